@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +18,7 @@ from workloads.data import datasets
 from workloads.data.errors import DataError
 from workloads.data.files import plain_or_gz
 from workloads.data.source import Dataset
+from workloads.loss_table import features
 
 PIPED_WIDTH = 100  # columns, if the output is not a terminal
 
@@ -57,7 +59,7 @@ def print_parameters(name: str, as_json: bool) -> None:
             for key, preset in presets.items()
         ]
         rows += [
-            {"name": key, "section": choice, "source": row.source, "params": _defaults(row.params)}
+            {"name": key, "section": choice, "source": row.source, "params": _defaults(row.params), **_features(row)}
             for choice, table in tables.items()
             for key, row in table.items()
         ]
@@ -69,8 +71,11 @@ def print_parameters(name: str, as_json: bool) -> None:
     _print_parameters("plan", plan)
     for choice, table in tables.items():
         print(f"\nThe parameters of each {choice}, with their defaults:\n")
-        lines = ([key, _words(_defaults(row.params)), row.source] for key, row in table.items())
-        _print_table((choice, "parameters", "source"), lines)
+        columns = list(_features(next(iter(table.values()))))
+        lines = (
+            [key, _words(_defaults(row.params)), *_features(row).values(), row.source] for key, row in table.items()
+        )
+        _print_table((choice, "parameters", *(name.replace("_", " ") for name in columns), "source"), lines)
     if presets:
         print("\nPublished settings, used with --preset NAME:\n")
         lines = ([key, preset.source, _words(preset.settings)] for key, preset in presets.items())
@@ -81,6 +86,11 @@ def print_parameters(name: str, as_json: bool) -> None:
 def _defaults(params: Mapping[str, Any]) -> dict[str, Any]:
     """Defaults as JSON values; a computed one as text."""
     return {name: str(value) if callable(value) else value for name, value in params.items()}
+
+
+def _features(row: Any) -> dict[str, str]:
+    """What a row says in addition to its parameters and source; a third party's row may be of any class."""
+    return features(row) if is_dataclass(row) else {}
 
 
 def print_datasets(settings: Settings, as_json: bool) -> None:

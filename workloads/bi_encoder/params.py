@@ -77,8 +77,8 @@ class Params(WorkloadParams):
     )
     loss: Loss = Field(
         "mse",
-        description="On the cosine: mse (note 2.4, E-S0), cosent, cosine_embedding. With the batch's other sentences "
-        "as negatives: infonce (thesis (2.3)), decoupled, dcl, hcl (5.6.1.4), bcl (6.31).",
+        description="On the cosine of a pair, or in the batch, with its other sentences as negatives; one of the "
+        "losses listed with their sources.",
     )
     batch_size: int = Field(32, ge=1, le=2**20, description="Pairs in a global batch, over all workers (note: 32).")
     lr: float | None = Field(

@@ -8,6 +8,7 @@ from typing import Any
 
 from workloads.conditional_params import Computed, ConditionalParams, Rules
 from workloads.loss_table import Loss
+from workloads.named_function import load_function
 
 
 @dataclass(frozen=True)
@@ -16,14 +17,14 @@ class RecommenderLoss(Loss):
 
     Attributes:
         draws: N and M, the negatives and the further positives (or users) that an interaction needs: names of
-            parameters, None for one negative or no further positive; or a function of the parameters' values.
+            parameters, None for one negative or no further positive; or computed from the parameters' values.
         in_batch: supports masked negatives, as needed for the user's own items in a batch (E-6.N).
         compiled: supported by the compiled loop of ``optimizer=sgd``.
         pointwise: computed from each pair of one positive and one negative separately.
         whole_batch: compares the samples of a batch with one another, so that a batch cannot be split.
     """
 
-    draws: tuple[str | None, str | None] | Callable[[Mapping[str, Any]], tuple[int, int]] = (None, None)
+    draws: tuple[str | None, str | None] | Computed = (None, None)
     in_batch: bool = False
     compiled: bool = False
     pointwise: bool = False
@@ -31,8 +32,9 @@ class RecommenderLoss(Loss):
 
     def counts(self, values: Mapping[str, Any]) -> tuple[int, int]:
         """N and M for these parameters."""
-        if callable(self.draws):
-            return self.draws(values)
+        if isinstance(self.draws, Computed):
+            drawn: tuple[int, int] = self.draws(values)
+            return drawn
         negatives, positives = self.draws
         return (values[negatives] or 1 if negatives else 1), (values[positives] or 0 if positives else 0)
 
@@ -42,10 +44,10 @@ def _sampled(count: int) -> Computed:
     return Computed(str(count), lambda values: None if values.get("sampler") == "in_batch" else count)
 
 
-def _beyond_the_first(values: Mapping[str, Any]) -> tuple[int, int]:
-    """N, and K - 1 further positives: the positive itself is the first (E-DCL)."""
-    return values["negatives"] or 1, max(0, (values["positives"] or 0) - 1)
-
+# K - 1 further positives: the positive itself is the first (E-DCL).
+_BEYOND_THE_FIRST = Computed(
+    "negatives, positives - 1", lambda values: (values["negatives"] or 1, max(0, (values["positives"] or 0) - 1))
+)
 
 _TAU = {"tau": (0.0, 1 - 2**-24)}
 _PAIR = ("positive", "negative")
@@ -72,12 +74,12 @@ LOSSES: dict[str, RecommenderLoss] = {
     "dcl": RecommenderLoss(
         "workloads.recommender.loss_calls:dcl_loss",
         "thesis 5.6.1.4; DCL of tables 5.2, 6.3; Chuang et al., NeurIPS 2020",
-        ("positive", "negatives", "positives"), _DEBIASED, _TAU, draws=_beyond_the_first, in_batch=True,
+        ("positive", "negatives", "positives"), _DEBIASED, _TAU, draws=_BEYOND_THE_FIRST, in_batch=True,
     ),
     "hcl": RecommenderLoss(
         "workloads.recommender.loss_calls:hcl_loss",
         "thesis (5.52), E-5.52; HCL of tables 5.2, 6.3; Robinson et al., ICLR 2021",
-        ("positive", "negatives", "positives"), {**_DEBIASED, "beta": 0.5}, _TAU, draws=_beyond_the_first,
+        ("positive", "negatives", "positives"), {**_DEBIASED, "beta": 0.5}, _TAU, draws=_BEYOND_THE_FIRST,
         in_batch=True,
     ),
     "dpl": RecommenderLoss(
@@ -93,11 +95,12 @@ LOSSES: dict[str, RecommenderLoss] = {
     "gbpr": RecommenderLoss(
         "workloads.losses.pairwise:gbpr_loss", "thesis table 3.3, GBPR; Pan and Chen, IJCAI 2013",
         ("positive", "positives", "negative"), {"group": 3, "rho": 0.4},
-        draws=lambda values: (1, values["group"] - 1), compiled=True,  # the user is one of the group
+        draws=Computed("1, group - 1", lambda values: (1, values["group"] - 1)),  # the user is one of the group
+        compiled=True,
     ),
     "mpr": RecommenderLoss(
         "workloads.recommender.loss_calls:mpr_loss", "thesis table 3.3, MPR; Yu et al., CIKM 2018",
-        ("positive", "extra", "negatives"), {"lam": 0.5}, draws=lambda _: (2, 2), compiled=True,
+        ("positive", "extra", "negatives"), {"lam": 0.5}, draws=Computed("2, 2", lambda _: (2, 2)), compiled=True,
     ),
     "denoise_truncated": RecommenderLoss(
         "workloads.recommender.loss_calls:truncated_loss", "thesis table 3.3, DenoiseRec; Wang et al., WSDM 2021",
@@ -122,35 +125,48 @@ LOSSES: dict[str, RecommenderLoss] = {
 
 @dataclass(frozen=True)
 class SamplerRow:
-    """A sampler: the builder in :mod:`workloads.recommender.samplers`; other fields as for a loss."""
+    """A sampler.
 
-    build: str
+    Attributes:
+        function: ``module:name`` of the function that builds it, of parameters, data and the data root.
+        source, params, bounds, compiled: as of a loss.
+    """
+
+    function: str
     source: str
     params: Mapping[str, Any] = field(default_factory=dict)
     bounds: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     compiled: bool = True
 
+    def load(self) -> Callable[..., Any]:
+        """The function, whose module is imported at the first call."""
+        return load_function(self.function)
 
+
+_BUILDERS = "workloads.recommender.samplers"
 _LAMBDA = {"bns_lambda": (0.0, 1e6)}
 _BNS = {"candidates": 5, "bns_lambda": 5.0, "bns_prior": "popularity"}
 
 SAMPLERS: dict[str, SamplerRow] = {
-    "uniform": SamplerRow("uniform", "RNS of thesis table 4.2"),
-    "in_batch": SamplerRow("in_batch", "thesis 5.6.2.3, E-6.N", compiled=False),
-    "popularity": SamplerRow("popularity", "PNS of thesis table 4.2"),
-    "aobpr": SamplerRow("aobpr", "Rendle and Freudenthaler, WSDM 2014", {"aobpr_lambda": 100.0}),
-    "dns": SamplerRow("dns", "Zhang et al., SIGIR 2013; E-4.D", {"candidates": 5}),
+    "uniform": SamplerRow(f"{_BUILDERS}:uniform", "RNS of thesis table 4.2"),
+    "in_batch": SamplerRow(f"{_BUILDERS}:in_batch", "thesis 5.6.2.3, E-6.N", compiled=False),
+    "popularity": SamplerRow(f"{_BUILDERS}:popularity", "PNS of thesis table 4.2"),
+    "aobpr": SamplerRow(f"{_BUILDERS}:aobpr", "Rendle and Freudenthaler, WSDM 2014", {"aobpr_lambda": 100.0}),
+    "dns": SamplerRow(f"{_BUILDERS}:dns", "Zhang et al., SIGIR 2013; E-4.D", {"candidates": 5}),
     "srns": SamplerRow(
-        "srns", "Ding et al., NeurIPS 2020; E-4.D",
+        f"{_BUILDERS}:srns", "Ding et al., NeurIPS 2020; E-4.D",
         {"candidates": 64, "srns_memory": 8, "srns_alpha": 5.0, "srns_warmup": 50, "srns_temperature": 10.0},
         compiled=False,
     ),
-    "bns": SamplerRow("bns", "thesis (4.30), algorithm 3", {**_BNS, "bns_uniform_epochs": 0, "ecdf": "exact"}, _LAMBDA),
+    "bns": SamplerRow(
+        f"{_BUILDERS}:bns", "thesis (4.30), algorithm 3", {**_BNS, "bns_uniform_epochs": 0, "ecdf": "exact"}, _LAMBDA
+    ),
     "bns_posterior": SamplerRow(
-        "bns", "thesis (4.29)", {"candidates": 5, "bns_prior": "popularity", "ecdf": "exact"}
+        f"{_BUILDERS}:bns", "thesis (4.29)", {"candidates": 5, "bns_prior": "popularity", "ecdf": "exact"}
     ),
     "bns_oracle": SamplerRow(
-        "bns", "thesis table 4.5", {**_BNS, "bns_prior": "label", "truth": "planted", "ecdf": "exact"}, _LAMBDA
+        f"{_BUILDERS}:bns", "thesis table 4.5",
+        {**_BNS, "bns_prior": "label", "truth": "planted", "ecdf": "exact"}, _LAMBDA,
     ),
 }  # fmt: skip
 
@@ -179,7 +195,7 @@ def combination_error(values: Mapping[str, Any]) -> str | None:
             f"negatives={values['negatives']} has no effect with sampler=in_batch, which takes the items of the batch. "
             "Drop negatives, or set another sampler"
         )
-    return CONDITIONAL.unused_parameter_error(values) or _unmasked(values) or _unknown_truth(values)
+    return _unmasked(values) or _unknown_truth(values)
 
 
 def not_compiled(values: Mapping[str, Any]) -> str | None:

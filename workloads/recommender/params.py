@@ -69,14 +69,12 @@ class Params(WorkloadParams):
     )
     loss: Loss = Field(
         "bpr",
-        description="Pairwise: bpr (thesis (2.2)), bce, gbpr, mpr, denoise_truncated, denoise_reweighted, "
-        "denoise_truncated_bpr (3.5.1), bprac (3.29). "
-        "Of N negatives: infonce (2.3), decoupled, dcl, hcl (5.6.1.4), dpl (5.17), bcl (6.31).",
+        description="Of a positive and what it draws, N negatives and M positives; one of the losses listed with their "
+        "sources.",
     )
     sampler: Sampler = Field(
         "uniform",
-        description="Of negatives (thesis 4.5.1.2): uniform (RNS), popularity (PNS), aobpr, dns, srns, bns (4.30), "
-        "bns_posterior (4.29), bns_oracle (table 4.5); in_batch: the batch's items but for the user's own (E-6.N).",
+        description="Of negatives (thesis 4.5.1.2); one of the samplers listed with their sources.",
     )
     dim: int = Field(32, ge=1, le=4096, description="Dimension d of the embeddings (32: thesis 4.5.1.2).")
     layers: int = Field(

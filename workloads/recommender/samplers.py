@@ -1,8 +1,7 @@
-"""Builders of the samplers, by name."""
+"""Builders of the samplers, which the rows of ``SAMPLERS`` name."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -35,20 +34,33 @@ def sampler(params: Params, data: RecommenderData, root: Path) -> Sampler:
         workloads.data.DataError: the prior needs the users' occupations, and the dataset has none.
         ValueError: the truth is needed, and this dataset has none.
     """
-    return _BUILD[SAMPLERS[params.sampler].build](params, data, root)
+    built: Sampler = SAMPLERS[params.sampler].load()(params, data, root)
+    return built
 
 
-def _aobpr(params: Params, data: RecommenderData, root: Path) -> Sampler:
+def uniform(params: Params, data: RecommenderData, root: Path) -> Sampler:
+    return Uniform(data.unobserved)
+
+
+def in_batch(params: Params, data: RecommenderData, root: Path) -> Sampler:
+    return InBatch(data.observed)
+
+
+def popularity(params: Params, data: RecommenderData, root: Path) -> Sampler:
+    return Popularity(data.unobserved, data.observed, data.popularity)
+
+
+def aobpr(params: Params, data: RecommenderData, root: Path) -> Sampler:
     assert params.aobpr_lambda is not None
     return AOBPR(data.unobserved, data.observed, params.aobpr_lambda)
 
 
-def _dns(params: Params, data: RecommenderData, root: Path) -> Sampler:
+def dns(params: Params, data: RecommenderData, root: Path) -> Sampler:
     assert params.candidates is not None
     return DNS(data.unobserved, params.candidates)
 
 
-def _srns(params: Params, data: RecommenderData, root: Path) -> Sampler:
+def srns(params: Params, data: RecommenderData, root: Path) -> Sampler:
     own = {name: getattr(params, name) for name in SAMPLERS["srns"].params}
     return SRNS(
         data.unobserved,
@@ -60,7 +72,7 @@ def _srns(params: Params, data: RecommenderData, root: Path) -> Sampler:
     )
 
 
-def _bns(params: Params, data: RecommenderData, root: Path) -> Sampler:
+def bns(params: Params, data: RecommenderData, root: Path) -> Sampler:
     assert params.candidates is not None
     assert params.ecdf is not None
     lam = params.bns_lambda
@@ -107,14 +119,3 @@ def prior_table(params: Params, data: RecommenderData, root: Path) -> tuple[torc
         by_group = torch.bincount(cells, minlength=size).view(-1, data.n_items)
         return occupation_prior(data.popularity, by_group), groups
     return popularity / popularity.sum(), None
-
-
-_BUILD: Mapping[str, Callable[[Params, RecommenderData, Path], Sampler]] = {
-    "uniform": lambda _params, data, _root: Uniform(data.unobserved),
-    "in_batch": lambda _params, data, _root: InBatch(data.observed),
-    "popularity": lambda _params, data, _root: Popularity(data.unobserved, data.observed, data.popularity),
-    "aobpr": _aobpr,
-    "dns": _dns,
-    "srns": _srns,
-    "bns": _bns,
-}

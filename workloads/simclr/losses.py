@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from workloads.conditional_params import ConditionalParams, Rules, out_of_bounds_error
 from workloads.loss_table import Loss
+from workloads.named_function import load_function
 
 _TAU = {"tau": (0.0, 1 - 2**-24)}
 
@@ -33,8 +35,35 @@ LOSSES: dict[str, Loss] = {
 }  # fmt: skip
 """Losses from the positive's score (A,) and the negatives' (A, N), one per anchor. All use ``temperature`` too."""
 
-OPTIMIZERS: Mapping[str, Mapping[str, Any]] = {"adam": {}, "sgd": {"momentum": 0.9}, "lars": {"momentum": 0.9}}
-"""Parameters of each optimiser and their defaults. All use ``lr`` and ``weight_decay`` too."""
+
+@dataclass(frozen=True)
+class OptimizerRow:
+    """An optimiser.
+
+    Attributes:
+        function: ``module:name`` of its class, of parameter groups and, by keyword, ``lr`` and ``params``.
+        source: the paper or section.
+        params: the parameters used with it and their defaults, in addition to ``lr`` and ``weight_decay``.
+        fused: has a kernel for all parameters at once on a GPU.
+    """
+
+    function: str
+    source: str
+    params: Mapping[str, Any] = field(default_factory=dict)
+    fused: bool = False
+
+    def load(self) -> Callable[..., Any]:
+        """The class, whose module is imported at the first call."""
+        return load_function(self.function)
+
+
+OPTIMIZERS: dict[str, OptimizerRow] = {
+    "adam": OptimizerRow("torch.optim:Adam", "thesis 6.6.2.3", fused=True),
+    "sgd": OptimizerRow("torch.optim:SGD", "SGD with momentum, SimCLR's code", {"momentum": 0.9}, fused=True),
+    "lars": OptimizerRow(
+        "workloads.simclr.optim:LARS", "You et al., 2017; SimCLR 2.2, for batches of thousands", {"momentum": 0.9}
+    ),
+}
 
 FEATURES: Mapping[str, int] = {"tiny": 128, "resnet18": 512, "resnet34": 512, "resnet50": 2048}
 """Feature dimensions of each encoder."""
@@ -48,7 +77,7 @@ LARGE_VIEW = 96
 
 def _rules() -> Rules:
     losses = {("loss", name): row.params for name, row in LOSSES.items()}
-    optimizers = {("optimizer", name): params for name, params in OPTIMIZERS.items()}
+    optimizers = {("optimizer", name): row.params for name, row in OPTIMIZERS.items()}
     # DirectCLR (subvector) has no projection head.
     return {**losses, **optimizers, ("subvector", None): {"projection": 128}}
 
@@ -68,19 +97,13 @@ def default_stem(encoder: str | None, side: int) -> str | None:
 
 
 def combination_error(values: Mapping[str, Any]) -> str | None:
-    """A sentence about a parameter that is set but unused, or out of bounds; None if there is none."""
+    """A sentence about parameters that cannot be combined or are out of bounds; None if there are none."""
     if values["encoder"] == "tiny" and values["stem"] is not None:
         return f"stem={values['stem']} has no effect with encoder=tiny. Drop stem, or set encoder=resnet18"
-    if values["subvector"] is not None and values["projection"] is not None:
-        return (
-            f"projection={values['projection']} has no effect with subvector={values['subvector']}, which has no "
-            "projection head. Drop one of them"
-        )
     features = FEATURES[values["encoder"]]
     if values["subvector"] is not None and values["subvector"] > features:
         return (
             f"subvector={values['subvector']} is more than the {features} features of encoder={values['encoder']}. "
             f"Set it to at most {features}"
         )
-    unused = CONDITIONAL.unused_parameter_error(values)
-    return unused or out_of_bounds_error(values, LOSSES[values["loss"]].bounds, ("loss",))
+    return out_of_bounds_error(values, LOSSES[values["loss"]].bounds, ("loss",))

@@ -11,6 +11,7 @@ from torch import nn
 
 from workloads.contract import State
 from workloads.encoders.optimisation import load_optimizer_state, optimizer_state, take_step
+from workloads.simclr.losses import OPTIMIZERS
 from workloads.simclr.params import Params
 
 TRUST = 1e-3
@@ -42,14 +43,11 @@ class Optimizer:
             {"params": decayed, "weight_decay": params.weight_decay, "adapted": True},
             {"params": spared, "weight_decay": 0.0, "adapted": False},
         ]
-        fused = all(parameter.is_cuda for parameter in model.parameters())
-        self.inner: torch.optim.Optimizer
-        if params.optimizer == "adam":
-            self.inner = torch.optim.Adam(groups, lr=params.lr, fused=fused)
-        elif params.optimizer == "sgd":
-            self.inner = torch.optim.SGD(groups, lr=params.lr, momentum=params.momentum or 0.0, fused=fused)
-        else:
-            self.inner = LARS(groups, lr=params.lr, momentum=params.momentum or 0.0)
+        row = OPTIMIZERS[params.optimizer]
+        own = {name: getattr(params, name) for name in row.params}
+        if row.fused:
+            own["fused"] = all(parameter.is_cuda for parameter in model.parameters())
+        self.inner: torch.optim.Optimizer = row.load()(groups, lr=params.lr, **own)
 
     def step(self, lr: float) -> None:
         """Update with the current gradients, and clear them."""

@@ -17,15 +17,16 @@ from workloads.conditional_params import OneOf
 from workloads.contract import MID_RUN
 from workloads.data.datasets import check_kind, dataset
 from workloads.simclr.data_checks import check_parts, loss_settings
-from workloads.simclr.losses import CONDITIONAL, LOSSES, combination_error
+from workloads.simclr.losses import CONDITIONAL, LOSSES, OPTIMIZERS, combination_error
 
 Loss: TypeAlias = Annotated[str, OneOf(LOSSES)]
+OptimizerName: TypeAlias = Annotated[str, OneOf(OPTIMIZERS)]
 
 
 class Params(WorkloadParams):
     """Parameters of SimCLR."""
 
-    tables: ClassVar[Mapping[str, Mapping[str, Any]]] = {"loss": LOSSES}
+    tables: ClassVar[Mapping[str, Mapping[str, Any]]] = {"loss": LOSSES, "optimizer": OPTIMIZERS}
     conditional = CONDITIONAL
 
     dataset: Annotated[str, AfterValidator(lambda name: check_kind(name, "images"))] = Field(
@@ -68,8 +69,7 @@ class Params(WorkloadParams):
 
     loss: Loss = Field(
         default="infonce",
-        description="Of 2N - 2 negatives: infonce (SimCLR's NT-Xent, thesis 2.2.4.1), decoupled (2.2.4.3), dcl (6.47), "
-        "hcl (5.52), bcl (6.31).",
+        description="Of 2N - 2 negatives; one of the losses listed with their sources.",
     )
     temperature: float = Field(
         default=0.5, ge=1e-3, le=100, description="t, which divides every cosine (0.5: thesis 6.6.2.3).",
@@ -99,9 +99,7 @@ class Params(WorkloadParams):
         "encoder's negatives weigh 1 (E-6.30).",
     )
 
-    optimizer: Literal["adam", "sgd", "lars"] = Field(
-        default="adam", description="adam: thesis 6.6.2.3; lars: SimCLR 2.2, for batches of thousands."
-    )
+    optimizer: OptimizerName = Field(default="adam", description="One of the optimisers listed with their sources.")
     lr: float = Field(
         default=1e-3,
         gt=0,

@@ -60,8 +60,7 @@ class Params(RetrievalParams):
 
     loss: Loss = Field(
         "ranknet",
-        description="Pairwise: margin (E-R3), adaptive_margin (E-R4), ranknet (note, E-R1), adaptive_ranknet (E-R5). "
-        "Listwise: listwise (softmax), lambdarank.",
+        description="Of pairs of documents, or of a query's whole list; one of the losses listed with their sources.",
     )
     margin: float | None = Field(None, gt=0, le=100, description="Margin m between scores (E-R3: 1).")
     sigma: float | None = Field(

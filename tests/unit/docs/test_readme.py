@@ -65,12 +65,3 @@ def test_a_workloads_readme_names_each_of_its_files(page: Path) -> None:
     there = {path.name for path in page.parent.glob("*.py")} - {"__init__.py"}
     there |= {f"{path.parent.name}/" for path in page.parent.glob("*/__init__.py")}
     assert named == there
-
-
-def test_what_goes_with_the_items_of_the_batch_is_said() -> None:
-    from workloads.recommender.losses import LOSSES
-
-    masking = [name for name, row in LOSSES.items() if row.in_batch]
-    page = (ROOT / "workloads" / "recommender" / "README.md").read_text()
-    assert f"{', '.join(masking[:-1])} and {masking[-1]} alone" in page
-    assert sum(row.compiled for row in LOSSES.values()) == 7, "the page says seven"

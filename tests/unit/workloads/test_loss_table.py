@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -13,19 +14,24 @@ import torch
 from pydantic import ValidationError
 
 from orchestrator.cli.app import app
-from tests.support.loss_tables import WORKLOADS, readme, rows, written
-from workloads.recommender.losses import LOSSES, SAMPLERS, RecommenderLoss
+from tests.support.loss_tables import TABLES, WORKLOADS, readme, rows, written
+from workloads.catalog import catalog
+from workloads.contract import Runtime
+from workloads.recommender.dataset import RecommenderData
+from workloads.recommender.losses import LOSSES, RecommenderLoss
 from workloads.recommender.params import Params
+from workloads.sampling.sampler import Uniform
 
 
-@pytest.mark.parametrize("workload", WORKLOADS)
-def test_each_row_names_a_function_and_parameters_that_exist(workload: str) -> None:
+@pytest.mark.parametrize(("workload", "parameter"), [(name, each) for name, every in TABLES.items() for each in every])
+def test_each_row_names_a_function_and_parameters_that_exist(workload: str, parameter: str) -> None:
     fields = import_module(f"workloads.{workload}.params").Params.model_fields
-    for name, row in rows(workload).items():
+    assert "listed with their sources" in fields[parameter].description
+    for name, row in rows(workload, parameter).items():
         assert callable(row.load()), name
         assert row.source, name
         assert set(row.params) <= set(fields), name
-        assert set(row.bounds) <= set(row.params), name
+        assert set(getattr(row, "bounds", ())) <= set(row.params), name
 
 
 def test_each_parameter_of_a_recommenders_loss_is_used() -> None:
@@ -34,11 +40,6 @@ def test_each_parameter_of_a_recommenders_loss_is_used() -> None:
         values = dict.fromkeys(Params.model_fields) | dict.fromkeys(row.params, 3)
         drawn = {key for key in row.params if row.counts(values) != row.counts({**values, key: 7})}
         assert set(row.params) == {*row.keywords, *drawn, *weights.get(name, ())}, name
-
-
-def test_each_sampler_is_built_by_a_function() -> None:
-    samplers = import_module("workloads.recommender.samplers")
-    assert {row.build for row in SAMPLERS.values()} == set(samplers._BUILD)
 
 
 def added_loss(positive: torch.Tensor, negative: torch.Tensor, *, threshold: float) -> torch.Tensor:
@@ -78,9 +79,53 @@ def test_a_row_that_is_added_is_trained_with_and_shown(
     assert outcome["status"] == "finished"
     assert command("workloads", "recommender", "--json") == 0
     shown = [row for row in json.loads(capsys.readouterr().out) if row["section"] == "loss"]
-    assert shown[-1] == {"name": "added", "section": "loss", "source": "a test", "params": {"threshold": 1.0}}
+    supports = {"draws": "1, 0", "in_batch": "", "compiled": "", "pointwise": "yes", "whole_batch": ""}
+    row = {"name": "added", "section": "loss", "source": "a test", "params": {"threshold": 1.0}}
+    assert shown[-1] == row | supports
     assert command("workloads", "recommender") == 0
     assert "added" in capsys.readouterr().out
+
+
+def of_scores(positive: torch.Tensor, negatives: torch.Tensor, *, temperature: float) -> torch.Tensor:
+    CALLED.append("loss")
+    return (negatives.mean(1) - positive) / temperature
+
+
+def of_pairs(s_i: torch.Tensor, s_j: torch.Tensor, preference: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    CALLED.append("loss")
+    return (scale - preference * (s_i - s_j)).clamp(min=0)
+
+
+def drawn(params: Params, data: RecommenderData, root: Path) -> Uniform:
+    CALLED.append("sampler")
+    return Uniform(data.unobserved)
+
+
+CALLED: list[str] = []
+
+
+@pytest.mark.parametrize(
+    ("workload", "parameter", "like", "function", "params"),
+    [
+        ("recommender", "sampler", "uniform", drawn, {"dim": 4}),
+        ("recommender", "loss", "infonce", of_scores, {"dim": 4, "negatives": 2}),
+        ("simclr", "loss", "infonce", of_scores, {"dataset_size": 8, "projection": 8, "batch_size": 16}),
+        ("bi_encoder", "loss", "infonce", of_scores, {"batch_size": 8}),
+        ("text_ranker", "loss", "margin", of_pairs, {"batch_size": 2}),
+    ],
+)
+def test_a_row_of_any_table_is_trained_with(
+    workload: str, parameter: str, like: str, function: Any, params: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = rows(workload, parameter)
+    row = replace(table[like], function=f"{__name__}:{function.__name__}")
+    monkeypatch.setitem(table, "added", row)
+    code = catalog()[workload]
+    params |= {parameter: "added"}
+    runtime = Runtime(torch.device("cpu"), Path(), seed=1, epochs=1, steps_per_epoch=1)
+    CALLED.clear()
+    code.load()(code.load_params()(**params), runtime).train_epoch(1)
+    assert [parameter] == CALLED
 
 
 def command(*words: str) -> int:
