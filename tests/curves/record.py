@@ -21,18 +21,25 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def curve(settings: dict[str, Any]) -> list[list[float]]:
-    """[train loss, validation NDCG@20, validation AUC] of each epoch on the synthetic set, one thread."""
+UNITS = FILE.with_name("recommender-units.json")
+METRICS = ("ndcg_at_20", "auc")
+
+
+def curve(settings: dict[str, Any]) -> tuple[list[list[float]], dict[str, list[float]]]:
+    """Of the synthetic set, one thread: [train loss, validation NDCG@20, validation AUC] of each epoch, and both
+    metrics of each user after the last."""
     runtime = Runtime(device=torch.device("cpu"), data=Path(), seed=3, epochs=EPOCHS)
     workload = Recommender(Params(**settings), runtime)
     rows = []
     for epoch in range(1, EPOCHS + 1):
         loss = workload.train_epoch(epoch)["loss"]
-        seen = workload.evaluate("validation").metrics
-        rows.append([loss, seen["ndcg_at_20"], seen["auc"]])
-    return rows
+        seen = workload.evaluate("validation")
+        rows.append([loss, *(seen.metrics[name] for name in METRICS)])
+    return rows, {name: [round(value, 6) for value in seen.units[name].tolist()] for name in METRICS}
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    FILE.write_text(json.dumps({name: curve(settings) for name, settings in CASES.items()}, indent=1) + "\n")
+    curves = {name: curve(settings) for name, settings in CASES.items()}
+    FILE.write_text(json.dumps({name: rows for name, (rows, _) in curves.items()}, indent=1) + "\n")
+    UNITS.write_text(json.dumps({name: units for name, (_, units) in curves.items()}) + "\n")

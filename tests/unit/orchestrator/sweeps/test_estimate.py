@@ -186,7 +186,7 @@ def test_a_probe_times_the_second_epoch_and_weighs_a_checkpoint(toy_workload: st
     params = {"slow": 0.05}
     spec = ExperimentSpec(workload="toy", params=params, plan=Plan(epochs=400, patience=1, refit=True), seed=1)
     found = estimate.measure(spec, resolve({"tracking": "none"}))
-    assert 0.05 <= found.epoch_seconds < 0.5
+    assert found.epoch_seconds >= 0.05
     assert found.start_seconds >= 0.05
     assert 100 < found.checkpoint_bytes < 10_000
 
