@@ -83,6 +83,7 @@ def sweep(
     space: options.Space = None,
     sampler: options.Sampler = None,
     scheduler: options.Scheduler = None,
+    ordered: options.Ordered = None,
     seeds: options.Seeds = None,
     finalists: options.Finalists = None,
     finalist_seeds: options.FinalistSeeds = None,

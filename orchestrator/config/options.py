@@ -61,7 +61,11 @@ Trials = Annotated[int | None, typer.Option("--trials", help="Trials in all.  [d
 Space = Annotated[str | None, typer.Option("--space", help="One of the workload's, or file.py:function.")]
 Sampler = Annotated[str | None, typer.Option("--sampler", help="tpe, gp, cmaes, random, grid, auto.  [default: tpe]")]
 Scheduler = Annotated[
-    str | None, typer.Option("--scheduler", help="asha, hyperband, median, pbt or none.  [default: asha]")
+    str | None, typer.Option("--scheduler", help="asha, hyperband, median, racing, pbt, none.  [default: asha]")
+]
+Ordered = Annotated[
+    bool | None,
+    typer.Option("--ordered", help="Trials wait at rungs for earlier ones: the same decisions in any order of events."),
 ]
 Seeds = Annotated[
     int | None, typer.Option("--seeds", help="Runs of each configuration; the best mean wins.  [default: 1]")

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from orchestrator.config.plan import Plan
 
 Sampler = Literal["tpe", "gp", "cmaes", "random", "grid", "auto"]
-Scheduler = Literal["asha", "hyperband", "median", "pbt", "none"]
+Scheduler = Literal["asha", "hyperband", "median", "racing", "pbt", "none"]
 
 
 class Resources(BaseModel):
@@ -141,8 +141,13 @@ class Search(BaseModel):
     )
     scheduler: Scheduler = Field(
         "asha",
-        description="How weak trials end early: asha, hyperband or median stop them at rungs; pbt replaces their state "
-        "by that of strong ones; none runs all to the end.",
+        description="How weak trials end early: asha, hyperband or median stop them at rungs, racing when their values "
+        "by unit say that they cannot win; pbt replaces their state by that of strong ones; none runs all to the end.",
+    )
+    ordered: bool = Field(
+        False,
+        description="With racing or median: a trial waits at a rung for those with lower numbers, so that decisions do "
+        "not depend on the order of events.",
     )
     seeds: int = Field(1, ge=1, le=100, description="Runs of each configuration; the best mean wins.")
     finalists: int | None = Field(None, ge=2, le=100, description="Best trials that are repeated when the search ends.")
@@ -198,6 +203,8 @@ class SweepSpec(BaseModel):
         search = {name: value for name, value in search.items() if value not in ((), 1, "best", None)}
         if self.search.finalists:
             search["finalist_seeds"] = self.search.finalist_seeds
+        if self.search.ordered:
+            search["ordered"] = True
         return digest(
             {
                 "workload": self.workload,

@@ -58,6 +58,8 @@ class Experiment:
     ``final`` is False for a trial of a sweep, which selects and never refits or tests. At every yield
     :meth:`checkpoint` returns the complete state, including recent rows: some may not have reached the driver when the
     process dies (Ray Train holds up to two reports), so a resume reports them again.
+
+    The last report of a trial has the units of its best epoch, with ``units_at_rungs`` each report at a rung too.
     """
 
     build: Build
@@ -70,6 +72,7 @@ class Experiment:
     every_epoch: bool = False
     clock: Callable[[], float] | None = None
     report_seconds: Callable[[], float] | None = None
+    units_at_rungs: bool = False
     on_sealed: Callable[[Workload, Row, Evaluation | None], None] = lambda workload, row, evaluation: None
     accumulate: int | None = None
     outcome: Outcome | None = field(default=None, init=False)
@@ -157,7 +160,9 @@ class Experiment:
         workload = self._workload = self.build(holdout=True)
         for report in self._run(workload, self.plan, state, validate=True, prefix="train"):
             seen = self._seen(report)
-            yield seen if self.final or not report.ended else replace(seen, units=self._objective_units())
+            rung = self.units_at_rungs and report.epoch in self.plan.decide_at
+            compared = not self.final and (report.ended is not None or rung)
+            yield replace(seen, units=self._objective_units()) if compared else seen
         return report
 
     def _objective_units(self) -> Columns | None:

@@ -139,6 +139,7 @@ def train_worker(config: dict[str, Any]) -> Exception | None:
         on_sealed=partial(worker.write_sealed, Path(config["outcome"] or home)) if rank == 0 else lambda *_: None,
     )
     work.report_seconds = ReportPace(config["pace"]).seconds
+    work.units_at_rungs = config["outcome"] is None
     resume = Path(config["resume"]) if config["resume"] else None
     selected = Progress.from_json(config["selected"]) if config["selected"] else None
     parts = (home.name, *worker.WRITTEN) if config["outcome"] else ()

@@ -29,10 +29,19 @@ PARTS = 10
 
 @dataclass
 class Observed:
-    """What is known of a trial: its signed values at rungs, by epoch, and whether it ran to its end."""
+    """What is known of a trial.
+
+    ``values`` are its signed values at rungs, by epoch. ``is_complete``: it ran to its end. ``is_out``: it was stopped,
+    failed, or violates a constraint, and cannot win.
+    """
 
     values: dict[int, float] = field(default_factory=dict)
-    complete: bool = False
+    is_complete: bool = False
+    is_out: bool = False
+
+    @property
+    def has_ended(self) -> bool:
+        return self.is_complete or self.is_out
 
 
 Trials = Mapping[int, Observed]
@@ -50,12 +59,21 @@ class Scheduler(Protocol):
 
 
 class Median:
-    """Stop a trial whose best value so far is below the median of the complete trials at this rung."""
+    """Stop a trial whose best value so far is below the median of the complete trials at this rung.
+
+    With ``ordered``, of the trials with lower numbers that have reached it, complete or not.
+    """
+
+    def __init__(self, *, ordered: bool = False) -> None:
+        self._ordered = ordered
 
     def prunes(self, number: int, epoch: int, trials: Trials) -> bool:
-        complete = [trial for trial in trials.values() if trial.complete]
-        values = [trial.values[epoch] for trial in complete if epoch in trial.values]
-        if len(complete) < STARTUP or not values:
+        if self._ordered:
+            compared = [trial for other, trial in trials.items() if other < number and epoch in trial.values]
+        else:
+            compared = [trial for trial in trials.values() if trial.is_complete]
+        values = [trial.values[epoch] for trial in compared if epoch in trial.values]
+        if len(compared) < STARTUP or not values:
             return False
         return max(trials[number].values.values()) < median(values)
 
@@ -123,10 +141,3 @@ def brackets(epochs: int, scheduler: Name) -> list[Bracket]:
     # Algorithm 1 of the paper (Li et al., 2018).
     sizes = [math.ceil(count * REDUCTION ** (count - 1 - k) / (count - k)) for k in range(count)]
     return [(size, decide_at[bracket:]) for bracket, size in enumerate(sizes)]
-
-
-def scheduler(name: Name, epochs: int) -> Scheduler | None:
-    """The scheduler of trials of so many epochs. None where trials run to their end or meet as a population."""
-    if name in ("none", "pbt") or not rungs(epochs, name):
-        return None
-    return Median() if name == "median" else Halving(brackets(epochs, name))

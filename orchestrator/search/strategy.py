@@ -72,8 +72,11 @@ def settle(
         search = _several(search, objectives, given)
     if search.scheduler == "pbt":
         search, plan = _population(search, plan, resources, searched, params, given)
-    if isinstance(search.pack, int) and search.pack > 1 and (search.scheduler == "pbt" or resources.workers > 1):
-        raise UserError("PBT and trials of several workers are trained apart", got=f"--pack {search.pack}")
+    if search.ordered:
+        _check_ordered(search, resources)
+    apart = search.scheduler == "pbt" or search.ordered or resources.workers > 1
+    if isinstance(search.pack, int) and search.pack > 1 and apart:
+        raise UserError("PBT, ordered trials and those of several workers train apart", got=f"--pack {search.pack}")
     if search.trial_timeout is not None and local:
         raise UserError(
             "--trial-timeout kills the process of a trial, and --local has only its own",
@@ -82,6 +85,16 @@ def settle(
     if plan.refit is None:
         plan = plan.model_copy(update={"refit": objectives[0].refit})
     return search, plan
+
+
+def _check_ordered(search: Search, resources: Resources) -> None:
+    if search.scheduler not in ("racing", "median"):
+        raise UserError(
+            "Trials cannot wait for earlier ones with this scheduler", got=f"--ordered --scheduler {search.scheduler}",
+            fix="Use --scheduler racing or median",
+        )  # fmt: skip
+    if resources.workers > 1:
+        raise UserError("Trials of several workers cannot wait at rungs", got=f"--workers {resources.workers}")
 
 
 def _check_finalists(search: Search, objectives: tuple[Objective, ...]) -> None:

@@ -26,7 +26,7 @@ from orchestrator.config import objectives
 from orchestrator.config.spec import SweepSpec
 from orchestrator.engine.loop import Row
 from orchestrator.errors import UserError, one_line
-from orchestrator.search import grid, samplers, schedulers, selection, spaces
+from orchestrator.search import grid, samplers, selection, spaces, unit_values
 from orchestrator.search.constraints import OF_MODEL, SECONDS, Constraint, violated, violations
 from orchestrator.search.ranking import REPEAT, ranked, repeats
 from orchestrator.search.rungs import Rungs
@@ -111,8 +111,9 @@ class Study:
         self._interrupted = deque(t for t in self.trials if t.state == TrialState.RUNNING)
         self._ahead: optuna.Trial | None = None
         self._to_stop = {t.number: str(t.user_attrs[STOP]) for t in self.trials if STOP in t.user_attrs}
-        scheduler = schedulers.scheduler(spec.search.scheduler, spec.plan.epochs)
-        self._rungs = Rungs(self.trials, self.objective, spec.plan.decide_at, scheduler)
+        self._rungs = Rungs(folder, spec, self.objective, self.trials)
+        self._paused: dict[int, int] = {}
+        """Rungs at which trials wait for those with lower numbers."""
         self._constraints = [Constraint.parse(text) for text in spec.search.constraint]
 
     @property
@@ -142,6 +143,9 @@ class Study:
             if (continued := self._take_up(interrupted)) is not None:
                 return continued
             return self.next(fresh, final)
+        if (due := self._next_paused()) is not None:
+            del self._paused[due]
+            return self._begin(self._optuna_trial(due))
         if self._more:
             return self._more.popleft()
         trial = (self._ahead or self._ask()) if fresh or (final and self._repeats_wait()) else None
@@ -168,7 +172,7 @@ class Study:
         """Whether no further seed run can start. ``fresh`` and ``final`` as in :meth:`next`."""
         seeds = self.spec.search.seeds
         more_seeds = seeds > 1 and any(seed_run % seeds == 0 for seed_run in self._open)
-        if self._interrupted or self._more or more_seeds or (fresh and self._ahead):
+        if self._interrupted or self._more or more_seeds or (fresh and self._ahead) or self._paused:
             return False
         if final and self._finalists_due():
             return False
@@ -211,17 +215,36 @@ class Study:
             return self._stopped(seed_run, self._to_stop[number], attributes)
         if ended:
             return self._ended(seed_run, best, attributes)
-        if (
-            seed_run % self.spec.search.seeds == 0
-            and rows
-            and rows[-1].epoch in self.spec.plan.decide_at
-            and REPEAT not in trial.user_attrs
-            and self._rungs.prunes(trial, rows[-1].epoch)
-        ):
+        judged = seed_run % self.spec.search.seeds == 0 and REPEAT not in trial.user_attrs
+        if not judged or not rows or (epoch := rows[-1].epoch) not in self.spec.plan.decide_at:
+            return "go on"
+        if self._rungs.waits(number, epoch):
+            self._paused[number] = epoch
+            del self._open[seed_run]
+            return "paused"
+        if self._rungs.prunes(trial, epoch):
             self._close(trial, attributes)
-            self.optuna_study.tell(trial, state=TrialState.PRUNED)
+            self._end(trial, TrialState.PRUNED)
             return "pruned"
         return "go on"
+
+    def observe(self, seed_run: int, epoch: int, encoded: unit_values.Encoded | None) -> None:
+        """Take the values by unit of a seed run at the rung ``epoch``, before :meth:`report` decides there."""
+        if seed_run % self.spec.search.seeds == 0:
+            units = unit_values.decode(encoded) if encoded else None
+            self._rungs.observe(self.trial_of(seed_run)[0], epoch, units)
+
+    @property
+    def unpaired(self) -> bool:
+        """Whether racing could not compare a trial, for want of values by unit."""
+        return self._rungs.unpaired
+
+    def _next_paused(self) -> int | None:
+        """The paused trial with the lowest number that waits no longer."""
+        return next((n for n, epoch in sorted(self._paused.items()) if not self._rungs.waits(n, epoch)), None)
+
+    def _end(self, trial: optuna.Trial, state: TrialState) -> None:
+        self._rungs.end(self.optuna_study.tell(trial, state=state))
 
     def fail(self, seed_run: int, cause: str) -> Verdict:
         """Fail a trial with all of its seeds."""
@@ -230,7 +253,7 @@ class Study:
         self._more = deque(more for more in self._more if more.number != number)
         cause = f"{cause} (seed {seed})" if self.spec.search.seeds > 1 else cause
         self._close(trial, {"cause": cause})
-        self.optuna_study.tell(trial, state=TrialState.FAIL)
+        self._end(trial, TrialState.FAIL)
         return "failed"
 
     def cause(self, seed_run: int) -> str:
@@ -397,6 +420,7 @@ class Study:
             trial.set_user_attr("params", suggested)
         seed_run = trial.number * self.spec.search.seeds
         self._open[seed_run] = trial
+        self._rungs.begin(trial.number)
         params = about.get("params", suggested)
         origin = about.get("seed_of", trial.number)
         return Trial(seed_run, trial.number, 0, origin, dict(params), about.get(REPEAT))
@@ -415,7 +439,7 @@ class Study:
         trial = self._open[seed_run]
         self._more = deque(more for more in self._more if more.number != trial.number)
         self._close(trial, attributes)
-        self.optuna_study.tell(trial, state=TrialState.PRUNED)
+        self._end(trial, TrialState.PRUNED)
         return "pruned"
 
     def _record_rungs(self, trial: optuna.Trial, rows: Sequence[Row]) -> None:
@@ -466,8 +490,7 @@ class Study:
     def _tell(self, trial: optuna.Trial, values: Sequence[float], violations: Mapping[str, float]) -> None:
         for constraint, violation in violations.items():
             trial.set_constraint(constraint, violation)
-        self.optuna_study.tell(trial, list(values))
-        self._rungs.complete(trial.number)
+        self._rungs.end(self.optuna_study.tell(trial, list(values)))
 
     def _close(self, trial: optuna.Trial, attributes: Mapping[str, Any]) -> None:
         self._open = {other: t for other, t in self._open.items() if t.number != trial.number}

@@ -48,7 +48,8 @@ def pack_size(spec: SweepSpec) -> int:
                 f"{spec.workload} cannot train trials together", got=f"pack={requested}", fix="Set pack=off"
             )
         return 1
-    if spec.search.scheduler == "pbt" or spec.resources.workers > 1 or requested == "off":
+    apart = spec.search.scheduler == "pbt" or spec.search.ordered or spec.resources.workers > 1
+    if apart or requested == "off":
         return 1
     if isinstance(requested, int):
         return requested
@@ -323,7 +324,11 @@ class PackRunner:
         )
         member = Member(plain.build(holdout=True))
         experiment = replace(
-            plain, build=lambda holdout: cast(Workload, member), every_epoch=True, clock=lambda: member.seconds
+            plain,
+            build=lambda holdout: cast(Workload, member),
+            every_epoch=True,
+            clock=lambda: member.seconds,
+            units_at_rungs=config.get("units_at_rungs", False),
         )
         carried = RemoteFolder(folder)
         latest = checkpoint.latest(folder)

@@ -75,6 +75,7 @@ class TrialManager:
         self.budget.complete = {number * seeds + seed for number in ended for seed in range(seeds)}
         self.failures = FailureLimit(spec.search.max_failures)
         self.load = DriverLoad()
+        self._unpaired = False
         self._requests: set[str] = set()
         self._next_requests = 0.0
         self._constraints = [Constraint.parse(text) for text in spec.search.constraint]
@@ -111,7 +112,8 @@ class TrialManager:
             "stop_file": str(self._session.folder.stop_file),
             "timeouts": list(Timeouts.of(self._session.settings)),
             "keep": MEMBER_CHECKPOINTS_KEPT if population else worker.CHECKPOINTS_KEPT,
-            "save_at_rungs": population,
+            "save_at_rungs": population or self._spec.search.ordered,
+            "units_at_rungs": self._spec.search.scheduler == "racing",
             "measure": self._measure,
             "pace": self.load.pace(self._spec.search.trial_timeout),
         }
@@ -195,8 +197,11 @@ class TrialManager:
             self.refusal = refusal
             self._ended(seed_run, self._study.fail(seed_run, str(refusal)), str(refusal))
             return True
-        if payload.get("units"):
-            unit_values.write(self._session.folder.path, number, seed, payload["units"])
+        if payload["ended"]:
+            if payload.get("units"):
+                unit_values.write(self._session.folder.path, number, seed, payload["units"])
+        elif self._spec.search.scheduler == "racing" and payload["epoch"] in self._spec.plan.decide_at:
+            self._study.observe(seed_run, payload["epoch"], payload.get("units"))
         attributes = {
             name: payload[name] for name in ("epoch", "best_epoch", "best_value", "best_metrics", "train_seconds")
         }
@@ -204,6 +209,10 @@ class TrialManager:
         if "accumulate" in payload:
             attributes["accumulate"] = payload["accumulate"]
         verdict = self._study.report(seed_run, rows, payload["best_value"], bool(payload["ended"]), attributes)
+        if self._study.unpaired and not self._unpaired:
+            self._unpaired = True
+            metric = self._study.objective.metric
+            self._session.console.say(f"Racing stops no trial that has no values of {metric} by unit to be compared")
         if verdict == "go on":
             return False
         if verdict == "paused":

@@ -153,7 +153,7 @@ class _ReportStopper(_Unsaved, tune.Stopper):  # type: ignore[misc]
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
         payload = dict(result)
-        for bulky in ("rows", "best_metrics"):  # Tune would store them in its state
+        for bulky in ("rows", "best_metrics", "units"):  # Tune would store them in its state
             result.pop(bulky, None)
         seed_run = self._state.seed_runs[trial_id]
         self._state.starting.discard(seed_run)

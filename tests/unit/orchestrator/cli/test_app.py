@@ -102,7 +102,10 @@ def hold(stderr: str, found: int, code: int, *words: str) -> None:
         ("data fetch ml100k", ("Unknown dataset: got 'ml100k'", "Did you mean 'ml-100k'?")),
         ("run recommender --tracking mlruns", ("not supported: got 'mlruns'; allowed: http(s)://",)),
         (f"{SWEEP} --sampler tep", ("got 'tep'; allowed: 'tpe', 'gp', 'cmaes', 'random', 'grid' or 'auto'", "'tpe'?")),
-        (f"{SWEEP} --scheduler median5", ("got 'median5'; allowed: 'asha', 'hyperband', 'median', 'pbt' or 'none'",)),
+        (
+            f"{SWEEP} --scheduler median5",
+            ("got 'median5'; allowed: 'asha', 'hyperband', 'median', 'racing', 'pbt' or 'none'",),
+        ),
         (f"{SWEEP} --sampler grid", ("A grid needs steps, and lr has none", "Give it step=")),
         (f"{SWEEP} --scheduler pbt --trials 3", ("PBT cannot be used here: a population needs at least 4",)),
         (f"{SWEEP} --seeds 0", ("Search setting seeds is not valid: got 0",)),

@@ -56,7 +56,7 @@ def test_the_refit_is_as_the_objective_says_where_nobody_does() -> None:
 
 
 def test_what_was_asked_for_stays() -> None:
-    for scheduler in ("asha", "hyperband", "median", "none"):
+    for scheduler in ("asha", "hyperband", "median", "racing", "none"):
         for sampler in ("tpe", "gp", "cmaes", "random"):
             found, _ = settle({"scheduler": scheduler, "sampler": sampler, "trials": 3})
             assert (found.scheduler, found.sampler, found.trials) == (scheduler, sampler, 3)
@@ -118,7 +118,7 @@ def test_what_may_change_is_what_the_workload_marks() -> None:
 # Several objectives
 
 
-@pytest.mark.parametrize("scheduler", ["asha", "hyperband", "median", "pbt"])
+@pytest.mark.parametrize("scheduler", ["asha", "hyperband", "median", "racing", "pbt"])
 def test_of_several_objectives_no_scheduler_can_stop_by_one(scheduler: str) -> None:
     asked = {"scheduler": scheduler, "trials": 4}
     refused(

@@ -175,7 +175,7 @@ def test_a_process_gets_all_that_it_needs(drive: Drive, tmp_path: Path) -> None:
     assert config == {
         "number": 0, "folder": str(tmp_path / "sweep" / "trials" / "00000"), "data": "data",
         "stop_file": str(tmp_path / "sweep" / "stop"), "keep": 2, "save_at_rungs": False,
-        "measure": [], "timeouts": [600, 300],
+        "measure": [], "units_at_rungs": False, "timeouts": [600, 300],
         "pace": {"seconds": 0.0, "longest": 10.0},
     }  # fmt: skip
     assert spec["params"]["lr"] == driver.study.trials[0].params["lr"]
