@@ -82,6 +82,9 @@ class Conformance:
     Adam's first steps have the sign of the gradient, even of one that is only rounding error."""
     pack: ClassVar[tuple[Mapping[str, Any], ...]] = ({}, {}, {})
     """For a workload that can be packed: overrides of ``params`` for three members, as different as a pack allows."""
+    earlier: ClassVar[tuple[Path, ...]] = ()
+    """Predictors of earlier versions, a file each, that registered models carry: they must predict as the present one
+    does."""
     _reference: ClassVar[Reference]
     _compared_reference: ClassVar[tuple[Workload, _Trained]]
 
@@ -260,6 +263,12 @@ class Conformance:
         output = predictor.predict(example, **servable.params)
         assert isinstance(output, pd.DataFrame)
         assert len(output)
+        for number, file in enumerate(self.earlier):
+            shutil.copyfile(file, tmp_path / package / "workload" / f"earlier_{number}.py")
+            module = importlib.import_module(f"{package}.workload.earlier_{number}")
+            before = module.Predictor(weights, json.loads(json.dumps(dict(servable.config))))
+            expected = before.predict(example, **servable.params)
+            pd.testing.assert_frame_equal(output, expected, rtol=1e-4, atol=1e-5)
 
     def test_two_processes_equal_one(self) -> None:
         """In training, and of one trained model in evaluation."""

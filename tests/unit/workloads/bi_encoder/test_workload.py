@@ -17,6 +17,7 @@ import torch
 from pydantic import ValidationError
 
 from search_spaces import bi_encoder as spaces
+from tests.support.readme_tree import ROOT
 from workloads.bi_encoder import dataset
 from workloads.bi_encoder.batches import batches
 from workloads.bi_encoder.evaluation import evaluation
@@ -39,6 +40,7 @@ def runtime(**settings: Any) -> Runtime:
 
 class BiEncoderConformance(Conformance):
     workload: ClassVar[type[Any]] = BiEncoder
+    earlier: ClassVar[tuple[Path, ...]] = (ROOT / "tests/recorded/predictors/bi_encoder.py",)
 
     @contextmanager
     def spoiled_test(self) -> Iterator[None]:

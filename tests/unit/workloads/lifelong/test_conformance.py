@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+from tests.support.readme_tree import ROOT
 from workloads.data.retrieval.load import load_retrieval
 from workloads.data.retrieval.types import Retrieval
 from workloads.lifelong import dataset, workload
@@ -26,6 +27,7 @@ SMALL = {
 
 class LifelongConformance(Conformance):
     workload: ClassVar[type[Any]] = Lifelong
+    earlier: ClassVar[tuple[Path, ...]] = (ROOT / "tests/recorded/predictors/lifelong.py",)
     ranked: ClassVar[tuple[str, ...]] = ("*_at_*", "forgetting", "forward_transfer")
     compared: ClassVar[Mapping[str, Any]] = {"lr": 1e-6}
 

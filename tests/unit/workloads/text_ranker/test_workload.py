@@ -15,6 +15,7 @@ import pandas as pd
 import pytest
 import torch
 
+from tests.support.readme_tree import ROOT
 from workloads.contract import Runtime
 from workloads.data.retrieval.load import load_retrieval
 from workloads.data.retrieval.types import Retrieval
@@ -35,6 +36,7 @@ RUNTIME = Runtime(device=torch.device("cpu"), data=Path(), seed=7, epochs=2)
 
 class RankerConformance(Conformance):
     workload: ClassVar[type[Any]] = TextRanker
+    earlier: ClassVar[tuple[Path, ...]] = (ROOT / "tests/recorded/predictors/text_ranker.py",)
     ranked: ClassVar[tuple[str, ...]] = ("bm25_weight",)  # the one that ranks the validation queries best
     compared: ClassVar[Mapping[str, Any]] = {"lr": 1e-6}
 

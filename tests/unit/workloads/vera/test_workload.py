@@ -14,6 +14,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from tests.support.readme_tree import ROOT
 from tests.support.small_vera import RUNTIME, SMALL, build
 from workloads.data.questions.load import load_questions
 from workloads.data.questions.types import GraphQuestions
@@ -31,6 +32,7 @@ from workloads.vera.workload import Vera
 
 class VeraConformance(Conformance):
     workload: ClassVar[type[Any]] = Vera
+    earlier: ClassVar[tuple[Path, ...]] = (ROOT / "tests/recorded/predictors/vera.py",)
     ranked: ClassVar[tuple[str, ...]] = ("threshold", "*_low", "*_high", "calib/ece*", "selective/*", "success_at_*")
 
     @contextmanager
