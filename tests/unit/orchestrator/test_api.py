@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import NoneType
@@ -16,7 +17,9 @@ from orchestrator import api
 from orchestrator.cli import training
 from orchestrator.cli.common import DEFAULTS, _read_as
 from orchestrator.config.options import options_of
+from orchestrator.config.spec import Resources, Search, SweepSpec
 from orchestrator.errors import UserError
+from orchestrator.runs.driver import Options
 from orchestrator.sweeps import request
 from tests.support.commands import SPACES
 
@@ -36,6 +39,23 @@ VALUES = {bool: [], int: ["2"], float: ["2"], str: ["x"], list[str]: ["x"], Path
 
 LEFT_OUT = {"resume", "more_trials", "retry_failed", "tracking", "storage", "ray_address"}
 """Options that a plan does not take, and addresses, which would be looked up."""
+
+
+DESCRIBED = {"name", "gpus_per_worker", "max_gpus", "tracking", "experiment", "ray_address", "max_failures"}
+"""Options whose help describes a default that is found when a command runs."""
+
+
+def test_the_defaults_in_help_are_those_of_the_spec() -> None:
+    """An option is None where it is not given, so that a file may set it; its default is the spec's."""
+    defaults: dict[str, Any] = {"keep": Options().keep, "seed": SweepSpec.model_fields["seed"].default}
+    for part in (Search, Resources):
+        defaults |= {name: field.default for name, field in part.model_fields.items()}
+    helps = {name: get_args(option.annotation)[1].help for name, option in options_of(api.sweep).items()}
+    shown = {name: found[1] for name, text in helps.items() if (found := re.search(r"\[default: ([^;\]]*)", text))}
+    assert {name: str(defaults[name]) for name in shown.keys() - DESCRIBED} == {
+        name: text for name, text in shown.items() if name not in DESCRIBED
+    }
+    assert len(shown.keys() - DESCRIBED) > 8
 
 
 class Parsed(Exception):
