@@ -2,7 +2,8 @@
 
 The real manager, study and journals: in sweeps of 1,000 and 5,000 trials; then under a simulated executor that posts
 the reports of 8 to 512 concurrent trials of one-second epochs, and is checked against 8 processes of Ray Tune.
-Times are CPU seconds of the driver: neighbours on the machine do not count, waits for its disk do not either.
+Times are CPU seconds of the driver: neighbours on the machine do not count, waits for its disk do not either. Of whole
+commands the time on the clock is there as well.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from unittest import mock
 
 from harness import Benchmark, Row, arguments
 from posting import PostedTrial, actor
-from simulated_sweep import SPACE, Driver, Executor, driver, filled, new_folder, spec
+from simulated_sweep import HERE, SPACE, Driver, Executor, driver, filled, new_folder, spec
 
 AT_ONCE = (8, 32, 128, 512)
 SIZES = ((1000, 20.0), (5000, 60.0))
@@ -36,16 +37,6 @@ ASKS = 30
 SLOW = 0.016
 """Seconds that a report takes of a driver on a slow machine with much beside it."""
 
-RESUME = """
-import os, sys, time
-from orchestrator.sweeps import sweep
-sweep._on_ray = lambda *parts: os._exit(0)
-from orchestrator.console import Console
-from orchestrator.storage import records, settings
-found = settings.resolve({"storage": sys.argv[1], "tracking": "none"})
-sweep.resume(records.find(found.storage, sys.argv[2]), found, Console(), sweep.Again(space=sys.argv[3]))
-"""
-
 
 def main() -> None:
     bench = Benchmark("driver_cost", arguments(__doc__.splitlines()[0], 1).parse_args().rounds)
@@ -54,7 +45,7 @@ def main() -> None:
     try:
         for trials, most in SIZES:
             costs(bench, home, trials, most)
-        commands(bench, home, f"s{SIZES[-1][0]}")
+        commands(bench, home, SIZES[-1][0])
         overhead, latency = real_actors(bench, home)
         for at_once in AT_ONCE:
             waiting(bench, home, at_once, overhead, latency)
@@ -106,23 +97,24 @@ def row(bench: Benchmark, trials: int, what: str, value: float, *, at_most: floa
     bench.rows.append(Row(f"{what}, {trials:,} trials", "ms", value, at_most=at_most))
 
 
-def commands(bench: Benchmark, home: Path, name: str) -> None:
-    """CPU seconds of whole processes that look at a sweep of 5,000 trials."""
-    trials = SIZES[-1][0]
+def commands(bench: Benchmark, home: Path, trials: int) -> None:
+    """Seconds of whole processes that look at a large sweep, by the clock and of the CPU."""
     orchestrator = [sys.executable, "-m", "orchestrator"]
     words = {
         "ls": [*orchestrator, "ls", "--storage", str(home)],
-        "status": [*orchestrator, "status", name, "--storage", str(home)],
-        "sweep --resume, before Ray": [sys.executable, "-c", RESUME, str(home), name, SPACE],
+        "status": [*orchestrator, "status", f"s{trials}", "--storage", str(home)],
+        "sweep --resume, before Ray": [sys.executable, str(HERE / "resumed_sweep.py"), str(home), f"s{trials}", SPACE],
     }
     for what, command in words.items():
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
         done = subprocess.run(command, capture_output=True, text=True, check=False)
+        passed = time.monotonic() - began
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         if done.returncode:
             raise SystemExit(done.stdout + done.stderr)
         used = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
-        bench.rows.append(Row(f"{what}, {trials:,} trials", "s", used, at_most=2.0))
+        bench.rows.append(Row(f"{what}, {trials:,} trials", "s", passed, at_most=2.0))
+        bench.rows.append(Row(f"{what}, {trials:,} trials, CPU", "s", used))
 
 
 def real_actors(bench: Benchmark, home: Path) -> tuple[float, float]:
@@ -146,7 +138,7 @@ def real_actors(bench: Benchmark, home: Path) -> tuple[float, float]:
     bench.rows.append(Row("Ray Tune for a report", "ms", 1000 * overhead))
     bench.rows.append(Row("on the way to the driver and back", "ms", 1000 * latency))
     bench.rows.append(Row(f"{ACTORS} processes wait, a report each {ACTOR_EPOCH} s", "%", share))
-    bench.rows.append(Row("the same, simulated", "%", simulated.share("interval", "judged")))
+    bench.rows.append(Row("the same, simulated", "%", simulated.share("interval", "rung", "end")))
     return overhead, latency
 
 
@@ -197,7 +189,7 @@ def fresh(home: Path, name: str, trials: int) -> Driver:
 
 
 def waiting(bench: Benchmark, home: Path, at_once: int, overhead: float, latency: float, where: str = "") -> None:
-    """The share of a trial that it waits for the driver, with a report a second and with the driver's pace."""
+    """What share of their time trials wait for the driver, with a report a second and with the driver's pace."""
     for rationed in (False, True):
         name = f"w{at_once}-{'rationed' if rationed else 'each-second'}"
         asked = spec(2 * at_once)
@@ -206,7 +198,9 @@ def waiting(bench: Benchmark, home: Path, at_once: int, overhead: float, latency
         how = where if rationed else f"{where}, a report a second"
         bench.rows += [
             Row(f"{at_once} trials wait{how}", "%", executor.share("interval"), at_most=2.0 if rationed else None),
-            Row(f"{at_once} trials wait at rungs and ends{how}", "%", executor.share("judged")),
+            Row(f"{at_once} trials wait at rungs{how}", "%", executor.share("rung")),
+            Row(f"{at_once} trials wait at their ends{how}", "%", executor.share("end")),
+            Row(f"{at_once} processes wait for a next trial{how}", "%", executor.share("begin")),
             Row(f"{at_once} trials: the driver is busy{how}", "%", 100 * executor.busy / executor.now),
         ]
         shutil.rmtree(home / name)

@@ -162,8 +162,8 @@ class Executor:
     reports: int = 0
     trained: float = 0.0
     """Seconds of all trials, from their beginnings to their ends."""
-    waited: dict[str, float] = field(default_factory=lambda: {"interval": 0.0, "judged": 0.0, "begin": 0.0})
-    """Of these, seconds that passed without training: at the interval, at rungs and ends, before a next trial."""
+    waited: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("interval", "rung", "end", "begin"), 0.0))
+    """Of these, seconds that passed without training: at the interval, at rungs, at the end, before a next trial."""
 
     def run(self) -> None:
         """Run the sweep to its end."""
@@ -179,7 +179,7 @@ class Executor:
 
     def _take(self, posted_at: float, running: _Running) -> None:
         trial = running.posted
-        kind = "judged" if trial.at_rung or trial.ended else "interval"
+        kind = "end" if trial.ended else "rung" if trial.at_rung else "interval"
         if kind == "interval":
             self._at(posted_at, running.pace.sent)
         stopped = self._serve(

@@ -162,7 +162,7 @@ def progress(folder: RunFolder) -> dict[str, Any]:
     """
     target = recorded.spec(folder)["search"]["trials"]
     try:
-        all_trials = recorded.trials(folder)
+        all_trials = recorded.trials(folder, summary=True)
     except UserError:  # it has just started
         return {"trials": {}, "target": target, "best": None, "seconds_left": None}
     objective = trials.objectives(folder)[0]
@@ -224,5 +224,5 @@ def _counted(folder: RunFolder, result: Mapping[str, Any]) -> dict[str, int]:
         counted["trials_done"] = 0
         if "trials" in result:
             return counted | {"trials_done": result["trials"]}
-        counted["trials_done"] = sum(trial.state.is_finished() for trial in recorded.trials(folder))
+        counted["trials_done"] = sum(trial.state.is_finished() for trial in recorded.trials(folder, summary=True))
     return counted

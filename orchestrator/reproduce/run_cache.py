@@ -16,7 +16,7 @@ from orchestrator.errors import Interrupted
 from orchestrator.provenance.record import ENVIRONMENT
 from orchestrator.runs import driver
 from orchestrator.runs.session import Result
-from orchestrator.search.study import JOURNAL
+from orchestrator.search.journal import JOURNAL
 from orchestrator.storage import generations, records
 from orchestrator.storage.object_sync import STOP
 from orchestrator.storage.records import RunFolder

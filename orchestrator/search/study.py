@@ -8,7 +8,6 @@ Without repeated seeds the two numbers are equal.
 
 from __future__ import annotations
 
-import gc
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -18,24 +17,20 @@ from statistics import fmean, median
 from typing import Any, Literal
 
 import optuna
-from optuna.storages import JournalStorage
-from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
 from orchestrator.config import objectives
 from orchestrator.config.spec import SweepSpec
 from orchestrator.engine.loop import Row
-from orchestrator.errors import UserError, one_line
+from orchestrator.errors import UserError
 from orchestrator.search import grid, samplers, selection, spaces, unit_values
 from orchestrator.search.constraints import OF_MODEL, SECONDS, Constraint, violated, violations
+from orchestrator.search.journal import JOURNAL, open_study
 from orchestrator.search.ranking import REPEAT, ranked, repeats
 from orchestrator.search.rungs import Rungs
 from orchestrator.search.selection import Selection
 from orchestrator.storage import disk
-from orchestrator.storage.names import STUDY
 from workloads.contract import Objective
-
-JOURNAL = STUDY
 
 Verdict = Literal["go on", "paused", "pruned", "complete", "failed"]
 
@@ -50,8 +45,6 @@ STOP = "stop"
 
 STOPPED = "it was stopped by a request"
 """Cause of a trial that is to stop as failed."""
-
-optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,25 +61,6 @@ class Trial:
     origin: int
     params: dict[str, Any]
     repeat_of: int | None = None
-
-
-def open_study(folder: Path, directions: Sequence[str] | None = None) -> optuna.Study:
-    """The Optuna study in ``folder``, created if ``directions`` are given. Raises UserError when it cannot be read."""
-    journal = folder / JOURNAL
-    collects = gc.isenabled()
-    gc.disable()  # saves a tenth of the time: nothing read here is garbage
-    try:
-        storage = JournalStorage(JournalFileBackend(str(journal)))
-        if directions is None or optuna.get_all_study_names(storage):
-            return optuna.load_study(study_name=None, storage=storage)
-        return optuna.create_study(storage=storage, study_name="sweep", directions=list(directions))
-    except Exception as error:
-        raise UserError(
-            f"The sweep's journal {journal} cannot be read: {one_line(error)}", fix="Restore it, or start a new sweep"
-        ) from None
-    finally:
-        if collects:
-            gc.enable()
 
 
 class Study:

@@ -14,7 +14,8 @@ from orchestrator.config.spec import SweepSpec
 from orchestrator.errors import UserError
 from orchestrator.search import points, recorded
 from orchestrator.search.constraints import Constraint, violations
-from orchestrator.search.study import Study, open_study
+from orchestrator.search.journal import open_study
+from orchestrator.search.study import Study
 from orchestrator.storage import records
 from orchestrator.storage.records import RunFolder
 from orchestrator.storage.settings import Settings

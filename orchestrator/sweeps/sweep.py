@@ -21,8 +21,9 @@ from orchestrator.runs.driver import Options, ProgressReporter, finish, in_proce
 from orchestrator.runs.session import Result, Session, adopt
 from orchestrator.search import grid, schedulers, spaces, strategy, trusted_spaces, warm_start
 from orchestrator.search.constraints import LEARNT_BY
+from orchestrator.search.journal import JOURNAL
 from orchestrator.search.pbt import Population
-from orchestrator.search.study import JOURNAL, Study
+from orchestrator.search.study import Study
 from orchestrator.search.warm_start import PUBLISHED
 from orchestrator.search.winners import WINNER
 from orchestrator.storage import records

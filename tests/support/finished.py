@@ -17,8 +17,8 @@ from optuna.trial import TrialState, create_trial
 from orchestrator.config.plan import Plan
 from orchestrator.config.spec import ExperimentSpec, Search, SweepSpec
 from orchestrator.search import unit_values
+from orchestrator.search.journal import open_study
 from orchestrator.search.ranking import REPEAT
-from orchestrator.search.study import open_study
 from orchestrator.storage import records
 from orchestrator.storage.records import RunFolder
 from tests.support.toy import Params

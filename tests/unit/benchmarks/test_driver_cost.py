@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from orchestrator.search import curves
+from tests.support.commands import typed
 from workloads.catalog import catalog
 
 BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
@@ -57,3 +59,49 @@ def test_one_at_a_time_the_decisions_are_those_of_a_report_a_second(simulated: A
     rationed = run(simulated, tmp_path, 1, 30, rationed=True)
     assert told(rationed) == told(usual)
     assert {state for state, *_ in told(rationed)} == {"COMPLETE", "PRUNED"}
+
+
+@pytest.fixture
+def driver_cost(simulated: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "home"))
+    return importlib.import_module("driver_cost")
+
+
+def test_its_measurements_run_in_small(driver_cost: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All but the processes: those of the commands, whose calls are made here, and Ray Tune's."""
+    monkeypatch.setattr(driver_cost, "ASKS", 2)
+    calls: list[list[str]] = []
+    done = SimpleNamespace(returncode=0)
+    noted = SimpleNamespace(run=lambda words, **options: calls.append(words) or done)
+    monkeypatch.setattr(driver_cost, "subprocess", noted)
+    bench = SimpleNamespace(rows=[])
+    driver_cost.costs(bench, tmp_path, 6, 20.0)
+    driver_cost.commands(bench, tmp_path, 6)
+    driver_cost.waiting(bench, tmp_path, 2, 0.016, 0.001)
+    rows = {row.what: row.ours for row in bench.rows}
+    assert {f"2 {what}" for what in WAITS} <= rows.keys()
+    assert all(value >= 0 for value in rows.values())
+    *_, (_, _, storage, name, space) = calls
+    left: list[Any] = []
+    with pytest.raises(LookupError):
+        importlib.import_module("resumed_sweep").resume(Path(storage), name, space, leave(left))
+    study = left[0][2]
+    assert len(study.trials) >= 6
+    for command in ("ls", "status"):
+        (words,) = (words for words in calls if command in words)
+        output = typed(tmp_path / "home", *words[words.index(command) :])
+        assert output.returncode == 0, output.stderr
+        assert "s6" in output.stdout
+
+
+WAITS = ("trials wait", "trials wait at rungs", "trials wait at their ends", "processes wait for a next trial")
+
+
+def leave(left: list[Any]) -> Any:
+    """In the place of connecting to Ray: keep what was opened by then, and end."""
+
+    def call(*parts: Any) -> None:
+        left.append(parts)
+        raise LookupError
+
+    return call

@@ -10,7 +10,7 @@ from optuna.trial import TrialState
 
 from orchestrator.errors import UserError
 from orchestrator.report import listing
-from orchestrator.search.study import JOURNAL, open_study
+from orchestrator.search.journal import JOURNAL, open_study
 from orchestrator.storage import records
 from orchestrator.storage.settings import Settings, resolve
 from tests.support.finished import run, sweep

@@ -16,7 +16,8 @@ from optuna.trial import TrialState
 
 from orchestrator.errors import UserError
 from orchestrator.search import samplers
-from orchestrator.search.study import Trial, open_study
+from orchestrator.search.journal import open_study
+from orchestrator.search.study import Trial
 from tests.support.searching import at_rung, begin, complete, rows, states, study
 from workloads.contract import Objective
 
