@@ -17,6 +17,7 @@ from statistics import fmean, median
 from typing import Any, Literal
 
 import optuna
+from optuna.storages import JournalStorage
 from optuna.trial import FrozenTrial, TrialState
 
 from orchestrator.config import objectives
@@ -25,7 +26,7 @@ from orchestrator.engine.loop import Row
 from orchestrator.errors import UserError
 from orchestrator.search import grid, samplers, selection, spaces, unit_values
 from orchestrator.search.constraints import OF_MODEL, SECONDS, Constraint, violated, violations
-from orchestrator.search.journal import JOURNAL, open_study
+from orchestrator.search.journal import JOURNAL, Journal, open_study
 from orchestrator.search.ranking import REPEAT, ranked, repeats
 from orchestrator.search.rungs import Rungs
 from orchestrator.search.selection import Selection
@@ -274,7 +275,8 @@ class Study:
             self._optuna_trial(number).set_user_attr("cut", True)  # a stopped trial is not tried again
             self._optuna_trial(number).set_user_attr("cause", STOPPED)
             ended = TrialState.FAIL if verdict == "failed" else TrialState.PRUNED
-            self.optuna_study._storage.set_trial_state_values(number, ended)  # Optuna tells only of running trials
+            # Optuna's study tells only of running trials. The journal is read again, which is rare.
+            JournalStorage(Journal(self.folder / JOURNAL)).set_trial_state_values(number, ended)
         self.optuna_study.set_user_attr(f"request {request}", verdict if open_now else "it was not running")
         return state.name if state is not None and open_now else None
 
