@@ -63,9 +63,10 @@ test-gpu: $(READY)
 # Other minors of Ray than the environment's, each laid over it: under 1 GB, a few minutes each.
 VERSIONS = ray-2.58.1 ray-2.59.0
 OVER = .venv-over
-# What runs on each of them, and in make test-lower, in addition to the unit part: every way from Ray to a trial and back.
-SUBSET = $(addprefix tests/integration/test_,ray_compat.py groups.py packs.py lost_devices.py placement.py) \
-	-m "not faults" -n 2 --dist loadfile
+# What runs on each of them, and in make test-lower, in addition to the unit part: what ray_compat.py uses, where workers
+# are placed, a sweep of groups. Flat trials, packs and winners on other versions are not in it.
+SUBSET = $(addprefix tests/integration/test_,ray_compat.py groups.py lost_devices.py placement.py) \
+	-m "versions or not faults" -n 2 --dist loadfile
 
 test-versions: $(VERSIONS:%=$(OVER)/%/.ready)
 	@for version in $(VERSIONS); do \
