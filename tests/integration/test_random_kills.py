@@ -1,22 +1,27 @@
 """A sweep whose driver, trials, raylet and GCS are killed at random times: nothing is lost, doubled or left running.
 
-``KILL_ROUNDS=10 pytest -m faults tests/integration/test_random_kills.py`` runs ten rounds; make test-faults runs three.
+Each of the four is killed at least once. ``KILL_SEED`` repeats a draw. Ten rounds, and their record, are by:
+
+    export KILL_ROUNDS=10 KILL_RECORD=benchmarks/results/random_kills.json
+    pytest -m faults tests/integration/test_random_kills.py
 """
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import time
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
 from tests.support.commands import SPACES, Command, Start, Store, starting, trials
 
-ROUNDS = int(os.environ.get("KILL_ROUNDS", "3"))
 VICTIMS = ("driver", "TrialActor", "raylet/raylet", "gcs_server")
+ROUNDS = int(os.environ.get("KILL_ROUNDS", len(VICTIMS)))
 TRIALS, EPOCHS = 6 * ROUNDS, 12
 
 pytestmark = pytest.mark.faults
@@ -29,18 +34,20 @@ def start(home: Path, database: Path) -> Iterator[Start]:
 
 
 def test_a_sweep_ends_whole_after_random_kills(home: Path, start: Start, capsys: pytest.CaptureFixture[str]) -> None:
-    seed = random.randrange(2**32)
+    seed = int(os.environ.get("KILL_SEED", random.randrange(2**32)))
     draw, store = random.Random(seed), Store(home)
     victims = [VICTIMS[number % len(VICTIMS)] for number in range(ROUNDS)]
     draw.shuffle(victims)
     words = ["sweep", "toy", "--space", f"{SPACES}:space", "--scheduler", "none", "--trials", str(TRIALS)]
     sweep = start(*words, "--concurrency", "2", f"epochs={EPOCHS}", "slow=0.3", "refit=false")
+    rounds: list[dict[str, object]] = []
     for number, victim in enumerate(victims):
         before = _epochs(store)
         sweep.until(lambda before=before: _epochs(store) > before)
         time.sleep(draw.uniform(0, 4))
+        rounds.append({"victim": victim, "after_epochs": _epochs(store)})
         with capsys.disabled():
-            print(f"seed {seed}, round {number}: {victim} is killed after {_epochs(store)} epochs")
+            print(f"seed {seed}, round {number}: {victim} is killed after {rounds[-1]['after_epochs']} epochs")
         if sweep.process.poll() is None:
             _kill(sweep, victim, draw)
         if victim != "TrialActor":
@@ -55,6 +62,11 @@ def test_a_sweep_ends_whole_after_random_kills(home: Path, start: Start, capsys:
     children = {key: steps for key, steps in store.steps().items() if "/" in key}
     assert len(children) == TRIALS
     assert all(steps == list(range(1, EPOCHS + 1)) for steps in children.values()), children
+    if record := os.environ.get("KILL_RECORD"):
+        words = f"KILL_ROUNDS={ROUNDS} KILL_SEED={seed} pytest -m faults tests/integration/test_random_kills.py"
+        outcome = {"trials": TRIALS, "complete": TRIALS, "lost": 0, "doubled": 0, "running": 0, "exit_code": code}
+        about = {"when": time.strftime("%F"), "ray": version("ray"), "command": words, "seed": seed}
+        Path(record).write_text(json.dumps({**about, "rounds": rounds, "outcome": outcome}, indent=2) + "\n")
 
 
 def _epochs(store: Store) -> int:
