@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
@@ -100,9 +101,21 @@ def cluster(address: str | None) -> Iterator[list[Node]]:
         ray.shutdown()  # stop what was started
         raise
     try:
+        if not address:
+            warn_of_network(ray.nodes()[0]["NodeManagerAddress"])
         yield nodes()
     finally:
         ray.shutdown()
+
+
+def warn_of_network(host: str) -> None:
+    """Warn if a local cluster listens on more than this machine, as when Ray was imported before this package."""
+    if host not in ("127.0.0.1", "::1"):
+        warnings.warn(
+            f"The local Ray cluster listens on {host}, not on this machine alone. Import orchestrator before ray, or "
+            "set RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0",
+            stacklevel=2,
+        )
 
 
 def make_token() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -67,6 +68,17 @@ def test_a_local_cluster_is_on_loopback_and_leaves_nothing_when_it_is_killed() -
     assert any(process.is_running() for process in ours), "what leftovers are for"
     leftovers.end_leftovers()
     assert soon(lambda: not any(alive(process) for process in ours))
+
+
+@pytest.mark.faults
+def test_a_local_cluster_of_a_ray_that_was_imported_before_is_warned_of() -> None:
+    """Ray has read its variable by then. On a machine without a network there is nothing to warn of."""
+    first = "import ray, ray.util\n" + LOCAL.replace("    time.sleep(600)", "    print(ray.util.get_node_ip_address())")
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"}
+    done = subprocess.run([sys.executable, "-c", first], capture_output=True, text=True, env=environment, check=True)
+    host = done.stdout.split()[-1]
+    words = f"listens on {host}, not on this machine alone. Import orchestrator before ray"
+    assert (words in done.stderr) == (host != "127.0.0.1")
 
 
 def mark(process: psutil.Process) -> str:
