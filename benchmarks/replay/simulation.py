@@ -78,7 +78,7 @@ def replay(
             break
         trial = int(order[number])
         if index == count - 1:
-            trials[number].complete = True
+            trials[number].is_complete = True
             result.ends.append((now * workers, trial))
             start(now)
             continue
@@ -88,6 +88,7 @@ def replay(
                 values = recording.units[trial, best_index[trial, index]].astype(np.float64)
                 observe(number, epoch, UnitValues(len(values), "", values))
             if scheduler and scheduler.prunes(number, epoch, trials):
+                trials[number].is_out = True
                 result.stopped.append(trial)
                 start(now)
                 continue
