@@ -94,6 +94,7 @@ def sweep(
     time_budget: options.TimeBudget = None,
     max_device_hours: options.MaxDeviceHours = None,
     constraint: options.Constraint = (),
+    until_gain: options.UntilGain = None,
     max_failures: options.MaxFailures = None,
     trial_timeout: options.TrialTimeout = None,
     seed: options.Seed = None,

@@ -95,6 +95,10 @@ MaxDeviceHours = Annotated[
 Constraint = Annotated[
     Sequence[str], typer.Option("--constraint", metavar="METRIC<=N", help="Trials that violate it do not win.")
 ]
+UntilGain = Annotated[
+    int | None,
+    typer.Option("--until-gain", help="End when N more trials are expected to gain less than the noise of selecting."),
+]
 MaxFailures = Annotated[
     int | None,
     typer.Option(

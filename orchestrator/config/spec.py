@@ -170,6 +170,10 @@ class Search(BaseModel):
     constraint: tuple[str, ...] = Field(
         (), description="METRIC<=NUMBER or METRIC>=NUMBER: a trial that violates one does not win."
     )
+    until_gain: int | None = Field(
+        None, ge=1,
+        description="The search ends when so many more trials are expected to gain less than the noise of selecting.",
+    )  # fmt: skip
     max_failures: int | None = Field(
         None, ge=1,
         description="Failed trials that stop the sweep; unset: if the first 5 to end fail with one cause, or half of "

@@ -32,7 +32,8 @@ class DriverStatus:
     ``done`` of ``target`` counts the trials of a sweep, or the epochs of a run. ``trials`` counts a sweep's trials by
     state. ``best`` has the best value of the objective under its name, ``best_params`` the parameters of that trial.
     ``device_seconds`` are the seconds that ``cpus`` and ``gpus`` were held since the start. ``trouble`` names the last
-    failed trial and its cause. ``driver_utilisation`` is from 0 to 1.
+    failed trial and its cause. ``driver_utilisation`` is from 0 to 1. ``expected_gain`` is that of further trials
+    (``--until-gain``).
     """
 
     done: int = 0
@@ -44,6 +45,7 @@ class DriverStatus:
     trouble: str | None = None
     driver_utilisation: float | None = None
     best_params: Mapping[str, Any] | None = None
+    expected_gain: str | None = None
 
 
 class StatusPublisher:

@@ -62,6 +62,8 @@ def sweep_view(
     if best := status.best:
         at = f"trial {best['trial']}" + (f": {settings_text(status.best_params)}" if status.best_params else "")
         lines.append(Text(f"best {metric} {show(best[metric])}, {at}", overflow="ellipsis", no_wrap=True))
+    if status.expected_gain:
+        lines.append(Text(status.expected_gain, overflow="ellipsis", no_wrap=True))
     if status.trouble:
         lines.append(Text(f"last failure: {status.trouble}", style="red", overflow="ellipsis", no_wrap=True))
     return Group(*lines)

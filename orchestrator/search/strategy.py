@@ -72,6 +72,9 @@ def settle(
         search = _several(search, objectives, given)
     if search.scheduler == "pbt":
         search, plan = _population(search, plan, resources, searched, params, given)
+    if search.until_gain and (search.scheduler == "pbt" or len(objectives) > 1):
+        what = "a population" if search.scheduler == "pbt" else "several objectives"
+        raise UserError(f"The gain of further trials is not known for {what}", got=f"--until-gain {search.until_gain}")
     if search.ordered:
         _check_ordered(search, resources)
     apart = search.scheduler == "pbt" or search.ordered or resources.workers > 1

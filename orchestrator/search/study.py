@@ -24,7 +24,7 @@ from orchestrator.config import objectives
 from orchestrator.config.spec import SweepSpec
 from orchestrator.engine.loop import Row
 from orchestrator.errors import UserError
-from orchestrator.search import grid, samplers, selection, spaces, unit_values
+from orchestrator.search import gain, grid, samplers, selection, spaces, unit_values
 from orchestrator.search.constraints import OF_MODEL, SECONDS, Constraint, violated, violations
 from orchestrator.search.journal import JOURNAL, Journal, open_study
 from orchestrator.search.ranking import REPEAT, ranked, repeats
@@ -40,6 +40,9 @@ AHEAD_FROM = 8
 
 FINALISTS = "finalists"
 """Attribute of the study: the number of trials after which its finalists were last chosen."""
+
+ENDED = "ended by gain"
+"""Attribute of the study: the number of trials it was to have when its search ended by ``--until-gain``."""
 
 STOP = "stop"
 """Attribute of a trial that is to stop: how it ends."""
@@ -87,6 +90,9 @@ class Study:
         self._ahead: optuna.Trial | None = None
         self._to_stop = {t.number: str(t.user_attrs[STOP]) for t in self.trials if STOP in t.user_attrs}
         self._rungs = Rungs(folder, spec, self.objective, self.trials)
+        self.gain: gain.Gain | None = None
+        """The last estimate for ``--until-gain``."""
+        self._next_gain = gain.LEAST
         self._paused: dict[int, int] = {}
         """Rungs at which trials wait for those with lower numbers."""
         self._constraints = [Constraint.parse(text) for text in spec.search.constraint]
@@ -152,7 +158,8 @@ class Study:
         if final and self._finalists_due():
             return False
         trials = self.trials
-        complete = len(trials) >= self.target and all(trial.state != TrialState.WAITING for trial in trials)
+        enough = len(trials) >= self.target or self.is_ended_by_gain
+        complete = enough and all(trial.state != TrialState.WAITING for trial in trials)
         return complete or not (fresh or (final and self._repeats_wait()))
 
     def running(self) -> list[int]:
@@ -359,11 +366,31 @@ class Study:
         """The best trial and its contenders. None if no trial is complete."""
         return selection.of_sweep(self.folder, self.trials, self.objective)
 
+    @property
+    def is_ended_by_gain(self) -> bool:
+        """Whether the search has ended by ``--until-gain``. With ``--more-trials`` it goes on to its last trial."""
+        return bool(self.optuna_study.user_attrs.get(ENDED) == self.spec.search.trials)
+
+    def _only_noise_is_left(self) -> bool:
+        """Estimate the gain of further trials, each time a tenth more trials have ended. Record when it is noise."""
+        further = self.spec.search.until_gain
+        if further is None or ENDED in self.optuna_study.user_attrs:
+            return self.is_ended_by_gain
+        ended = sum(trial.state.is_finished() for trial in self.trials)
+        if ended < self._next_gain:
+            return False
+        self._next_gain = ended + max(1, ended // 10)
+        self.gain = gain.expected_gain(self.trials, self.objective, self.selection(), further)
+        if self.gain is None or not self.gain.is_noise:
+            return False
+        self.optuna_study.set_user_attr(ENDED, self.spec.search.trials)
+        return True
+
     def _ask(self) -> optuna.Trial | None:
         """A new trial or a retry. None when all trials exist."""
         trials = self.trials
         waiting = any(trial.state == TrialState.WAITING for trial in trials)
-        if not waiting and len(trials) >= self.target:
+        if not waiting and (len(trials) >= self.target or self._only_noise_is_left()):
             return None
         number = len(self.optuna_study.get_trials(deepcopy=False))
         if self._grid is not None and not waiting:

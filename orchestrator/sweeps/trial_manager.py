@@ -141,6 +141,7 @@ class TrialManager:
             device_seconds=self.usage_log.seconds(),
             trouble=self._trouble,
             driver_utilisation=self.load.utilisation(),
+            expected_gain=str(study.gain) if study.gain else None,
         )
 
     def _room(self) -> dict[str, bool]:
@@ -275,6 +276,8 @@ class TrialManager:
         spent = "the device-hour budget was spent" if self.budget.is_spent() else spent
         if spent and (self._study.unfinished() or not self._study.exhausted()):
             self._session.console.say(f"Stopped: {spent}")
+        elif self._study.is_ended_by_gain:
+            self._session.console.say(f"Stopped: {self._study.gain or 'further trials gain less than noise'}")
         elif not self._study.exhausted() and not self.budget.allows_another():
             self._session.console.say("Stopped: the device-hour budget takes no further trial")
         elif not self._study.exhausted() and not self._finalists_in_time():

@@ -1,0 +1,89 @@
+"""The expected gain of further trials: against simulation, and when a sweep ends by it."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from optuna.trial import TrialState, create_trial
+
+from orchestrator.search import unit_values
+from orchestrator.search.gain import LEAST, _best_of, expected_gain
+from orchestrator.search.selection import Estimate, Selection
+from orchestrator.search.study import Study
+from tests.support.searching import begin, complete, study
+from workloads.contract import Objective
+
+SCORE = Objective("error", "max")
+
+
+@pytest.mark.parametrize(("share", "trials", "best"), [(1.0, 1, 0.5), (0.3, 8, 1.0), (1.0, 30, -2.0), (0.5, 100, 3.5)])
+def test_gain_of_the_best_of_several_draws(share: float, trials: int, best: float) -> None:
+    rng = np.random.default_rng(0)
+    values = [0.0, *(sign * 1.0 for sign in (-1, 1) for _ in range(10))]  # median 0, spread 1
+    draws = np.where(rng.random((20_000, trials)) < share, rng.normal(0, 1, (20_000, trials)), -np.inf).max(axis=1)
+    simulated = float(np.maximum(0, draws - best).mean())
+    assert _best_of(values, share, best, 0.0, trials) == pytest.approx(simulated, abs=0.02)
+
+
+def test_noise_is_no_spread_between_trials() -> None:
+    source = random.Random(0)
+    values = [source.gauss(0, 0.1) for _ in range(200)]
+    assert _best_of(values, 1.0, max(values), 0.2, 50) == 0.0
+    assert _best_of(values, 1.0, max(values), 0.01, 50) > 0.0
+    assert _best_of([], 0.0, 0.0, 0.1, 50) == 0.0
+
+
+@pytest.mark.parametrize(("direction", "sign"), [("max", 1.0), ("min", -1.0)])
+def test_both_directions(direction: Any, sign: float) -> None:
+    source = random.Random(1)
+    values = [source.gauss(1.0, 0.2) for _ in range(2 * LEAST)]
+    trials = [create_trial(state=TrialState.COMPLETE, value=sign * value) for value in values]
+    selection = Selection(0, (0,), (Estimate(0, sign * max(values), 0.01, None),))
+    gain = expected_gain(trials, Objective("error", direction), selection, 5)
+    assert gain is not None
+    assert gain.gain == pytest.approx(_best_of(values[LEAST:], 1.0, max(values), 0.01, 5))
+    assert gain.noise == pytest.approx(0.01 * 2**0.5)
+
+
+def test_unknown_without_noise_or_with_few_trials() -> None:
+    trials = [create_trial(state=TrialState.COMPLETE, value=float(i)) for i in range(LEAST)]
+    known = Selection(0, (0,), (Estimate(0, 1.0, 0.01, None),))
+    assert expected_gain(trials, SCORE, Selection(0), 5) is None
+    assert expected_gain(trials, SCORE, None, 5) is None
+    assert expected_gain(trials[1:], SCORE, known, 5) is None
+    assert expected_gain(trials, SCORE, known, 5) is not None
+
+
+def run(folder: Path, noise: float, trials: int = 40, **options: Any) -> Study:
+    """A sweep whose trials differ by 0.1, on 50 units with so much noise."""
+    running = study(folder, SCORE, scheduler="none", trials=trials, until_gain=4, **options)
+    rng = np.random.default_rng(0)
+    while (trial := running.next()) is not None:
+        values = rng.normal(0, 0.1) + rng.normal(0, noise, 50)
+        encoded = unit_values.encode({"id": np.arange(50), "v": values}, float(values.mean()))
+        assert encoded
+        unit_values.write(folder, trial.number, 0, encoded)
+        complete(running, trial.number, float(values.mean()))
+    assert running.exhausted()
+    return running
+
+
+def test_a_sweep_ends_when_only_noise_is_to_be_gained(tmp_path: Path) -> None:
+    noisy = run(tmp_path / "noisy", 2.0)
+    assert LEAST <= len(noisy.trials) < 40
+    assert noisy.gain is not None
+    assert noisy.gain.is_noise
+    assert len(run(tmp_path / "clear", 1e-4).trials) == 40
+
+
+def test_it_stays_ended_after_a_resume_and_goes_on_with_more_trials(tmp_path: Path) -> None:
+    ended = len(run(tmp_path, 2.0).trials)
+    again = study(tmp_path, SCORE, scheduler="none", trials=40, until_gain=4)
+    assert again.next() is None
+    assert again.exhausted()
+    more = study(tmp_path, SCORE, scheduler="none", trials=50, until_gain=4)
+    assert begin(more).number == ended
