@@ -13,12 +13,13 @@ from orchestrator.search import spaces
 LIMIT = 100_000
 
 
-def points(space: spaces.Space, fixed: Mapping[str, Any], most: int = LIMIT) -> list[dict[str, Any]]:
+def points(space: spaces.Space, fixed: Mapping[str, Any], most: int | None = None) -> list[dict[str, Any]]:
     """All points of ``space`` in a fixed order, as parameter values.
 
     The space is called once per point, since its parameters may depend on earlier values. Raises UserError for a
-    parameter without steps and for a grid of more than ``most`` points.
+    parameter without steps and for a grid of more than ``most`` points, by default :data:`LIMIT`.
     """
+    most = LIMIT if most is None else most
     points_found: list[dict[str, Any]] = []
     path: list[tuple[int, int]] = []  # choice at each parameter, and number of choices
     while True:
