@@ -10,12 +10,13 @@ if [ "$SLURM_NODEID" = 0 ]; then
         --dashboard-host=127.0.0.1 "--dashboard-port=$((first + 1))" "--ray-client-server-port=$((first + 2))"
     )
 fi
-# Ray gives up within seconds where there is no head yet.
+# Whether Ray's head listens. A connection to a machine that is down is given up after 10 seconds.
+head_listens() { timeout 10 bash -c ": </dev/tcp/${RAY_ADDRESS%:*}/$RAY_PORTS" 2>/dev/null; }
 reached=
-for _ in $(seq 300); do
-    [ "$SLURM_NODEID" != 0 ] || break
-    if (: <"/dev/tcp/${RAY_ADDRESS%:*}/$RAY_PORTS") 2>/dev/null; then reached=yes; break; fi
-    sleep 1
+for _ in $(seq 60); do # Ray gives up within seconds where there is no head yet
+    [ "$SLURM_NODEID" != 0 ] || { reached=yes; break; }
+    if head_listens; then reached=yes; break; fi
+    sleep 5
 done
 cpus=${SLURM_CPUS_PER_TASK:-$SLURM_CPUS_ON_NODE}
 # MiB of --mem or --mem-per-cpu. Ray sees the memory of the machine, not that of the job; 0 is all that the machine has.
@@ -51,7 +52,7 @@ for _ in 1 2 3; do # Ray gives its start 30 seconds, which a busy machine or a c
 done
 # With --no-kill Slurm keeps a job whose first node is lost, and with it the driver: the next node sends it back. A head
 # that never started would not start the next time either.
-if [ -n "$reached" ] && [ -z "$ended" ] && [ "$SLURM_NODEID" = 1 ] && ! ray health-check --address "$RAY_ADDRESS" >/dev/null 2>&1; then
+if [ -n "$reached" ] && [ -z "$ended" ] && [ "$SLURM_NODEID" = 1 ] && ! head_listens; then
     scontrol requeue "$SLURM_TASK"
 fi
 exit "$code"
