@@ -1,7 +1,7 @@
-"""SimCLR's augmentation beside lightly's input pipeline as shipped: images a second, two views of each.
+"""SimCLR's augmentation compared with lightly's input pipeline as shipped: images per second, two views of each.
 
-Only what stands before the encoder is timed. lightly decodes JPEG bytes and augments PIL images in a DataLoader's
-workers; ours has decoded them once and augments batches of 256 on as many threads as lightly has workers. Images of
+Only the input pipeline is timed. lightly decodes JPEG bytes and augments PIL images in DataLoader workers; ours decodes
+once and augments batches of 256 on as many threads as lightly has workers. Images of
 32 x 32, crops of 8% to all of the area, jitter of strength 1, with and without blur.
 """
 
@@ -18,9 +18,9 @@ BLURS = {"with blur": 0.5, "without blur": 0.0}
 
 
 def rate(command: list[str], blur: float, threads: int) -> float:
-    """Images a second of one process of a contestant."""
-    told = answer(spawn([*command, "--images", str(IMAGES), "--blur", str(blur)], threads=threads)[0])
-    return float(told["images"] / told["seconds"])
+    """Images per second of one process of a contestant."""
+    result = answer(spawn([*command, "--images", str(IMAGES), "--blur", str(blur)], threads=threads)[0])
+    return float(result["images"] / result["seconds"])
 
 
 def contestants(threads: int) -> dict[str, Contestant]:
@@ -34,9 +34,9 @@ def contestants(threads: int) -> dict[str, Contestant]:
 
 
 def main() -> None:
-    asked = arguments("SimCLR's augmentation beside lightly's.", rounds=3).parse_args()
+    args = arguments("SimCLR's augmentation compared with lightly's.", rounds=3).parse_args()
     data_root("cifar10/train.parquet")
-    bench = Benchmark("augment", asked.rounds, asked.patience)
+    bench = Benchmark("augment", args.rounds, args.patience)
     for threads in (1, 2):
         bench.run(contestants(threads))
         for name in BLURS:

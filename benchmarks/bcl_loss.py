@@ -1,7 +1,7 @@
-"""Forward and backward of the contrastive losses on the two views of 256 images: BCL by order, and by the cube of N³.
+"""Forward and backward of the contrastive losses on two views of 256 images: BCL by sorting, and by all pairs.
 
-From embeddings (512, 128) to their gradient, scores included. The cube compares every pair of an anchor's N = 510
-samples, as the eCDF is defined (thesis (6.30)) and as the authors' code computes it.
+From embeddings (512, 128) to their gradient, with scores. The second form compares all pairs of an anchor's N = 510
+samples (N³ in all), as the eCDF is defined (thesis (6.30)) and as the authors' code computes it.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ NAMES = ("BCL", "BCL by the cube", "InfoNCE", "DCL", "HCL")
 def main() -> None:
     parser = arguments("The losses' own time.", rounds=3)
     parser.add_argument("--contestant", choices=NAMES)
-    asked = parser.parse_args()
-    if asked.contestant:
-        print(json.dumps({"milliseconds": milliseconds(asked.contestant)}))
+    args = parser.parse_args()
+    if args.contestant:
+        print(json.dumps({"milliseconds": milliseconds(args.contestant)}))
         return
-    bench = Benchmark("bcl_loss", asked.rounds, asked.patience)
+    bench = Benchmark("bcl_loss", args.rounds, args.patience)
     for threads in (1, 2):
         suffix = thread_count(threads)
         bench.run({f"{name}{suffix}": partial(apart, name, threads) for name in NAMES})
@@ -39,13 +39,13 @@ def main() -> None:
 
 
 def apart(name: str, threads: int) -> float:
-    """One contestant in a process of its own."""
+    """Run one contestant in a separate process."""
     command = [sys.executable, str(HERE / "bcl_loss.py"), f"--contestant={name}"]
     return float(answer(spawn(command, threads=threads, env={"PYTHONPATH": str(HERE.parent)})[0])["milliseconds"])
 
 
 def milliseconds(name: str) -> float:
-    """The median of a loss' forward and backward."""
+    """Median time of a loss' forward and backward."""
     import torch
     from torch.nn import functional
 

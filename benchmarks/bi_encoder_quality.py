@@ -1,8 +1,7 @@
-"""Spearman and Pearson on STS-B of the packaged MiniLM, as it comes and fine-tuned: means over seeds.
+"""Spearman and Pearson on STS-B of the packaged MiniLM, without and with fine-tuning: means over seeds.
 
-Every row goes through ``orchestrator.run``: the epoch is selected on the dev part, the test part is opened once. A run
-that has been measured is not repeated, so that the script can be stopped and started; ``--only`` picks rows by their
-beginning.
+Every row goes through ``orchestrator.run``: the epoch is selected on the dev part, and test is evaluated once. Finished
+runs are not repeated, so the script can be interrupted; ``--only`` selects rows by their beginning.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "cosent, temperature 0.2, 2 epochs, lr 5e-5": {"loss": "cosent", "temperature": 0.2, "lr": 5e-5, "epochs": 2},
     "mse, score 0 at cosine -1, 5 epochs, lr 2e-5 (the design note)": {"lowest_cosine": -1.0, "lr": 2e-5, "epochs": 5},
 }
-"""What a row is called and its settings, beside those of :data:`COMMON`."""
+"""Names of rows and their settings, in addition to :data:`COMMON`."""
 
 COMMON: dict[str, Any] = {"dataset": "stsb", "encoder": "minilm", "precision": "bf16"}
 
@@ -44,8 +43,8 @@ def zero_shot() -> dict[str, float]:
     """The encoder without training, on both parts."""
     runtime = Runtime(device=torch.device("cpu"), data=data_root("stsb"), seed=0, epochs=1)
     workload = BiEncoder(Params(dataset="stsb", encoder="minilm"), runtime)
-    found = {split: workload.evaluate(split).metrics for split in ("validation", "test")}
-    return {f"{split}/{name}": found[split][name] for split in found for name in KEPT}
+    result = {split: workload.evaluate(split).metrics for split in ("validation", "test")}
+    return {f"{split}/{name}": result[split][name] for split in result for name in KEPT}
 
 
 def trained(settings: dict[str, Any], seed: int, threads: int) -> dict[str, Any]:
@@ -60,15 +59,15 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--only", default="", help="rows whose name begins so")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"machine": machine()}
     results.setdefault(ZERO_SHOT, None)
     results[ZERO_SHOT] = results[ZERO_SHOT] or zero_shot()
     for name, settings in ROWS.items():
         runs = results.setdefault(name, {"settings": {**COMMON, **settings}, "runs": {}})["runs"]
-        for seed in range(asked.seeds):
-            if name.startswith(asked.only) and str(seed) not in runs:
-                runs[str(seed)] = trained(settings, seed, asked.threads)
+        for seed in range(args.seeds):
+            if name.startswith(args.only) and str(seed) not in runs:
+                runs[str(seed)] = trained(settings, seed, args.threads)
                 RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     printed(__file__)
     print("| MiniLM-L6 on STS-B | seeds | dev Spearman | test Spearman | test Pearson |\n|---|---|---|---|---|")
@@ -83,7 +82,7 @@ def main() -> None:
 
 
 def shown(values: list[float]) -> str:
-    """Mean and, of several, sample standard deviation."""
+    """Mean and, for several values, sample standard deviation."""
     spread = f" ± {statistics.stdev(values):.4f}" if len(values) > 1 else ""
     return f"{statistics.mean(values):.4f}{spread}"
 

@@ -1,7 +1,7 @@
-"""Fine-tuning and encoding of STS-B with MiniLM beside sentence-transformers as shipped, and under bf16 autocast.
+"""Fine-tuning and encoding of STS-B with MiniLM compared with sentence-transformers as shipped and with bf16.
 
-Same model, data, batch of 32 pairs and optimiser; rounds of ten steps, the first of which is not counted. Encoding
-takes the 5,749 first sentences of train, tokenisation included. bf16 pays where the processor multiplies in it.
+Same model, data, batch of 32 pairs and optimiser; rounds of ten steps, without the first round. Encoding takes
+the 5,749 first sentences of train, with tokenisation. bf16 is faster only if the processor supports it.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ PEER = "sentence-transformers"
 
 
 def rate(command: list[str], task: str, precision: str, threads: int) -> float:
-    """Pairs or sentences a second of one process of a contestant."""
+    """Pairs or sentences per second of one process of a contestant."""
     words = [*command, "--task", task, "--precision", precision, "--threads", str(threads)]
-    told = answer(spawn(words, threads=threads)[0])
-    return float(told["count"] / statistics.median(told["seconds"]))
+    result = answer(spawn(words, threads=threads)[0])
+    return float(result["count"] / statistics.median(result["seconds"]))
 
 
 def contestants(threads: int) -> dict[str, Contestant]:
@@ -37,12 +37,12 @@ def contestants(threads: int) -> dict[str, Contestant]:
 
 
 def main() -> None:
-    parser = arguments("The bi-encoder beside sentence-transformers.", rounds=3)
+    parser = arguments("The bi-encoder compared with sentence-transformers.", rounds=3)
     parser.add_argument("--threads", type=int, default=2)
-    asked = parser.parse_args()
+    args = parser.parse_args()
     data_root("stsb")
-    bench, suffix = Benchmark("bi_encoder_speed", asked.rounds, asked.patience), thread_count(asked.threads)
-    bench.run(contestants(asked.threads))
+    bench, suffix = Benchmark("bi_encoder_speed", args.rounds, args.patience), thread_count(args.threads)
+    bench.run(contestants(args.threads))
     for task, unit, at_least in (("train", "pairs/s", 2.5), ("encode", "sentences/s", 2.2)):
         mixed, exact = (f"ours {task} {precision}{suffix}" for precision in ("bf16", "fp32"))
         shipped, autocast = (f"{PEER} {task} {precision}{suffix}" for precision in ("fp32", "bf16"))

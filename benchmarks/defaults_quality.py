@@ -1,8 +1,8 @@
-"""What the shortest command of a workload gives on its real dataset: defaults, an encoder where there is one to choose.
+"""Results of each workload's shortest command on its real dataset: defaults, and an encoder if there is a choice.
 
 Each row is ``orchestrator run ROW --local`` in this process, one thread, seed 0; docs/results/defaults.md compares it
 with the best row of each results page. Rows that ``results/defaults_quality.json`` has are not run again; ``--only``
-picks rows by the beginning of their words.
+selects rows by their beginning.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     "vera dataset=scifact encoder=minilm": ("mrr", "calib/nll"),
     "lifelong dataset=classic-ir encoder=minilm epochs=6": ("average_mrr_at_10",),
 }
-"""The words of each command, and the metrics that are shown of it."""
+"""Words of each command, and the metrics to show."""
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""What of a GPU a piece of training uses: of its peak, by a count of operations, and of its time, by the profiler."""
+"""Share of a GPU's peak (by operation count) and time (by the profiler) that training uses."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from torch import nn
 
 
 def flops_per_sample(model: nn.Module, inputs: torch.Tensor) -> float:
-    """Floating-point operations, forward and backward, that a sample's products and convolutions need.
+    """Floating-point operations per sample of matrix products and convolutions, forward and backward.
 
-    Two for each multiplication with addition, as a device's peak is told; what is recomputed, normalised or added costs
-    time and counts for nothing. The inputs get no gradient, as in training. The model's gradients are left at None.
+    Each multiply-add counts as two, as in a device's peak. Recomputation, normalisation and additions do not count. The
+    inputs have no gradient, as in training. The model's gradients are None afterwards.
 
     Args:
         inputs: a few samples, (n, ...).
@@ -26,7 +26,7 @@ def flops_per_sample(model: nn.Module, inputs: torch.Tensor) -> float:
 
 
 def busy_share(work: Callable[[], object]) -> float:
-    """Share of the time from the first kernel to the end of the last in which any kernel or copy runs."""
+    """Share of time, from the first kernel's start to the last one's end, in which a kernel or copy runs."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:

@@ -35,7 +35,7 @@ POSTED = ("number", "spec", "folder", "pace")
 
 ASKS = 30
 SLOW = 0.016
-"""Seconds that a report takes of a driver on a slow machine with much beside it."""
+"""Seconds per report of a driver on a slow, busy machine."""
 
 
 def main() -> None:

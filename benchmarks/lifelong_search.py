@@ -1,7 +1,7 @@
-"""Exact search over the lifelong index, memory-mapped in five segments, beside faiss-cpu's flat index in memory.
+"""Exact search over the lifelong index, memory-mapped in five segments, compared with faiss-cpu's flat index in memory.
 
-Random vectors of length one in 384 dimensions, the best 100 of each query; the best of several calls, the first of a
-process not counted. Both must find the same documents.
+Random vectors of length one in 384 dimensions, the best 100 of each query; the best of several calls, without the first
+of a process. Both must find the same documents.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ DIM, K, CALLS = 384, 100, 5
 
 
 def rate(command: list[str], folder: Path, threads: int) -> float:
-    """Queries a second of one process of a contestant."""
+    """Queries per second of one process of a contestant."""
     words = [*command, "--folder", str(folder), "--k", str(K), "--calls", str(CALLS), "--threads", str(threads)]
     return float(answer(spawn(words, threads=threads)[0])["queries_per_second"])
 
@@ -29,26 +29,26 @@ def drawn(count: int, seed: int) -> np.ndarray:
 
 
 def agreement(folder: Path) -> float:
-    """The share of documents that both found, query by query."""
+    """Share of documents that both find, by query."""
     ours, theirs = (np.sort(np.load(folder / f"{name}.npy"), axis=1) for name in ("ours", "faiss"))
     return float(np.mean([len(np.intersect1d(one, other)) / K for one, other in zip(ours, theirs)]))
 
 
 def main() -> None:
-    parser = arguments("The lifelong index beside faiss.", rounds=3)
+    parser = arguments("The lifelong index compared with faiss.", rounds=3)
     parser.add_argument("--documents", type=int, nargs="+", default=[7_520, 100_000])
     parser.add_argument("--queries", type=int, default=512)
-    asked = parser.parse_args()
+    args = parser.parse_args()
     commands = {
         "ours": [sys.executable, str(HERE / "ours_search.py")],
         "faiss": [peers_python("peers-neural"), str(HERE / "peers" / "faiss_search.py")],
     }
-    bench = Benchmark("lifelong_search", asked.rounds, asked.patience)
-    for documents in asked.documents:
+    bench = Benchmark("lifelong_search", args.rounds, args.patience)
+    for documents in args.documents:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             np.save(folder / "index.npy", drawn(documents, 0))
-            np.save(folder / "queries.npy", drawn(asked.queries, 1))
+            np.save(folder / "queries.npy", drawn(args.queries, 1))
             for threads in (1, 2):
                 names = {system: f"{system}, {documents:,} documents{thread_count(threads)}" for system in commands}
                 bench.run(

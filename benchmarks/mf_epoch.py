@@ -1,8 +1,8 @@
-"""Training epochs of the recommender on ML-100K beside RecBole, a DataLoader with Python collate, and implicit.
+"""Training epochs of the recommender on ML-100K compared with RecBole, a DataLoader with Python collate, and implicit.
 
-An epoch is all of it: shuffle, negative sampling, forward, backward, step over 80,000 interactions; evaluation is
-apart. d = 32, batches of 2,048, Adam. Epochs from the fifth on count: their median in a process, then the median
-over the rounds. One and two threads, each a process with so many from its start.
+An epoch includes shuffle, negative sampling, forward, backward and step over 80,000 interactions, but no evaluation. d
+= 32, batches of 2,048, Adam. Counts epochs from the fifth on: their median in a process, then the median over rounds.
+One and two threads, set at the start of each process.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ WARM_UP = 4
 OURS, RECBOLE, DATALOADER, IMPLICIT = "ours", "RecBole", "DataLoader", "implicit"
 AUTHORS = "ours lightgcn, as the authors' one layer"
 AUTHORS_LIGHTGCN = 80_000
-"""Examples a second of the LightGCN of the thesis' author on ML-100K, one layer in batches of 1,024, measured once, on
+"""Examples per second of the LightGCN of the thesis' author on ML-100K, one layer, batches of 1,024, measured once on
 two cores of an AMD EPYC."""
 
 
 def examples_a_second(command: list[str], epochs: int, threads: int) -> float:
-    """One process of a contestant: its rate over the epochs after the warm-up."""
+    """Rate of one process of a contestant over the epochs after the warm-up."""
     words = [*command, "--epochs", str(WARM_UP + epochs), "--threads", str(threads)]
-    told = answer(spawn(words, threads=threads)[0])
-    return float(told["examples"] / statistics.median(told["seconds"][WARM_UP:]))
+    result = answer(spawn(words, threads=threads)[0])
+    return float(result["examples"] / statistics.median(result["seconds"][WARM_UP:]))
 
 
 def contestants(threads: int) -> dict[str, Contestant]:
@@ -47,8 +47,8 @@ def contestants(threads: int) -> dict[str, Contestant]:
 
 
 def main() -> None:
-    asked = arguments("Training epochs on ML-100K, ours beside its peers.", rounds=3).parse_args()
-    bench = Benchmark("mf_epoch", asked.rounds, asked.patience)
+    args = arguments("Training epochs on ML-100K, ours compared with peers.", rounds=3).parse_args()
+    bench = Benchmark("mf_epoch", args.rounds, args.patience)
     for threads in (1, 2):
         bench.run(contestants(threads))
         suffix = thread_count(threads)

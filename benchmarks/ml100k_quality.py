@@ -1,6 +1,6 @@
-"""NDCG@20 on ML-100K's own split, mean and sample standard deviation over seeds: the README's results table.
+"""NDCG@20 on ML-100K's own split, mean and sample standard deviation over seeds, for the README's results table.
 
-Every row goes through ``orchestrator.run``, in this process, one thread. ``--only`` picks rows by their beginning.
+Every row goes through ``orchestrator.run``, in this process, one thread. ``--only`` selects rows by their beginning.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
-"""What a row is called: what it is read against, and its settings. ``refit=only`` trains on all 80,000 interactions
-for a fixed number of epochs; the last one is tested, once."""
+"""Rows by name: the value to compare with, and the settings. ``refit=only`` trains on all 80,000 interactions for a
+fixed number of epochs; only the last one is tested."""
 
 
 def main() -> None:

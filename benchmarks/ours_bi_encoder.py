@@ -23,24 +23,24 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10, help="in each of --rounds, of 32 pairs each")
     parser.add_argument("--rounds", type=int, default=3, help="after one that is not counted")
     parser.add_argument("--threads", type=int, required=True)
-    asked = parser.parse_args()
-    torch.set_num_threads(asked.threads)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
     params = Params(dataset="stsb", encoder="minilm", batch_size=32, max_length=256)
     runtime = Runtime(
-        device=torch.device("cpu"), data=data_root(), seed=0, epochs=1 + asked.rounds, steps_per_epoch=asked.steps,
-        precision=asked.precision,
+        device=torch.device("cpu"), data=data_root(), seed=0, epochs=1 + args.rounds, steps_per_epoch=args.steps,
+        precision=args.precision,
     )  # fmt: skip
     workload = BiEncoder(params, runtime)
     sentences = load_pairs("stsb", runtime.data).train.first
     seconds = []
-    for epoch in range(1, 2 + asked.rounds):
+    for epoch in range(1, 2 + args.rounds):
         started = time.perf_counter()
-        if asked.task == "train":
+        if args.task == "train":
             workload.train_epoch(epoch)
         else:
             encode(workload.encoder, workload.tokenizer(sentences))
         seconds.append(time.perf_counter() - started)
-    count = params.batch_size * asked.steps if asked.task == "train" else len(sentences)
+    count = params.batch_size * args.steps if args.task == "train" else len(sentences)
     print(json.dumps({"seconds": seconds[1:], "count": count}))
 
 

@@ -1,6 +1,6 @@
 """Our recommender's training epochs, one process: the seconds of each, as JSON.
 
-With --evaluate, the seconds of full rankings of all users on the test split instead.
+With --evaluate, the seconds of full rankings of all users on test instead.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=2, help="Of LightGCN.")
     parser.add_argument("--batch-size", type=int, default=2048)
     parser.add_argument("--evaluate", action="store_true")
-    asked = parser.parse_args()
-    torch.set_num_threads(asked.threads)
-    shape = {"batch_size": asked.batch_size} | ({"layers": asked.layers} if asked.backbone == "lightgcn" else {})
-    params = Params(dataset="ml-100k", backbone=asked.backbone, dim=32, lr=1e-3, weight_decay=0, **shape)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    shape = {"batch_size": args.batch_size} | ({"layers": args.layers} if args.backbone == "lightgcn" else {})
+    params = Params(dataset="ml-100k", backbone=args.backbone, dim=32, lr=1e-3, weight_decay=0, **shape)
     runtime = Runtime(
-        device=torch.device("cpu"), data=data_root(), seed=0, epochs=asked.epochs, holdout=False
+        device=torch.device("cpu"), data=data_root(), seed=0, epochs=args.epochs, holdout=False
     )  # without a validation part: the same 80,000 interactions as every peer
     workload = Recommender(params, runtime)
     seconds = []
-    for epoch in range(1, asked.epochs + 1):
+    for epoch in range(1, args.epochs + 1):
         started = time.perf_counter()
-        if asked.evaluate:
+        if args.evaluate:
             workload.evaluate("test")
         else:
             workload.train_epoch(epoch)

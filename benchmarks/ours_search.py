@@ -1,4 +1,4 @@
-"""Exact top-k over a memory-mapped index, one process: queries a second of the best call, as JSON."""
+"""Exact top-k over a memory-mapped index, one process: queries per second of the best call, as JSON."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ def main() -> None:
     parser.add_argument("--k", type=int, required=True)
     parser.add_argument("--calls", type=int, required=True)
     parser.add_argument("--threads", type=int, required=True)
-    asked = parser.parse_args()
-    torch.set_num_threads(asked.threads)
-    rows = np.load(asked.folder / "index.npy", mmap_mode="r")
-    index = Index("benchmark", rows.shape[1], True, asked.folder / "index")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    rows = np.load(args.folder / "index.npy", mmap_mode="r")
+    index = Index("benchmark", rows.shape[1], True, args.folder / "index")
     for session, docs in enumerate(np.array_split(np.arange(len(rows)), SESSIONS)):
         index.append(session, docs, np.ascontiguousarray(rows[docs]))
-    queries, seconds = torch.from_numpy(np.load(asked.folder / "queries.npy")), []
-    for _ in range(1 + asked.calls):
+    queries, seconds = torch.from_numpy(np.load(args.folder / "queries.npy")), []
+    for _ in range(1 + args.calls):
         started = time.perf_counter()
-        _, found = exact_topk(queries, index.blocks(), asked.k)
+        _, result = exact_topk(queries, index.blocks(), args.k)
         seconds.append(time.perf_counter() - started)
-    np.save(asked.folder / "ours.npy", found.numpy())
+    np.save(args.folder / "ours.npy", result.numpy())
     print(json.dumps({"queries_per_second": len(queries) / min(seconds[1:])}))
 
 

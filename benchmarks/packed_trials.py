@@ -1,7 +1,7 @@
-"""Trials of the recommender in one process, as a sweep runs them without Ray, so many at once: their seconds, as JSON.
+"""Trials of the recommender in one process, as in a sweep without Ray, several at once: their seconds, as JSON.
 
-Every trial has a learning rate, a weight decay and a seed of its own, evaluates every epoch, and ends with its
-checkpoint. No search, no tracker: only the trials.
+Each trial has its own learning rate, weight decay and seed, evaluates every epoch, and ends with its checkpoint. There
+is no search and no tracker.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from orchestrator.sweeps.pack_plan import PackRunner
 from workloads.recommender.params import Params
 
 
-def configs(asked: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]]:
-    """What a sweep's manager hands out."""
-    root = data_root() if asked.dataset != "synthetic" else folder
-    for number in range(asked.trials):
+def configs(args: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]]:
+    """Configurations as a sweep's manager creates them."""
+    root = data_root() if args.dataset != "synthetic" else folder
+    for number in range(args.trials):
         params = Params(
-            dataset=asked.dataset,
-            dim=asked.dim,
-            batch_size=asked.batch_size,
+            dataset=args.dataset,
+            dim=args.dim,
+            batch_size=args.batch_size,
             lr=1e-3 * 1.1**number,
             weight_decay=1e-7 * 1.3**number,
         )
-        plan = Plan(epochs=asked.epochs, refit=True)
+        plan = Plan(epochs=args.epochs, refit=True)
         spec = ExperimentSpec(workload="recommender", params=params.model_dump(), plan=plan, seed=number)
         yield {
             "number": number,
@@ -47,14 +47,14 @@ def configs(asked: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]]
         }
 
 
-def run(asked: argparse.Namespace, device: torch.device) -> float:
-    """Seconds for all trials, ``asked.at_once`` under way at any time."""
+def run(args: argparse.Namespace, device: torch.device) -> float:
+    """Seconds for all trials, ``args.at_once`` at a time."""
     with tempfile.TemporaryDirectory() as folder:
-        feed, ended = configs(asked, Path(folder)), 0
+        feed, ended = configs(args, Path(folder)), 0
         runner = PackRunner(device)
         started = time.perf_counter()
-        while ended < asked.trials:
-            while len(runner) < asked.at_once and (config := next(feed, None)) is not None:
+        while ended < args.trials:
+            while len(runner) < args.at_once and (config := next(feed, None)) is not None:
                 runner.begin(config)
             for number, payload in runner.step():
                 if "error" in payload:
@@ -71,12 +71,12 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--dataset", required=True)
     parser.add_argument("--device", default="cpu")
-    asked = parser.parse_args()
-    torch.set_num_threads(asked.threads)
-    device = torch.device(asked.device)
-    warm_up = argparse.Namespace(**{**vars(asked), "trials": min(asked.trials, asked.at_once), "epochs": 2})
-    run(warm_up, device)  # loads the data, and the device's kernels
-    print(json.dumps({"seconds": run(asked, device)}))
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    device = torch.device(args.device)
+    warm_up = argparse.Namespace(**{**vars(args), "trials": min(args.trials, args.at_once), "epochs": 2})
+    run(warm_up, device)  # loads data and kernels
+    print(json.dumps({"seconds": run(args, device)}))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Trials per minute of matrix factorisation: one after the other, and 8 and 32 trained together, in one process.
+"""Trials per minute of matrix factorisation: one at a time, and 8 and 32 trained together, in one process.
 
 32 trials that differ in learning rate, weight decay and seed, evaluated every epoch, on ML-100K and the synthetic set.
-The last row of each set has the small steps that ``pack=auto`` packs on a CPU. Needs no Ray and no tracker; with
+The last row of each dataset has small steps, which ``pack=auto`` packs on a CPU. Needs no Ray and no tracker; with
 ``--device cuda`` it measures a GPU. ``--datasets synthetic`` needs no data.
 """
 
@@ -32,20 +32,20 @@ def trials_a_minute(dataset: str, dim: int, batch_size: int, at_once: int, threa
 
 
 def main() -> None:
-    parser = arguments("Trials trained together beside the same trials apart.", rounds=3)
+    parser = arguments("Trials trained together compared with the same trials one by one.", rounds=3)
     parser.add_argument("--datasets", nargs="+", default=["ml-100k", "synthetic"])
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--device", default="cpu")
-    asked = parser.parse_args()
-    bench = Benchmark("packing" if asked.device == "cpu" else f"packing_{asked.device}", asked.rounds, asked.patience)
-    for threads in asked.threads:
-        for dataset in asked.datasets:
+    args = parser.parse_args()
+    bench = Benchmark("packing" if args.device == "cpu" else f"packing_{args.device}", args.rounds, args.patience)
+    for threads in args.threads:
+        for dataset in args.datasets:
             for dim, batch_size in SHAPES:
                 what = f"{dataset}, d={dim}, B={batch_size}{thread_count(threads)}"
                 names = {at_once: f"{what}, {at_once} at once" for at_once in (APART, *SIZES)}
                 bench.run(
                     {
-                        name: partial(trials_a_minute, dataset, dim, batch_size, at_once, threads, asked.device)
+                        name: partial(trials_a_minute, dataset, dim, batch_size, at_once, threads, args.device)
                         for at_once, name in names.items()
                     }
                 )

@@ -1,4 +1,4 @@
-"""Trials that train nothing and post reports: without PyTorch, so that a process of one costs next to nothing."""
+"""Trials that only post reports, without PyTorch, so that their processes are cheap."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 class PostedTrial:
-    """What one trial posts: its epochs since the last report, its best value so far."""
+    """State of a trial: its epochs since the last report, its best value so far."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         self.seed_run, self.config = int(config["number"]), config
@@ -23,7 +23,7 @@ class PostedTrial:
         self._values: list[float] = []
 
     def train(self) -> None:
-        """One epoch more."""
+        """Add one epoch."""
         self.epoch += 1
         self._values.append(self.quality - 1 / self.epoch + 0.01 * self._noise.random())
 
@@ -51,7 +51,7 @@ class PostedTrial:
 
 
 def actor(epoch_seconds: float, folder: Path) -> type:
-    """A Tune trainable that posts a report an epoch and leaves in ``folder`` how long it waited for answers."""
+    """A Tune trainable that posts one report per epoch, and writes its waiting time to ``folder``."""
     from ray import tune
 
     class PostingActor(tune.Trainable):  # type: ignore[misc]
@@ -67,7 +67,7 @@ def actor(epoch_seconds: float, folder: Path) -> type:
                 self._waited += time.monotonic() - self._left
             time.sleep(epoch_seconds)
             self._trial.train()
-            found = self._trial.payload()
+            result = self._trial.payload()
             if self._trial.ended:
                 seen = {
                     "waited": self._waited,
@@ -76,6 +76,6 @@ def actor(epoch_seconds: float, folder: Path) -> type:
                 }
                 (folder / f"{self._trial.seed_run}.json").write_text(json.dumps(seen))
             self._left = time.monotonic()
-            return found
+            return result
 
     return PostingActor

@@ -1,7 +1,7 @@
-"""Full ranking of all users of ML-100K: scores, masking, top-k and every metric, beside RecBole's evaluation.
+"""Full ranking of all users of ML-100K: scores, masking, top-k and all metrics, compared with RecBole's evaluation.
 
 All 943 users against 1,682 items on the test split. RecBole measures six metrics at k = 5, 10, 20; ours measures
-eight and AUC. The first call of a process is not counted.
+eight and AUC. The first call of a process does not count.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ def seconds_a_call(command: list[str], threads: int) -> float:
 
 
 def main() -> None:
-    asked = arguments("Full ranking of all users of ML-100K.", rounds=3).parse_args()
+    args = arguments("Full ranking of all users of ML-100K.", rounds=3).parse_args()
     ours = [sys.executable, str(HERE / "ours_epoch.py")]
     recbole = [peers_python(), str(HERE / "peers" / "recbole_epoch.py")]
-    bench = Benchmark("ranking", asked.rounds, asked.patience)
+    bench = Benchmark("ranking", args.rounds, args.patience)
     for threads in (1, 2):
         suffix = thread_count(threads)
         bench.run(

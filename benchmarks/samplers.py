@@ -1,10 +1,9 @@
-"""Epochs of the recommender in batches, by loss and by sampler, as ratios to BPR with uniform negatives.
+"""Epochs of the recommender in batches, by loss and sampler, as ratios to BPR with uniform negatives.
 
 Matrix factorisation, d = 32, Adam, one thread, on ML-100K in batches of 1,024 and on generated data of Gowalla's size
 in batches of 8,192. Models are built once; a sample is the median of some epochs, in turn (A B A B). With
-``--device cuda`` both are trained on the GPU, in batches of 8,192; with ``--peak`` a row says what share of the GPU's
-memory bandwidth BPR's epoch reaches. ``--only BCL`` measures the methods whose names begin so, and what they are
-compared with.
+``--device cuda`` both are trained on the GPU, in batches of 8,192; ``--peak`` adds a row with the share of the GPU's
+memory bandwidth that BPR's epoch uses. ``--only BCL`` measures the methods with this prefix, and their references.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from workloads.recommender.params import Params
 from workloads.recommender.workload import Recommender
 
 AUTHORS_DPL = 65_000
-"""Examples a second of the authors' DPL with M = N = 10 on ML-100K, measured once, on two cores of an AMD EPYC."""
+"""Examples per second of the authors' DPL with M = N = 10 on ML-100K, measured once on two cores of an AMD EPYC."""
 
 SMALL, LARGE = "ML-100K", "Gowalla's size"
 METHODS: dict[str, dict[str, Any]] = {
@@ -40,7 +39,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "BCL, N = 64, alpha = auc": {"loss": "bcl", "negatives": 64},
     "BPRAC": {"loss": "bprac"},
 }
-TOO_LARGE = {"BNS, exact"}  # every item for every interaction: on a GPU only
+TOO_LARGE = {"BNS, exact"}  # all items for each interaction, on a GPU only
 
 
 BCL = {name for name in METHODS if name.startswith("BCL")}
@@ -50,10 +49,10 @@ FLOAT, INDEX = 4, 8
 
 
 def bpr_bytes(interactions: int, nodes: int, dim: int, batch_size: int) -> int:
-    """What an epoch of BPR under Adam has to move at least, in bytes; what a cache keeps is counted all the same.
+    """Minimal memory traffic of an epoch of BPR with Adam, in bytes, without caches.
 
-    For each interaction three nodes written and read, their rows gathered, and their gradients scattered (read and
-    written); in each step the gradient cleared, and Adam's reads of table, gradient and two moments and writes of all
+    For each interaction: three nodes written and read, their rows gathered, their gradients scattered (read and
+    written). For each step: the gradient cleared, and Adam's reads of table, gradient and two moments and writes of all
     but the gradient.
     """
     steps = -(-interactions // batch_size)
@@ -62,7 +61,7 @@ def bpr_bytes(interactions: int, nodes: int, dim: int, batch_size: int) -> int:
 
 
 class Trained:
-    """A model whose epochs are timed."""
+    """A model with timed epochs."""
 
     def __init__(self, dataset: str, device: torch.device, batch_size: int, method: dict[str, Any]) -> None:
         params = Params(dataset=dataset, dim=32, batch_size=batch_size, lr=1e-3, weight_decay=0, **method)
@@ -71,14 +70,14 @@ class Trained:
         self._epoch = 0
 
     def seconds(self, epochs: int) -> float:
-        """The median of some epochs."""
-        found = []
+        """Median seconds of some epochs."""
+        result = []
         for _ in range(epochs):
             self._epoch += 1
             started = time.perf_counter()
-            self._workload.train_epoch(self._epoch)  # ends with a value read from the device
-            found.append(time.perf_counter() - started)
-        return statistics.median(found)
+            self._workload.train_epoch(self._epoch)  # ends with a read from the device
+            result.append(time.perf_counter() - started)
+        return statistics.median(result)
 
     @property
     def least_bytes(self) -> int:
@@ -87,12 +86,12 @@ class Trained:
         return bpr_bytes(self.interactions, data.n_users + data.n_items, params.dim, params.batch_size)
 
     def rate(self, epochs: int) -> float:
-        """Examples a second."""
+        """Examples per second."""
         return self.interactions / self.seconds(epochs)
 
     @property
     def interactions(self) -> int:
-        """In an epoch."""
+        """Interactions in an epoch."""
         return int(self._workload.data.pairs.shape[1])
 
 
@@ -101,19 +100,19 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", help="cpu or cuda.")
     parser.add_argument("--peak", type=float, help="Memory bandwidth of the GPU, in GB/s, such as 3350 of an H100 SXM.")
     parser.add_argument("--only", default="", help="How the names of the methods begin that are measured.")
-    asked = parser.parse_args()
-    if asked.peak is not None and not asked.peak > 0:
+    args = parser.parse_args()
+    if args.peak is not None and not args.peak > 0:
         parser.error("--peak is a bandwidth in GB/s, above 0")
-    chosen = {name for name in METHODS if name.lower().startswith(asked.only.lower())}
+    chosen = {name for name in METHODS if name.lower().startswith(args.only.lower())}
     if not chosen:
-        parser.error(f"--only {asked.only} names none of: {'; '.join(METHODS)}")
+        parser.error(f"--only {args.only} names none of: {'; '.join(METHODS)}")
     chosen |= {"BPR"} | ({"DNS"} if any(name.startswith("BNS") for name in chosen) else set())
     chosen |= {"InfoNCE, N = 64"} if chosen & BCL else set()
     torch.set_num_threads(1)
-    device = torch.device(asked.device)
+    device = torch.device(args.device)
     name = "samplers" if device.type == "cpu" else "samplers-gpu"
-    part = f"-{asked.only.lower()}" if asked.only else ""  # which leaves the whole table's results alone
-    bench = Benchmark(name + part, asked.rounds, asked.patience)
+    part = f"-{args.only.lower()}" if args.only else ""  # which keeps the results of the whole table
+    bench = Benchmark(name + part, args.rounds, args.patience)
     for place, dataset, batch_size, epochs in (
         (SMALL, "ml-100k", 1024 if device.type == "cpu" else 8192, 5),
         (LARGE, "synthetic-1m", 8192, 1),
@@ -123,21 +122,21 @@ def main() -> None:
         contestants = {}
         for name in methods:
             model = Trained(dataset, device, batch_size, METHODS[name])
-            model.seconds(1)  # not counted: it builds what is built once
+            model.seconds(1)  # does not count: it includes one-time work
             contestants[f"{name}, {place}"] = partial(model.rate, epochs)
             if name == "BPR":
                 bpr = model
         bench.run(contestants)
         _rows(bench, place, methods)
-        if asked.peak is not None:
-            _bandwidth(bench, place, bpr, asked.peak)
+        if args.peak is not None:
+            _bandwidth(bench, place, bpr, args.peak)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     bench.notes.append(f"Peak memory with all models at once: {peak:.1f} GiB.")
     bench.finish()
 
 
 def _rows(bench: Benchmark, place: str, methods: list[str]) -> None:
-    """Ratios of times: how many times as long an epoch is, at most."""
+    """Rows of maximal ratios of epoch times."""
     bpr, dns = f"BPR, {place}", f"DNS, {place}"
     bench.hold(bpr, "ex/s", bpr, at_least=0.7e6)
     for name, peer, times in (
@@ -159,7 +158,7 @@ def _rows(bench: Benchmark, place: str, methods: list[str]) -> None:
 
 
 def _bandwidth(bench: Benchmark, place: str, bpr: Trained, peak: float) -> None:
-    """The bytes that BPR's epoch has to move over its time, as a share of ``peak`` GB/s."""
+    """Memory traffic of BPR's epoch per second, as a share of ``peak`` GB/s."""
     seconds = bpr.interactions / bench.median(f"BPR, {place}")
     reached = bpr.least_bytes / seconds / 1e9
     bench.rows.append(Row(f"BPR, {place}: memory traffic, of the peak", "GB/s", reached, "--peak", peak))

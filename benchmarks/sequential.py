@@ -1,8 +1,8 @@
-"""Sequential SGD of matrix factorisation on a CPU, beside implicit and beside what the thesis' own programs reach.
+"""Sequential SGD of matrix factorisation on a CPU, compared with implicit and with the thesis' programs.
 
 implicit runs in the same rounds. The authors' programs are not installed here: their rates on ML-100K were measured
-once, on two cores of an AMD EPYC, and stand below as constants; a target is the issue's multiple of them. d = 32. The
-first epochs, with the compilation, do not count.
+once, on two cores of an AMD EPYC, and are constants below; targets are multiples of them. d = 32. The first epochs,
+with the compilation, do not count.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from harness import HERE, Benchmark, Contestant, answer, arguments, peers_python
 
 WARM_UP = 4
 AUTHORS_BNS, AUTHORS_DNS = 4_000, 6_200
-"""Examples a second."""
+"""Examples per second."""
 AUTHORS_ROUND = 6.9 + 15.2
 """Seconds of BPRAC's E-step and M-step, with 943,000 triples."""
 
@@ -23,11 +23,11 @@ OURS, IMPLICIT, GOWALLA = "sequential", "implicit", "sequential, Gowalla's size"
 
 
 def median_epoch(command: list[str], epochs: int, threads: int, *, rate: bool) -> float:
-    """One process: its median epoch after the warm-up, in seconds or in examples a second."""
+    """Median epoch of one process after the warm-up, in seconds or in examples per second."""
     words = [*command, "--epochs", str(WARM_UP + epochs), "--threads", str(threads)]
-    told = answer(spawn(words, threads=threads)[0])
-    seconds = statistics.median(told["seconds"][WARM_UP:])
-    return float(told["examples"] / seconds) if rate else seconds
+    result = answer(spawn(words, threads=threads)[0])
+    seconds = statistics.median(result["seconds"][WARM_UP:])
+    return float(result["examples"] / seconds) if rate else seconds
 
 
 def contestants() -> dict[str, Contestant]:
@@ -51,8 +51,8 @@ def contestants() -> dict[str, Contestant]:
 
 
 def main() -> None:
-    asked = arguments("Sequential SGD on a CPU, ours beside implicit.", rounds=3).parse_args()
-    bench = Benchmark("sequential", asked.rounds, asked.patience)
+    args = arguments("Sequential SGD on a CPU, ours compared with implicit.", rounds=3).parse_args()
+    bench = Benchmark("sequential", args.rounds, args.patience)
     bench.run(contestants())
     for threads in (1, 2):
         suffix = thread_count(threads)

@@ -1,4 +1,4 @@
-"""Epochs of our sequential SGD, one process: the seconds of each, as JSON. Compilation is told apart.
+"""Epochs of our sequential SGD, one process: the seconds of each, as JSON. Compilation is reported separately.
 
 --round times rounds of BPRAC instead: the credence of all interactions, then 1000 x users triples (thesis 3.3.1).
 """
@@ -25,7 +25,7 @@ DIM, PRIOR_VARIANCE = 32, 0.6
 
 
 def gowalla_size() -> Interactions:
-    """30,000 users, 41,000 items and 1,000,000 interactions; both popularities fall as power laws."""
+    """30,000 users, 41,000 items and 1,000,000 interactions; both popularities are power laws."""
     source = np.random.default_rng(0)
     n_users, n_items, n = 30_000, 41_000, 1_000_000
     activity = source.pareto(1.5, n_users).clip(0.1, 50)
@@ -61,19 +61,17 @@ def main() -> None:
     parser.add_argument("--round", action="store_true")
     parser.add_argument("--epochs", type=int, required=True)
     parser.add_argument("--threads", type=int, required=True)
-    asked = parser.parse_args()
-    torch.set_num_threads(asked.threads)
-    data = load_interactions("ml-100k", data_root()) if asked.data == "ml-100k" else gowalla_size()
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    data = load_interactions("ml-100k", data_root()) if args.data == "ml-100k" else gowalla_size()
     table = normal(data.n_users + data.n_items, DIM, 0.1, seed=0)
-    settings = Settings(
-        sampler=asked.sampler, threads=asked.threads, triples=1000 * data.n_users if asked.round else None
-    )
+    settings = Settings(sampler=args.sampler, threads=args.threads, triples=1000 * data.n_users if args.round else None)
     model = SequentialMF(
         table[: data.n_users], table[data.n_users :], *user_csr(data.train, data.n_users), settings, seed=0
     )
-    epoch_of = rounds(data, model, table) if asked.round else model.train_epoch
+    epoch_of = rounds(data, model, table) if args.round else model.train_epoch
     seconds = []
-    for epoch in range(1, asked.epochs + 1):
+    for epoch in range(1, args.epochs + 1):
         started = time.perf_counter()
         epoch_of(epoch)
         seconds.append(time.perf_counter() - started)

@@ -1,10 +1,9 @@
 """kNN accuracy of ResNet-18 after 400 steps on the 10,000-image CIFAR-10 subset: InfoNCE, HCL and BCL, several seeds.
 
-Each (loss, seed) is written to ``results/simclr_quality.json`` as it ends; a run that was cut goes on from its last 40
-steps, and a second call runs what is missing. A run belongs to its settings: another encoder, precision or number of
-steps has a file of results of its own, and no checkpoint of one is taken for another's. Settings are looked at on
-validation, with ``--try``; test is opened once a run, at its end. The images are JPEG-recompressed: nothing here stands
-beside a published table.
+Each (loss, seed) is written to ``results/simclr_quality.json`` when it ends. An interrupted run continues from its last
+checkpoint (every 40 steps), and a second call runs the missing ones. Each encoder, precision and number of steps has
+its own results file and checkpoints. ``--try`` tests settings on validation; test is evaluated once per run, at its
+end. The images are JPEG-recompressed, so the results are not comparable with published tables.
 
     python benchmarks/simclr_quality.py --data DATA                                    # the README's, on two cores
     python benchmarks/simclr_quality.py --data DATA --encoder resnet50 --epochs 100    # N = 510, 4,000 steps, on a GPU
@@ -38,20 +37,20 @@ CHECKPOINTS = Path(__file__).resolve().parent.parent / ".cache" / "simclr_qualit
 
 LOSSES = ("infonce", "hcl", "bcl")
 STEPS, EPOCHS, EVALUATED = 40, 10, 5
-"""Steps between two checkpoints, how many times over, and after how many of those validation is looked at."""
+"""Steps between checkpoints, number of these intervals, and intervals between validations."""
 
 MARGIN = 0.05
-"""How far above raw pixels and above the untrained encoder a trained one has to be."""
+"""Required margin of a trained encoder over raw pixels and over the untrained encoder."""
 
 SETTINGS: dict[str, Any] = {"dataset": "cifar-10-subset", "encoder": "resnet18", "batch_size": 256, "eval_k": 20}
-"""The rest is the workload's default, the same for every loss and chosen by none: Adam at 1e-3 and t = 0.5 are the
-thesis' (6.6.2.3), the cosine is SimCLR's."""
+"""Other settings are the workload's defaults, equal for all losses: Adam at 1e-3 and t = 0.5 are the thesis' (6.6.2.3),
+the cosine is SimCLR's."""
 
 KEPT = ("knn_top1", "knn_top5", "probe_top1", "alignment", "uniformity", "auc")
 
 
 class Setup(NamedTuple):
-    """What makes two runs of a loss and seed the same one."""
+    """Settings that identify a run, with loss and seed."""
 
     settings: dict[str, Any]
     precision: Any
@@ -59,18 +58,18 @@ class Setup(NamedTuple):
 
     @property
     def digest(self) -> str:
-        """Short, and another one where anything is."""
-        told = json.dumps([self.settings, self.precision, self.epochs, STEPS], sort_keys=True)
-        return hashlib.sha256(told.encode()).hexdigest()[:8]
+        """Short digest of the settings."""
+        identity = json.dumps([self.settings, self.precision, self.epochs, STEPS], sort_keys=True)
+        return hashlib.sha256(identity.encode()).hexdigest()[:8]
 
     @property
     def results(self) -> Path:
-        """The file of results; the settings that the README shows have the plain name."""
+        """The results file. The settings shown in the README have the plain name."""
         own = "" if self == Setup(SETTINGS, "bf16", EPOCHS) else f"-{self.settings['encoder']}-{self.digest}"
         return RESULTS / f"simclr_quality{own}.json"
 
     def made(self, run: dict[str, Any]) -> bool:
-        """Whether a run that was kept had these settings."""
+        """Whether a stored run has these settings."""
         had = {name: run["params"][name] for name in self.settings}
         return Setup(had, run["precision"], len(run["curve"])).digest == self.digest
 
@@ -88,7 +87,7 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     setup = Setup({**SETTINGS, "encoder": arguments.encoder}, arguments.precision, arguments.epochs)
     if arguments.tried is not None:
-        look(setup, arguments)
+        try_settings(setup, arguments)
         return
     results: dict[str, Any] = json.loads(setup.results.read_text()) if setup.results.exists() else {"runs": []}
     if "baselines" not in results:
@@ -111,18 +110,18 @@ def workload(setup: Setup, data: Path, seed: int, **settings: Any) -> SimCLR:
     return SimCLR(SimCLR.Params(**{**setup.settings, **settings}), runtime)
 
 
-def look(setup: Setup, arguments: argparse.Namespace) -> None:
-    """One shorter run, judged on validation alone; nothing is written."""
+def try_settings(setup: Setup, arguments: argparse.Namespace) -> None:
+    """One shorter run, evaluated on validation only. Writes nothing."""
     settings = dict(word.split("=", 1) for word in arguments.tried)
     built = workload(setup, arguments.data, 100, **settings)
     for epoch in range(1, setup.epochs + 1):
         loss = built.train_epoch(epoch)["loss"]
-    found = {name: round(value, 4) for name, value in built.evaluate("validation").metrics.items()}
-    print(json.dumps({**settings, "steps": STEPS * setup.epochs, "loss": round(loss, 4), **found}), flush=True)
+    result = {name: round(value, 4) for name, value in built.evaluate("validation").metrics.items()}
+    print(json.dumps({**settings, "steps": STEPS * setup.epochs, "loss": round(loss, 4), **result}), flush=True)
 
 
 def train(loss: str, seed: int, setup: Setup, arguments: argparse.Namespace) -> dict[str, Any]:
-    """A run from its last checkpoint to its end, measured on both splits."""
+    """Continue a run from its last checkpoint to its end, and evaluate both splits."""
     built, started = workload(setup, arguments.data, seed, loss=loss), time.monotonic()
     checkpoint = CHECKPOINTS / f"{loss}-{seed}-{setup.digest}.pt"
     before, spent, curve = 0, 0.0, []
@@ -155,7 +154,7 @@ def train(loss: str, seed: int, setup: Setup, arguments: argparse.Namespace) -> 
 
 @torch.no_grad()
 def baselines(setup: Setup, arguments: argparse.Namespace) -> dict[str, Any]:
-    """kNN on test by raw pixels, and by the encoder before training."""
+    """kNN on test with raw pixels, and with the untrained encoder."""
     built = workload(setup, arguments.data, 0)
     data = built.data
     pixels = [
@@ -183,22 +182,22 @@ def report(results: dict[str, Any]) -> None:
     untrained = [one["knn_top1"] for one in results["baselines"]["untrained"]]
     print("\n| features | kNN top-1 on test, mean ± sd | runs |\n| --- | --- | --- |")
     print(f"| raw pixels | {pixels:.4f} | |")
-    print(told("untrained", untrained))
-    for loss, found in values.items():
-        print(told(loss, list(found.values())))
-    for loss, found in values.items():
-        print(above(f"{loss} - raw pixels", one_sample([value - pixels for value in found.values()])))
-        print(above(f"{loss} - untrained", over_seeds(list(found.values()), untrained, "welch") if found else None))
+    print(table_row("untrained", untrained))
+    for loss, result in values.items():
+        print(table_row(loss, list(result.values())))
+    for loss, result in values.items():
+        print(above(f"{loss} - raw pixels", one_sample([value - pixels for value in result.values()])))
+        print(above(f"{loss} - untrained", over_seeds(list(result.values()), untrained, "welch") if result else None))
     for one, other in combinations(LOSSES, 2):
         if values[one] and values[other]:
-            found = over_seeds(list(values[one].values()), list(values[other].values()), "welch")
-            if found.low is not None and found.high is not None:
-                claim = "no ranking" if found.low <= 0 <= found.high else "a difference"
-                print(f"{one} - {other}: {found.value:+.4f}, 95% [{found.low:+.4f}, {found.high:+.4f}]: {claim}")
+            result = over_seeds(list(values[one].values()), list(values[other].values()), "welch")
+            if result.low is not None and result.high is not None:
+                claim = "no ranking" if result.low <= 0 <= result.high else "a difference"
+                print(f"{one} - {other}: {result.value:+.4f}, 95% [{result.low:+.4f}, {result.high:+.4f}]: {claim}")
 
 
 def one_sample(differences: list[float]) -> Difference | None:
-    """The mean over seeds of a difference to a constant, with Student's t interval; None without a seed."""
+    """Mean over seeds of a difference to a constant, with Student's t interval; None without seeds."""
     if not differences:
         return None
     value, count = fmean(differences), len(differences)
@@ -208,22 +207,22 @@ def one_sample(differences: list[float]) -> Difference | None:
     return Difference(value, value - half, value + half)
 
 
-def above(name: str, found: Difference | None) -> str:
-    """Whether a difference is :data:`MARGIN` or more, and whether all of its interval is."""
-    if found is None:
+def above(name: str, result: Difference | None) -> str:
+    """Whether a difference, and its whole interval, is at least :data:`MARGIN`."""
+    if result is None:
         return f"{name}: no run"
-    if found.low is None or found.high is None:
-        return f"{name}: {found.value:+.4f}, no interval ({found.why}); {MARGIN:+.2f} asked: {yes(found.value)}"
-    interval = f"95% [{found.low:+.4f}, {found.high:+.4f}]"
-    met = f"{yes(found.value)}, its lower end: {yes(found.low)}"
-    return f"{name}: {found.value:+.4f}, {interval}; {MARGIN:+.2f} asked: {met}"
+    if result.low is None or result.high is None:
+        return f"{name}: {result.value:+.4f}, no interval ({result.why}); {MARGIN:+.2f} asked: {yes(result.value)}"
+    interval = f"95% [{result.low:+.4f}, {result.high:+.4f}]"
+    met = f"{yes(result.value)}, its lower end: {yes(result.low)}"
+    return f"{name}: {result.value:+.4f}, {interval}; {MARGIN:+.2f} asked: {met}"
 
 
 def yes(value: float) -> str:
     return "yes" if value >= MARGIN else "NO"
 
 
-def told(name: str, values: list[float]) -> str:
+def table_row(name: str, values: list[float]) -> str:
     spread = f" ± {stdev(values):.4f}" if len(values) > 1 else ""
     return f"| {name} | {fmean(values):.4f}{spread} | {len(values)} |" if values else f"| {name} | | 0 |"
 

@@ -1,11 +1,11 @@
-"""Images a second of a whole SimCLR step beside lightly's: input, augmentation, forward, loss, backward, optimiser.
+"""Images per second of a whole SimCLR step compared with lightly's, from input to optimiser.
 
-ResNet-18 with CIFAR's stem on CIFAR's images of 32 x 32, batches of 256, two threads each. lightly as shipped is in
-float32 with two loader workers; the same under bf16 autocast stands beside it. Where the CPU has no bf16 instructions,
-ours in float32 is the row that counts.
+ResNet-18 with CIFAR's stem on CIFAR's images of 32 x 32, batches of 256, two threads each. lightly as shipped uses
+float32 and two loader workers; it is also measured with bf16 autocast. On a CPU without bf16 instructions, our row in
+float32 counts.
 
-``--device cuda`` has no peer: images a second on one GPU, how much of the step the GPU is busy, and with ``--peak`` its
-share of that many bf16 operations a second (dense: 989e12 for an H100 SXM, 312e12 for an A100).
+``--device cuda`` has no peer: images per second on one GPU, the share of the step in which the GPU is busy, and with
+``--peak`` its share of that many bf16 operations per second (dense: 989e12 for an H100 SXM, 312e12 for an A100).
 
     python benchmarks/simclr_step.py --device cuda --encoder resnet50 --batch 1024 --peak 989e12
 """
@@ -25,30 +25,30 @@ from harness import HERE, Benchmark, Contestant, answer, arguments, data_root, p
 
 BATCH, STEPS, WARM, THREADS = 256, 4, 1, 2
 GPU_STEPS = 20
-"""Steps of a GPU between two looks at the clock; the CPU's are timed one by one."""
+"""Number of GPU steps that are timed together; CPU steps are timed one by one."""
 
 LOSSES = ("infonce", "bcl")
 
 
 def main() -> None:
-    parser = arguments("A SimCLR step beside lightly's.", rounds=3)
+    parser = arguments("A SimCLR step compared with lightly's.", rounds=3)
     parser.add_argument("--ours", choices=LOSSES)
     parser.add_argument("--precision", choices=("bf16", "fp32"), default="bf16")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--encoder", choices=("resnet18", "resnet34", "resnet50"), default="resnet18")
     parser.add_argument("--batch", type=int, default=BATCH)
     parser.add_argument("--peak", type=float, help="bf16 operations a second of the GPU, without sparsity")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     data_root("cifar10/train.parquet")
-    if asked.ours:
-        print(json.dumps(steps(asked.ours, asked.precision, asked.device, asked.encoder, asked.batch)))
+    if args.ours:
+        print(json.dumps(steps(args.ours, args.precision, args.device, args.encoder, args.batch)))
         return
-    if asked.device == "cuda":
-        on_gpu(asked)
+    if args.device == "cuda":
+        on_gpu(args)
         return
-    if (asked.encoder, asked.batch) != ("resnet18", BATCH):
+    if (args.encoder, args.batch) != ("resnet18", BATCH):
         parser.error("--encoder and --batch go with --device cuda: lightly's step is measured with one of each")
-    bench, half = Benchmark("simclr_step", asked.rounds, asked.patience), has_bf16()
+    bench, half = Benchmark("simclr_step", args.rounds, args.patience), has_bf16()
     bench.run(contestants(half))
     best = "ours, bf16" if half else "ours, fp32"
     bench.compare(f"step, {best}", "images/s", best, "lightly, fp32", at_least=2.5 if half else 1)
@@ -62,10 +62,10 @@ def main() -> None:
     bench.finish()
 
 
-def on_gpu(asked: Any) -> None:
-    """Rows of one GPU, encoder and batch."""
-    command = [sys.executable, str(HERE / "simclr_step.py"), "--device", "cuda", "--encoder", asked.encoder]
-    command += ["--batch", str(asked.batch), "--precision", asked.precision, "--ours"]
+def on_gpu(args: Any) -> None:
+    """Rows for one GPU, encoder and batch size."""
+    command = [sys.executable, str(HERE / "simclr_step.py"), "--device", "cuda", "--encoder", args.encoder]
+    command += ["--batch", str(args.batch), "--precision", args.precision, "--ours"]
     last: dict[str, dict[str, Any]] = {}
 
     def images(loss: str) -> float:
@@ -74,18 +74,18 @@ def on_gpu(asked: Any) -> None:
 
     def peak() -> float:
         seconds = statistics.median(last["infonce"]["seconds"])
-        return float(last["infonce"]["flops"] * asked.batch / seconds / asked.peak)
+        return float(last["infonce"]["flops"] * args.batch / seconds / args.peak)
 
-    bench = Benchmark(f"simclr_step-{asked.encoder}-{asked.batch}-{asked.precision}", asked.rounds, asked.patience)
-    found: dict[str, Contestant] = {
+    bench = Benchmark(f"simclr_step-{args.encoder}-{args.batch}-{args.precision}", args.rounds, args.patience)
+    result: dict[str, Contestant] = {
         "ours": partial(images, "infonce"), "busy": lambda: float(last["infonce"]["busy"]),
         "ours, BCL": partial(images, "bcl"),
     }  # fmt: skip
-    bench.run({**found, "peak": peak} if asked.peak else found)
+    bench.run({**result, "peak": peak} if args.peak else result)
     bench.hold("step", "images/s", "ours")
     bench.hold("GPU busy", "of 1", "busy", at_least=0.95)
-    if asked.peak:
-        bench.hold(f"share of {asked.peak:.3g} operations/s", "of 1", "peak")
+    if args.peak:
+        bench.hold(f"share of {args.peak:.3g} operations/s", "of 1", "peak")
     bench.compare("step with BCL", "images/s", "ours, BCL", "ours")
     bench.finish()
 
@@ -93,41 +93,41 @@ def on_gpu(asked: Any) -> None:
 def contestants(half: bool) -> dict[str, Contestant]:
     lightly = [peers_python("peers-neural"), str(HERE / "peers" / "lightly_step.py"), "--batch", str(BATCH)]
     lightly += ["--steps", str(WARM + STEPS), "--threads", str(THREADS)]
-    found: dict[str, Contestant] = {}
+    result: dict[str, Contestant] = {}
     for precision in ("bf16", "fp32") if half else ("fp32",):
         ours = [sys.executable, str(HERE / "simclr_step.py"), "--precision", precision]
-        found[f"ours, {precision}"] = partial(rate, [*ours, "--ours", "infonce"])
-        found[f"lightly, {precision}"] = partial(rate, [*lightly, "--precision", precision])
+        result[f"ours, {precision}"] = partial(rate, [*ours, "--ours", "infonce"])
+        result[f"lightly, {precision}"] = partial(rate, [*lightly, "--precision", precision])
     best = [sys.executable, str(HERE / "simclr_step.py"), "--precision", "bf16" if half else "fp32", "--ours", "bcl"]
-    found[f"ours, {'bf16' if half else 'fp32'}, BCL"] = partial(rate, best)
-    found["BCL's share"] = partial(share, best)
-    return found
+    result[f"ours, {'bf16' if half else 'fp32'}, BCL"] = partial(rate, best)
+    result["BCL's share"] = partial(share, best)
+    return result
 
 
-def told(command: list[str]) -> dict[str, Any]:
+def measured(command: list[str]) -> dict[str, Any]:
     return answer(spawn(command, threads=THREADS, env={"PYTHONPATH": str(HERE.parent)})[0])
 
 
 def rate(command: list[str]) -> float:
-    """Images a second of one process of a contestant."""
-    found = told(command)
-    return float(found["images"] / statistics.median(found["seconds"][WARM:]))
+    """Images per second of one process of a contestant."""
+    result = measured(command)
+    return float(result["images"] / statistics.median(result["seconds"][WARM:]))
 
 
 def share(command: list[str]) -> float:
-    """What of a step the weights of BCL take, beyond InfoNCE's loss."""
-    found = told(command)
-    return float(found["weights"] / statistics.median(found["seconds"][WARM:]))
+    """Share of a step for the weights of BCL, in addition to InfoNCE's loss."""
+    result = measured(command)
+    return float(result["weights"] / statistics.median(result["seconds"][WARM:]))
 
 
 def has_bf16() -> bool:
-    """Whether the CPU multiplies bf16 in hardware."""
+    """Whether the CPU has bf16 instructions."""
     flags = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     return "avx512_bf16" in flags or "amx_bf16" in flags
 
 
 def steps(loss: str, precision: Any, device: str, encoder: str, batch: int) -> dict[str, Any]:
-    """Seconds of each step, and of BCL's weights alone; of a GPU, operations for an image and its busy share, too."""
+    """Seconds of each step and of BCL's weights; on a GPU also operations per image and the busy share."""
     import torch
 
     from workloads.contract import Runtime
@@ -138,7 +138,9 @@ def steps(loss: str, precision: Any, device: str, encoder: str, batch: int) -> d
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     params = {"dataset": "cifar-10-subset", "encoder": encoder, "batch_size": batch, "optimizer": "sgd"}
     fixed = {"alpha": 0.9} if loss == "bcl" else {}
-    at_once, epochs = (1, WARM + STEPS) if device == "cpu" else (GPU_STEPS, WARM + STEPS + 1)  # the last is profiled
+    at_once, epochs = (
+        (1, WARM + STEPS) if device == "cpu" else (GPU_STEPS, WARM + STEPS + 1)
+    )  # the last one is profiled
     runtime = Runtime(
         device=torch.device(device), data=data_root("cifar10/train.parquet"), seed=0, epochs=epochs,
         steps_per_epoch=at_once, precision=precision,
@@ -146,7 +148,7 @@ def steps(loss: str, precision: Any, device: str, encoder: str, batch: int) -> d
     workload, spent = SimCLR(SimCLR.Params(loss=loss, lr=0.06, **params, **fixed), runtime), []
     for epoch in range(1, WARM + STEPS + 1):
         started = time.perf_counter()
-        workload.train_epoch(epoch)  # ends with a value read from the device
+        workload.train_epoch(epoch)  # ends with a read from the device
         spent.append((time.perf_counter() - started) / at_once)
     if device == "cuda":
         return {"images": batch, "seconds": spent[WARM:], **used(workload, epochs)}
@@ -159,7 +161,7 @@ def steps(loss: str, precision: Any, device: str, encoder: str, batch: int) -> d
 
 
 def used(workload: Any, epoch: int) -> dict[str, float]:
-    """Of the GPU: operations that an image's two views need, and the share of an epoch in which it is busy."""
+    """Operations for the two views of an image, and the share of an epoch in which the GPU is busy."""
     import torch
     from device_share import busy_share, flops_per_sample
 

@@ -106,7 +106,7 @@ def driver(folder: RunFolder, asked: SweepSpec) -> Driver:
 
 @contextmanager
 def without_fsync() -> Iterator[None]:
-    """While a folder is made that nobody measures: nothing waits for the disk."""
+    """Disable fsync in the block, for preparations that are not measured."""
     usual, os.fsync = os.fsync, lambda descriptor: None
     try:
         yield

@@ -1,9 +1,9 @@
-"""Does a sweep of many short trials leak? Memory, file handles, processes and placement groups, from trial 50 on.
+"""Check that a sweep of many short trials does not leak memory, file handles, processes or placement groups.
 
-One sweep of trials that sleep three short epochs, four at a time on a Ray cluster that was there before and stays: its
-driver and each actor are looked at every 25 trials. From trial 50 to the last look the resident memory of each
-must stay within 5%, its file handles and the number of all processes within 2; after the end no placement group is
-left. It fails (exit 1) where that is not so. ``--trials 100`` is what the tests run.
+One sweep of trials that sleep three short epochs, four at a time on an existing Ray cluster. The driver and each actor
+are sampled every 25 trials. From trial 50 on, the resident memory of each may grow by 5%, its file handles and the
+number of processes by 2; after the end no placement group may be left. Otherwise it fails (exit 1). The tests use
+``--trials 100``.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from ray.cluster_utils import Cluster
 from ray.util import placement_group_table
 
 FIRST, EVERY, BEFORE_THE_END = 50, 25, 5
-"""The trial after which nothing may grow, the trials between two looks, and those that the last look comes before."""
+"""Trial from which nothing may grow, trials between samples, and trials after the last sample."""
 
 MEMORY, HANDLES, PROCESSES = 0.05, 2, 2
 AT_ONCE, EPOCHS, EPOCH_SECONDS = 4, 3, 0.2
 IDLE = HERE / "idle"
 RESTING = "ray::IDLE"
 ACTORS = ("ray::TrialActor", "ray::ResourceTrainable")
-"""What Ray calls the process of a trial while it waits, and while it trains: Tune wraps the class."""
+"""Ray's names for the process of a trial while it waits and while it trains (Tune wraps the class)."""
 
 
 @dataclass(frozen=True)
-class Look:
-    """What there is after so many trials: bytes and file handles by process, processes, placement groups."""
+class Sample:
+    """A sample after some trials: bytes and file handles by process, processes, placement groups."""
 
     trials: int
     seconds: float
@@ -53,33 +53,33 @@ class Look:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--trials", type=int, default=500)
-    asked = parser.parse_args()
+    args = parser.parse_args()
     home = Path(tempfile.mkdtemp(prefix="soak-"))
     try:
         with cluster() as address:
-            looks, seconds = soak(asked.trials, home, address)
+            samples, seconds = soak(args.trials, home, address)
             left = groups()
     finally:
         shutil.rmtree(home, ignore_errors=True)
-    trouble = judge(looks, left)
-    show(looks, seconds, left)
+    trouble = judge(samples, left)
+    show(samples, seconds, left)
     result = {
-        "trials": asked.trials,
+        "trials": args.trials,
         "seconds": round(seconds, 1),
         "groups_left": left,
-        "looks": [asdict(look) for look in looks],
+        "looks": [asdict(sample) for sample in samples],
         **origin(),
         "versions": versions("ray", "mlflow", "optuna", "torch"),
         "trouble": trouble,
     }
-    if asked.trials == parser.get_default("trials"):
+    if args.trials == parser.get_default("trials"):
         (HERE / "results" / "soak.json").write_text(json.dumps(result, indent=1) + "\n")
     sys.exit("\n".join(trouble) or 0)
 
 
 @contextmanager
 def cluster() -> Iterator[str]:
-    """Somebody's Ray cluster of one node, and this process connected to it."""
+    """A running one-node Ray cluster, with this process connected to it."""
     os.environ["RAY_AUTH_MODE"] = "disabled"
     os.environ["PYTHONPATH"] = f"{IDLE}{os.pathsep}{HERE.parent}"
     node = {"num_cpus": AT_ONCE, "object_store_memory": 80_000_000, "include_dashboard": False}
@@ -92,9 +92,9 @@ def cluster() -> Iterator[str]:
         started.shutdown()
 
 
-def soak(trials: int, home: Path, address: str) -> tuple[list[Look], float]:
-    """Run the sweep and look at it meanwhile. Raises SystemExit with its last words when it fails."""
-    output, looks, started = home / "output.txt", [], time.monotonic()
+def soak(trials: int, home: Path, address: str) -> tuple[list[Sample], float]:
+    """Run the sweep and sample it meanwhile. Raises SystemExit with the end of its output if it fails."""
+    output, samples, started = home / "output.txt", [], time.monotonic()
     with output.open("w") as stream:
         sweep = subprocess.Popen(
             [sys.executable, "-m", "orchestrator", "sweep", "idle", f"epochs={EPOCHS}", f"seconds={EPOCH_SECONDS}",
@@ -109,22 +109,22 @@ def soak(trials: int, home: Path, address: str) -> tuple[list[Look], float]:
             time.sleep(0.05)
             done = sum(" complete " in line for line in output.read_text().splitlines())
             if due and done >= due[0]:
-                looks.append(look(psutil.Process(sweep.pid), done, time.monotonic() - started))
+                samples.append(sample(psutil.Process(sweep.pid), done, time.monotonic() - started))
                 due = [mark for mark in due if mark > done]
     finally:
-        sweep.kill()  # where this was interrupted
+        sweep.kill()  # if this was interrupted
     if sweep.returncode:
         raise SystemExit(output.read_text()[-4000:])
-    return looks, time.monotonic() - started
+    return samples, time.monotonic() - started
 
 
-def look(driver: psutil.Process, trials: int, seconds: float) -> Look:
-    """Take the figures of the driver and of each of its actors."""
+def sample(driver: psutil.Process, trials: int, seconds: float) -> Sample:
+    """Sample the driver and each of its actors."""
     everyone = psutil.Process().children(recursive=True)
     watched = {"driver": driver} | {
         f"actor {process.pid}": process for process in everyone if title(process).startswith(ACTORS)
     }
-    return Look(
+    return Sample(
         trials=trials,
         seconds=round(seconds, 1),
         resident={name: process.memory_info().rss for name, process in watched.items()},
@@ -146,18 +146,18 @@ def groups() -> int:
     return sum(group["state"] != "REMOVED" for group in placement_group_table().values())
 
 
-def judge(looks: list[Look], left: int) -> list[str]:
-    """What has grown since trial 50, a sentence each."""
-    first, last = next(look for look in looks if look.trials >= FIRST), looks[-1]
+def judge(samples: list[Sample], left: int) -> list[str]:
+    """What has grown since trial 50, one sentence each."""
+    first, last = next(sample for sample in samples if sample.trials >= FIRST), samples[-1]
     trouble = [f"{left} placement groups are left"] if left else []
     if abs(last.processes - first.processes) > PROCESSES:
         trouble.append(f"processes: {first.processes} -> {last.processes}")
     if (actors := len(last.resident) - 1) > AT_ONCE:
         trouble.append(f"{actors} actors for {AT_ONCE} trials at a time")
-    # Tune may end an actor and start another one: a process is compared with its second look, when it has started.
+    # Tune may replace an actor: a process is compared with its second sample, when it has started.
     for name in sorted(last.resident):
-        later = [look for look in looks if name in look.resident][1:]
-        base = next((look for look in later if look.trials >= FIRST), last)
+        later = [sample for sample in samples if name in sample.resident][1:]
+        base = next((sample for sample in later if sample.trials >= FIRST), last)
         if abs(last.resident[name] / base.resident[name] - 1) > MEMORY:
             trouble.append(f"{name}: {mib(base.resident[name])} -> {mib(last.resident[name])}")
         if abs(last.handles[name] - base.handles[name]) > HANDLES:
@@ -165,16 +165,16 @@ def judge(looks: list[Look], left: int) -> list[str]:
     return trouble
 
 
-def show(looks: list[Look], seconds: float, left: int) -> None:
+def show(samples: list[Sample], seconds: float, left: int) -> None:
     print("| trials | driver | actors | handles of the driver | of an actor, at most | processes | placement groups |")
     print("|---|---|---|---|---|---|---|")
-    for look in looks:
-        actors = [name for name in look.resident if name != "driver"]
-        sizes = ", ".join(mib(look.resident[name]) for name in actors)
-        most = max((look.handles[name] for name in actors), default=0)
+    for sample in samples:
+        actors = [name for name in sample.resident if name != "driver"]
+        sizes = ", ".join(mib(sample.resident[name]) for name in actors)
+        most = max((sample.handles[name] for name in actors), default=0)
         print(
-            f"| {look.trials} | {mib(look.resident['driver'])} | {sizes} | {look.handles['driver']} | {most} "
-            f"| {look.processes} | {look.groups} |"
+            f"| {sample.trials} | {mib(sample.resident['driver'])} | {sizes} | {sample.handles['driver']} | {most} "
+            f"| {sample.processes} | {sample.groups} |"
         )
     print(f"\n{seconds:.0f} s in all; placement groups afterwards: {left}")
 

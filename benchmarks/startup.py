@@ -1,7 +1,7 @@
-"""How long a command takes to answer: --help, a configuration error, and `run --local` until it trains.
+"""How long a command takes to respond: --help, a configuration error, and `run --local` until it trains.
 
-Whole processes with a warm file cache and an initialised store: one round is run beforehand and not counted. When
-training began is read from MLflow, as the time that the first epoch was *finished*: a little late, never early.
+Whole processes with a warm file cache and an initialised store: a first round does not count. The start of
+training is read from MLflow, as the time when the first epoch *finished*: a little late, never early.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def until_training(home: Path) -> float:
 
 
 def main() -> None:
-    asked = arguments("How long a command takes to answer.", rounds=5).parse_args()
+    args = arguments("How long a command takes to answer.", rounds=5).parse_args()
     data_root()
     home = Path(tempfile.mkdtemp())
     os.environ["ORCHESTRATOR_HOME"] = str(home)
@@ -54,7 +54,7 @@ def main() -> None:
     }
     try:
         Benchmark("warm-up", 1).run(contestants)
-        bench = Benchmark("startup", asked.rounds, asked.patience)
+        bench = Benchmark("startup", args.rounds, args.patience)
         bench.run(contestants)
     finally:
         shutil.rmtree(home)

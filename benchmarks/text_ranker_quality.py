@@ -1,10 +1,10 @@
 """Ranking losses on SciFact and Cranfield against BM25: NDCG@10, means over seeds, paired bootstrap over queries.
 
-MiniLM on BM25's top 20 documents, at most 192 tokens, the epoch chosen on validation. ``scifact``: as a cross-encoder,
-each loss with one seed, the two best on validation with three; ``top100``: these again on BM25's top 100; ``further``:
-others with one seed; ``cran``: as a bi-encoder, the losses that grades make a difference to, on Cranfield. A run that
-has been measured is not repeated, so that the script can be stopped and started, and several share the work; without a
-part it prints what there is: tables, the losses against each other, and the shares of sequences that were cut.
+MiniLM on BM25's top 20 documents, at most 192 tokens, the epoch chosen on validation. ``scifact``: cross-encoder, each
+loss with one seed, the two best on validation with three; ``top100``: these on BM25's top 100; ``further``: others with
+one seed; ``cran``: bi-encoder, the losses for which grades matter, on Cranfield. Finished runs are not repeated, so the
+script can be interrupted, and several can share the work. Without a part it prints the results: tables, comparisons of
+losses, and shares of truncated sequences.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from workloads.text_ranker.workload import TextRanker
 RESULTS = Path(__file__).parent / "results" / "text_ranker_quality.json"
 
 COMMON: dict[str, Any] = {"encoder": "minilm", "max_length": 192, "lr": 5e-5, "batch_size": 8, "dropout": 0.0}
-"""Without dropout, which in attention costs a CPU more than half of a step."""
+"""Without dropout, which in attention takes more than half of a step on a CPU."""
 
 SHALLOW, DEEP = 20, 100
 KEPT = ("ndcg_at_10", "mrr_at_10", "map", "recall_at_10")
@@ -47,13 +47,13 @@ LOSSES: dict[str, dict[str, Any]] = {
     "listwise": {"loss": "listwise"},
     "lambdarank": {"loss": "lambdarank"},
 }
-"""On SciFact; with its two grades the adaptive losses are the plain ones."""
+"""Losses on SciFact. With its two grades, adaptive losses equal the plain ones."""
 
 FURTHER: dict[str, dict[str, Any]] = {
     "ranknet, bi-encoder": {"loss": "ranknet", "scoring": "bi", "lr": 2e-5},
     "ranknet, σ = 3": {"loss": "ranknet", "sigma": 3.0},
 }
-"""On SciFact beside them, with one seed."""
+"""Further losses on SciFact, with one seed."""
 
 GRADED: dict[str, dict[str, Any]] = {
     "ranknet": {"loss": "ranknet"},
@@ -64,14 +64,14 @@ GRADED: dict[str, dict[str, Any]] = {
     "adaptive margin": {"loss": "adaptive_margin"},
     "listwise": {"loss": "listwise"},
 }
-"""On Cranfield."""
+"""Losses on Cranfield."""
 
 ON: dict[str, tuple[dict[str, Any], int]] = {
     "scifact": ({"dataset": "scifact", "negatives": 3}, 4),
     "cran": ({"dataset": "cran", "positives": 4, "negatives": 4, "batch_size": 4, "scoring": "bi", "lr": 2e-5}, 4),
 }
-"""Parameters and epochs. Cranfield's 90 training queries are too few for the new head of a cross-encoder, which was at
-.21 on validation after two epochs: there the losses are compared on a bi-encoder, which begins as a good ranker."""
+"""Parameters and epochs. Cranfield's 90 training queries are too few for the new head of a cross-encoder (.21 on
+validation after two epochs), so losses are compared there with a bi-encoder, which is a good ranker from the start."""
 
 
 COMPARED: dict[str, list[tuple[str, str]]] = {
@@ -83,7 +83,7 @@ COMPARED: dict[str, list[tuple[str, str]]] = {
         ("adaptive ranknet", "listwise"),
     ],
 }
-"""Losses against each other: what one choice changes, and the first against the list's own loss."""
+"""Pairs of losses to compare: with one difference each, and the first with the listwise loss."""
 
 
 def main() -> None:
@@ -120,13 +120,13 @@ def results() -> dict[str, Any]:
 
 
 def best(count: int = 2) -> list[str]:
-    """The losses of SciFact by their first seed on validation, the best first."""
+    """Losses of SciFact by validation with the first seed, best first."""
     done = results()
     return sorted(LOSSES, key=lambda name: -done[key("scifact", name, 0)]["validation"]["ndcg_at_10"])[:count]
 
 
 def measure(dataset: str, name: str, seed: int, depth: int = SHALLOW) -> None:
-    """Train and test one model, or, on deeper lists, test the one that was trained; its result is written at once."""
+    """Train and test one model, or test a trained one on deeper lists, and write the result."""
     own = key(dataset, name, seed, depth)
     if own in results():
         return
@@ -169,7 +169,7 @@ def record(own: str, run: dict[str, Any]) -> None:
 
 
 def train(ranker: TextRanker, epochs: int, file: Path) -> list[dict[str, float]]:
-    """Every epoch's losses and validation metrics; the weights of the best one are written to the file."""
+    """Losses and validation metrics of every epoch. Writes the weights of the best one to the file."""
     rows: list[dict[str, float]] = []
     file.parent.mkdir(parents=True, exist_ok=True)
     for epoch in range(1, epochs + 1):
@@ -183,13 +183,13 @@ def train(ranker: TextRanker, epochs: int, file: Path) -> list[dict[str, float]]
 
 
 def units(evaluation: Evaluation) -> dict[str, list[float]]:
-    """NDCG@10 of each query, of every system."""
+    """NDCG@10 of each query, for every system."""
     names = [f"{system}ndcg_at_10" for system in SYSTEMS]
     return {name: [round(float(value), 5) for value in evaluation.units[name]] for name in names}
 
 
 def show() -> None:
-    """The tables of what has been measured."""
+    """Print the tables of all results."""
     done = results()
     for dataset, losses, depth in (("scifact", {**LOSSES, **FURTHER}, SHALLOW), ("scifact", LOSSES, DEEP),
                                    ("cran", GRADED, SHALLOW)):  # fmt: skip
@@ -225,7 +225,7 @@ def table(rows: Mapping[str, list[dict[str, Any]]]) -> None:
 
 
 def compare(rows: Mapping[str, list[dict[str, Any]]], pairs: Sequence[tuple[str, str]]) -> None:
-    """The losses against each other, alone: paired bootstrap over queries of the means over seeds."""
+    """Compare losses: paired bootstrap over queries of the means over seeds."""
     measured = [(one, other) for one, other in pairs if one in rows and other in rows]
     if not measured:
         return
@@ -238,7 +238,7 @@ def compare(rows: Mapping[str, list[dict[str, Any]]], pairs: Sequence[tuple[str,
 
 
 def cut(rows: Mapping[str, list[dict[str, Any]]]) -> None:
-    """The shares of sequences that were longer than ``max_length``, which depend on nothing but what is read."""
+    """Shares of sequences longer than ``max_length``. They depend on the data only."""
     shares: dict[str, list[str]] = {}
     for name, runs in rows.items():
         share = " and ".join(f"{runs[0][split]['truncated']:.1%} of {split}" for split in ("validation", "test"))
@@ -248,12 +248,12 @@ def cut(rows: Mapping[str, list[dict[str, Any]]]) -> None:
 
 
 def mean_units(runs: Sequence[Mapping[str, Any]], system: str) -> Any:
-    """NDCG@10 of each test query, the mean over seeds."""
+    """NDCG@10 of each test query, mean over seeds."""
     return np.mean([run["units"][f"{system}ndcg_at_10"] for run in runs], axis=0)
 
 
 def difference(found: Difference) -> str:
-    """The mean difference with interval and p."""
+    """Mean difference with interval and p."""
     tested = "" if found.p is None else f" [{found.low:+.4f}, {found.high:+.4f}], p = {found.p:.2g}"
     return f"{found.value:+.4f}{tested}"
 

@@ -1,7 +1,7 @@
-"""Triples per second in training MiniLM as a cross-encoder on Cranfield: ours beside the note's own loop.
+"""Triples per second in training MiniLM as a cross-encoder on Cranfield: ours compared with the note's loop.
 
-The note encodes the relevant and the other document of every triple apart, padded, in float32. Ours encodes the
-documents of a query once, whatever number of triples they make, and in bf16. Same queries, documents, loss, optimiser,
+The note encodes both documents of every triple separately, padded, in float32. Ours encodes the documents of a query
+once, for all its triples, and in bf16. Same queries, documents, loss, optimiser,
 length and dropout (none). A step has 8 queries with one relevant document and 3 others: 24 triples.
 """
 
@@ -26,15 +26,15 @@ SETTINGS: dict[str, Any] = {
 
 
 def main() -> None:
-    parser = arguments("Training steps of the text ranker beside the note's loop.", rounds=3)
+    parser = arguments("Training steps of the text ranker compared with the note's loop.", rounds=3)
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--contestant", choices=NAMES)
-    asked = parser.parse_args()
-    if asked.contestant:
-        print(json.dumps({"triples": triples_a_second(asked.contestant)}))
+    args = parser.parse_args()
+    if args.contestant:
+        print(json.dumps({"triples": triples_a_second(args.contestant)}))
         return
-    bench = Benchmark("text_ranker_step", asked.rounds, asked.patience)
-    for threads in asked.threads:
+    bench = Benchmark("text_ranker_step", args.rounds, args.patience)
+    for threads in args.threads:
         bench.run({f"{name}{thread_count(threads)}": partial(apart, name, threads) for name in NAMES})
         for ours, theirs, least in ((0, 2, 2.5), (1, 2, 1.3), (0, 3, None)):
             mine, peer = (f"{NAMES[place]}{thread_count(threads)}" for place in (ours, theirs))
@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def apart(name: str, threads: int) -> float:
-    """One contestant in a process of its own."""
+    """Run one contestant in a separate process."""
     command = [sys.executable, str(HERE / "text_ranker_step.py"), f"--contestant={name}"]
     env = {"PYTHONPATH": str(HERE.parent), "ORCHESTRATOR_DATA": str(data_root("classic-ir/cran/qrels.tsv"))}
     return float(answer(spawn(command, threads=threads, env=env)[0])["triples"])
@@ -85,21 +85,22 @@ def note(ranker: Any) -> Callable[[int], None]:
     optimizer = torch.optim.AdamW([*model.parameters(), *linear.parameters()], lr=3e-5, weight_decay=0.01)
     queries, docs = (column.to_pylist() for column in (ranker.data.data.queries, ranker.data.data.docs))
 
-    def scores(asked: Any, read: Any) -> torch.Tensor:
-        pairs = [queries[row] for row in asked], [docs[row] for row in read]
+    def scores(query_rows: Any, doc_rows: Any) -> torch.Tensor:
+        pairs = [queries[row] for row in query_rows], [docs[row] for row in doc_rows]
         inputs = tokenizer(
             *pairs, truncation=True, max_length=SETTINGS["max_length"], padding=True, return_tensors="pt"
         )
         with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
             hidden = model(**inputs).last_hidden_state
-        found: torch.Tensor = linear(hidden[:, 0].float())
-        return found
+        result: torch.Tensor = linear(hidden[:, 0].float())
+        return result
 
     def epoch(number: int) -> None:
         for groups, _ in ranker.group_sampler.batches(ranker.runtime, number):
             row, place = np.nonzero(groups.docs[:, 1:] >= 0)
-            asked = groups.queries[row]
-            positive, negative = scores(asked, groups.docs[row, 0]), scores(asked, groups.docs[row, 1 + place])
+            query_rows = groups.queries[row]
+            positive = scores(query_rows, groups.docs[row, 0])
+            negative = scores(query_rows, groups.docs[row, 1 + place])
             torch.autograd.backward(-functional.logsigmoid(positive - negative).mean())
             optimizer.step()
             optimizer.zero_grad()

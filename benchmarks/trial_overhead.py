@@ -1,10 +1,10 @@
-"""What a trial costs beside its training: 32 trials that do nothing but ten reports, tracked in MLflow (SQLite).
+"""What a trial costs in addition to its training: 32 trials with ten reports, tracked in MLflow (SQLite).
 
 On Ray, two at a time: ours; Ray Tune's function trainables with OptunaSearch and the MLflow callback; and Tune trials
 that each start a TorchTrainer (four of them). In-process: ours with and without tracking; Optuna with MLflow's fluent
-calls. From the first suggestion to the last trial's end, over the number of trials; whole processes beside it. Every
-one of our reports is sent by itself, as the peers send theirs; as shipped, short epochs go out together, which is
-measured as well. All write to one store, initialised beforehand, and every contestant's trials must all be complete.
+calls. Seconds per trial from the first suggestion to the last trial's end; also of whole processes. Our reports are
+sent one by one, as the peers send theirs; as shipped, reports of short epochs are combined, which is measured too. All
+write to one initialised store, and all trials of every contestant must be complete.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ WHOLE = ", whole process"
 
 
 class Figures:
-    """Runs contestants against one store; keeps the whole processes' seconds aside."""
+    """Runs contestants with one store, and records the seconds of whole processes."""
 
     def __init__(self, home: Path) -> None:
         self.home, self.store = home, f"sqlite:///{home / 'mlflow.db'}"
         self.whole: dict[str, list[float]] = {}
 
     def ours(self, name: str, *options: str, each: bool = True, tracked: bool = True) -> float:
-        """Seconds a trial, by the sweep's own journal."""
+        """Seconds per trial, from the sweep's journal."""
         env = {"ORCHESTRATOR_HOME": str(self.home), "PYTHONPATH": str(IDLE)}
         if each:
             env["IDLE_REPORT_ALL"] = "1"
         output, seconds = spawn([*SWEEP, *options], env=env)
-        told = answer(output)
+        result = answer(output)
         self.whole.setdefault(name, []).append(seconds)
-        trials = self._trials(str(told["id"]))
+        trials = self._trials(str(result["id"]))
         if tracked:
-            self._check_tracked(str(told["run_id"]))
+            self._check_tracked(str(result["run_id"]))
         begin = min(trial.datetime_start for trial in trials if trial.datetime_start)
         end = max(trial.datetime_complete for trial in trials if trial.datetime_complete)
         return float((end - begin).total_seconds() / len(trials))
@@ -58,11 +58,11 @@ class Figures:
     def peer(self, name: str, script: str, trials: int, *options: str) -> float:
         words = [sys.executable, str(HERE / "peers" / script), "--trials", str(trials), "--tracking", self.store]
         output, seconds = spawn([*words, *options], env={"MLFLOW_DISABLE_TELEMETRY": "true"})
-        told = answer(output)
-        if told["trials"] != trials:
-            raise SystemExit(f"{name}: {told['trials']} of {trials} trials are complete")
+        result = answer(output)
+        if result["trials"] != trials:
+            raise SystemExit(f"{name}: {result['trials']} of {trials} trials are complete")
         self.whole.setdefault(name, []).append(seconds)
-        return float(told["seconds"]) / trials
+        return float(result["seconds"]) / trials
 
     def _trials(self, sweep: str) -> list[optuna.trial.FrozenTrial]:
         journal = self.home / "storage" / sweep / "study.jsonl"
@@ -73,7 +73,7 @@ class Figures:
         return trials
 
     def _check_tracked(self, parent: str) -> None:
-        """Every trial has its run, and every report its values."""
+        """Check that every trial has a run, and every report its values."""
         with sqlite3.connect(self.home / "mlflow.db") as store:
             found = store.execute(
                 "SELECT count(DISTINCT run_uuid), count(*) FROM metrics JOIN tags USING (run_uuid) WHERE tags.key = "
@@ -85,7 +85,7 @@ class Figures:
 
 
 def main() -> None:
-    asked = arguments("What a trial costs beside its training.", rounds=3).parse_args()
+    args = arguments("What a trial costs in addition to its training.", rounds=3).parse_args()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     os.environ.pop("MLFLOW_TRACKING_URI", None)
     home = Path(tempfile.mkdtemp())
@@ -100,9 +100,9 @@ def main() -> None:
         OPTUNA: partial(figures.peer, OPTUNA, "optuna_mlflow.py", TRIALS),
         UNTRACKED: partial(figures.ours, UNTRACKED, "--local", "--tracking", "none", tracked=False),
     }
-    bench = Benchmark("trial_overhead", asked.rounds, asked.patience)
+    bench = Benchmark("trial_overhead", args.rounds, args.patience)
     try:
-        figures.ours(LOCAL, "--local")  # makes the store and warms the file cache
+        figures.ours(LOCAL, "--local")  # creates the store and warms the file cache
         figures.whole.clear()
         bench.run(contestants)
     finally:

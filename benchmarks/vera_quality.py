@@ -1,8 +1,8 @@
-"""How far VERA's c is from the known probabilities of the generated questions, by how many questions there are.
+"""Error of VERA's confidence on generated questions with known probabilities, by number of questions.
 
-The planted probabilities are .3, .5, .75 and .95: whoever knows their mean alone errs by .225. Beside it the risk at
-the threshold that was chosen for a risk of .1 on validation: there, and on test. Settings are the workload's defaults
-and, second, with ``calibration_part=validation``; 20 epochs, the last one counts.
+The planted probabilities are .3, .5, .75 and .95, so always answering their mean has an error of .225. Also the risk at
+the threshold chosen for a risk of .1 on validation: on validation, and on test. Settings are the workload's defaults,
+and the same with ``calibration_part=validation``; 20 epochs, the last one counts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from workloads.vera.params import Params
 from workloads.vera.workload import Vera
 
 TOPICS = (300, 1200)
-"""As it comes, and four times as many; each has four questions."""
+"""The default number of topics, and four times as many; each has four questions."""
 
 PARTS = ("train", "validation")
 EPOCHS = 20
@@ -32,8 +32,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
-    asked = parser.parse_args()
-    torch.set_num_threads(asked.threads)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
     printed(__file__)
     print("| questions to train on | calibration_part | seeds | truth_mae | risk on validation | on test |")
     print("|---|---|---|---|---|---|")
@@ -43,14 +43,14 @@ def main() -> None:
         )
         DATASETS["synthetic-questions"] = known  # type: ignore[index]
         for part in PARTS:
-            runs = [trained(part, seed) for seed in range(asked.seeds)]
+            runs = [trained(part, seed) for seed in range(args.seeds)]
             columns = zip(*(run[1:] for run in runs))
             values = " | ".join(f"{statistics.mean(column):.3f} ± {statistics.stdev(column):.3f}" for column in columns)
-            print(f"| {runs[0][0]} | {part} | {asked.seeds} | {values} |", flush=True)
+            print(f"| {runs[0][0]} | {part} | {args.seeds} | {values} |", flush=True)
 
 
 def trained(part: str, seed: int) -> tuple[int, float, float, float]:
-    """Training questions; after the last epoch ``calib/truth_mae`` on test, and the risk on validation and on test."""
+    """Number of training questions; after the last epoch, ``calib/truth_mae`` on test, risk on validation and test."""
     runtime = Runtime(device=torch.device("cpu"), data=Path(), seed=seed, epochs=EPOCHS)
     vera = Vera(Params(calibration_part=part), runtime)
     for epoch in range(1, EPOCHS + 1):

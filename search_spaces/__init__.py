@@ -1,1 +1,1 @@
-"""Search spaces: one module a workload, each preset a function ``(trial) -> params``."""
+"""Search spaces: one module per workload, one function ``(trial) -> params`` per preset."""

@@ -1,7 +1,7 @@
 """Search spaces of the bi-encoder. Ranges around the design note's settings; comments name the sources.
 
-The presets of a loss search the optimiser and what the loss reads; hold the rest as you like (``encoder=minilm``,
-``dataset=stsb``). "note" is the design of STS-B with a bi-encoder, E-x the project's errata.
+The presets of a loss search the optimiser and the loss's parameters; fix other parameters with ``key=value``
+(``encoder=minilm``, ``dataset=stsb``). "note" is the design of STS-B with a bi-encoder, E-x the project's errata.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import optuna
 
 
 def space(trial: optuna.Trial) -> dict[str, Any]:
-    """The default: optimiser, batch size and which loss, each with its own defaults."""
+    """The default: optimiser, batch size and loss, each loss with its defaults."""
     return {
         **_training(trial),
         "loss": trial.suggest_categorical("loss", ["mse", "cosent", "cosine_embedding", "infonce"]),
@@ -30,7 +30,7 @@ def tiny(trial: optuna.Trial) -> dict[str, Any]:
 
 
 def bert_base(trial: optuna.Trial) -> dict[str, Any]:
-    """The note's settings (6.6); hold ``encoder=bert-base``. The learning rate among those of BERT's authors."""
+    """The note's settings (6.6); fix ``encoder=bert-base``. Learning rates of BERT's authors."""
     return {
         "loss": "mse",
         "lr": trial.suggest_categorical("lr", [2e-5, 3e-5, 5e-5]),  # Devlin et al., 2019, A.3; note: 2e-5
@@ -42,7 +42,7 @@ def bert_base(trial: optuna.Trial) -> dict[str, Any]:
 
 
 def mse(trial: optuna.Trial) -> dict[str, Any]:
-    """Regression on the cosine, and the cosine of a score of 0 (note: 0 or -1; docs/results/bi-encoder.md: 0.1)."""
+    """Regression on the cosine, with the cosine for a score of 0 (note: 0 or -1; docs/results/bi-encoder.md: 0.1)."""
     lowest = trial.suggest_categorical("lowest_cosine", [-1.0, -0.5, 0.0, 0.1])
     return {**_training(trial), "loss": "mse", "lowest_cosine": lowest}
 
@@ -53,7 +53,7 @@ def cosent(trial: optuna.Trial) -> dict[str, Any]:
 
 
 def cosine_embedding(trial: optuna.Trial) -> dict[str, Any]:
-    """Two classes, cut at a score (PyTorch: a margin from 0 to .5)."""
+    """Two classes, separated at a score (PyTorch: a margin from 0 to .5)."""
     return {
         **_training(trial),
         "loss": "cosine_embedding",
@@ -79,7 +79,7 @@ def hcl(trial: optuna.Trial) -> dict[str, Any]:
 
 
 def bcl(trial: optuna.Trial) -> dict[str, Any]:
-    """BCL (E-6.21: α from how well scores separate; E-6.B: the grid of β)."""
+    """BCL (E-6.21: α from the separation of scores; E-6.B: the grid of β)."""
     return {
         **_in_batch(trial),
         "loss": "bcl",
@@ -91,7 +91,7 @@ def bcl(trial: optuna.Trial) -> dict[str, Any]:
 
 def _training(trial: optuna.Trial) -> dict[str, Any]:
     return {
-        "lr": trial.suggest_float("lr", 1e-5, 1e-4, log=True),  # BERT: 2e-5 to 5e-5; smaller encoders like more
+        "lr": trial.suggest_float("lr", 1e-5, 1e-4, log=True),  # BERT: 2e-5 to 5e-5; smaller encoders need more
         "warmup": trial.suggest_categorical("warmup", [0.0, 0.1]),  # note: 0.1
     }
 
@@ -105,10 +105,10 @@ def _in_batch(trial: optuna.Trial) -> dict[str, Any]:
 
 
 def _temperature(trial: optuna.Trial) -> float:
-    """Around .05; SimCSE (Gao et al., EMNLP 2021) has the same and finds .01 and .1 worse."""
+    """Around .05, as in SimCSE (Gao et al., EMNLP 2021), where .01 and .1 are worse."""
     return float(trial.suggest_float("temperature", 0.02, 0.2, log=True))
 
 
 def _tau(trial: optuna.Trial) -> float:
-    """From none to one in ten: a batch's sentences seldom mean the same."""
+    """From 0 to 0.1: sentences of a batch rarely have the same meaning."""
     return float(trial.suggest_float("tau", 1e-3, 0.1, log=True))

@@ -1,4 +1,4 @@
-"""Search spaces of lifelong retrieval. Ranges around the source's choices; hold the rest as you like
+"""Search spaces of lifelong retrieval. Ranges around the source's choices; fix other parameters with ``key=value``
 (``encoder=minilm``).
 
 "notes" is the source document on L2R, E-x the project's errata, "BERT" Devlin et al., NAACL 2019.
@@ -12,7 +12,7 @@ import optuna
 
 
 def space(trial: optuna.Trial) -> dict[str, Any]:
-    """The default: L2R with either alignment, its weight, and how negatives are chosen."""
+    """The default: L2R with either alignment, its weight, and the choice of negatives."""
     compatible = trial.suggest_categorical("compatible", ["ranking", "embedding"])
     return (ranking if compatible == "ranking" else embedding)(trial)
 
@@ -28,7 +28,7 @@ def embedding(trial: optuna.Trial) -> dict[str, Any]:
 
 
 def replay(trial: optuna.Trial) -> dict[str, Any]:
-    """The methods before L2R: ER, MIR, GSS, OCS."""
+    """Earlier methods: ER, MIR, GSS, OCS."""
     return {
         **_training(trial),
         "new": "random",

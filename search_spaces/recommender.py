@@ -1,8 +1,8 @@
 """Search spaces of the recommender. Ranges around the published settings; comments name the sources.
 
-The presets of a loss or a sampler search the optimiser and what the loss or the sampler reads; hold the rest as you
-like (``backbone=lightgcn``, ``sampler=dns``). ``everything`` has what these leave at its default as well. "thesis" is
-Liu Bin's dissertation, E-x the project's errata. Published rows are searched in ``recommender_published.py`` instead.
+The presets of a loss or sampler search the optimiser and the parameters of that loss or sampler; fix other parameters
+with ``key=value`` (``backbone=lightgcn``, ``sampler=dns``). ``everything`` also searches the others. "thesis" is Liu
+Bin's dissertation, E-x the project's errata. Published rows are searched in ``recommender_published.py`` instead.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def space(trial: optuna.Trial) -> dict[str, Any]:
 
 
 def mf(trial: optuna.Trial) -> dict[str, Any]:
-    """Matrix factorisation alone: small enough for a demo."""
+    """Matrix factorisation: small enough for a demo."""
     return {
         "backbone": "mf",
         "lr": trial.suggest_float("lr", 1e-3, 3e-2, log=True),
@@ -104,7 +104,7 @@ def bcl(trial: optuna.Trial) -> dict[str, Any]:
 
 
 def in_batch(trial: optuna.Trial) -> dict[str, Any]:
-    """InfoNCE against the items of the batch, whose size is about N (E-6.B: as large as fits)."""
+    """InfoNCE against the items of the batch, with N about the batch size (E-6.B: as large as fits)."""
     return {
         **_adam(trial),
         "loss": "infonce",
@@ -146,14 +146,14 @@ def bprac(trial: optuna.Trial) -> dict[str, Any]:
 
 
 def samplers(trial: optuna.Trial) -> dict[str, Any]:
-    """Which negative sampler, with the loss held (thesis table 4.2)."""
+    """The negative sampler, with a fixed loss (thesis table 4.2)."""
     sampler = trial.suggest_categorical("sampler", ["uniform", "popularity", "aobpr", "dns", "srns", "bns"])
     own = {"aobpr": aobpr, "dns": dns, "srns": srns, "bns": bns}.get(sampler, _adam)
     return {"sampler": sampler, **own(trial)}
 
 
 def aobpr(trial: optuna.Trial) -> dict[str, Any]:
-    """Adaptive oversampling by rank (the thesis does not say λ)."""
+    """Adaptive oversampling by rank (λ is not in the thesis)."""
     scale = trial.suggest_float("aobpr_lambda", 10.0, 1000.0, log=True)
     return {**_adam(trial), "sampler": "aobpr", "aobpr_lambda": scale}
 
@@ -182,9 +182,10 @@ def bns(trial: optuna.Trial) -> dict[str, Any]:
 
 
 def everything(trial: optuna.Trial) -> dict[str, Any]:
-    """All parameters under Adam, by loss, sampler and backbone. For hundreds of trials, or with these three fixed.
+    """All parameters with Adam, conditional on loss, sampler and backbone: for hundreds of trials, or fix these three.
 
-    Excluded are ``sampler=in_batch``, which can be fixed with a loss that supports it, and what reads the test part.
+    Excludes ``sampler=in_batch``, which can be fixed with a loss that supports it, and parameters that use the test
+    part.
     """
     backbone = trial.suggest_categorical("backbone", ["mf", "lightgcn"])
     loss = trial.suggest_categorical("loss", [*_LOSSES])
@@ -194,12 +195,12 @@ def everything(trial: optuna.Trial) -> dict[str, Any]:
     params["batch_size"] = trial.suggest_categorical("batch_size", [128, 512, 1024, 2048, 4096])
     if backbone == "lightgcn":
         params["layers"] = trial.suggest_int("layers", 1, 4)  # thesis 4.5.1.2: 1; LightGCN paper: up to 4
-    own = _SAMPLERS.get(sampler, lambda _trial: {})  # one that is held, such as in_batch, reads nothing here
+    own = _SAMPLERS.get(sampler, lambda _trial: {})  # a fixed one, such as in_batch, has no parameters here
     return {**params, **_LOSSES[loss](trial), **own(trial)}
 
 
 def _adam(trial: optuna.Trial) -> dict[str, Any]:
-    """Around lr 5e-4 to 1e-2 and weight decay 1e-5 of the thesis' code, at its batch of 1,024."""
+    """Around lr 5e-4 to 1e-2 and weight decay 1e-5 of the thesis' code, at its batch size of 1,024."""
     return {
         "lr": trial.suggest_float("lr", 3e-4, 3e-2, log=True),
         "weight_decay": trial.suggest_float("weight_decay", 1e-7, 1e-3, log=True),
@@ -217,18 +218,18 @@ def _bns(trial: optuna.Trial) -> dict[str, Any]:
 
 def _contrastive(trial: optuna.Trial) -> dict[str, Any]:
     params: dict[str, Any] = {"temperature": trial.suggest_float("temperature", 0.25, 4.0, log=True)}  # E-2.2: 1
-    if _held(trial, "sampler") != "in_batch":  # there N is the batch
+    if _held(trial, "sampler") != "in_batch":  # N is the batch size
         params["negatives"] = trial.suggest_int("negatives", 1, 256, log=True)
     return params
 
 
 def _debiased(trial: optuna.Trial) -> dict[str, Any]:
-    """The positive and, of the estimate of g, up to nine more (5.6.1.4; E-DCL: 1, the positive itself; 0: none)."""
+    """Positives for the estimate of g, up to ten (5.6.1.4; E-DCL: 1 is the positive itself, 0 none)."""
     return {**_contrastive(trial), "positives": trial.suggest_int("positives", 0, 10), "tau": _tau(trial)}
 
 
 def _candidates(trial: optuna.Trial) -> int:
-    """Thesis figure 4.5; one is uniform sampling."""
+    """Thesis figure 4.5; 1 is uniform sampling."""
     return int(trial.suggest_int("candidates", 1, 15))
 
 
@@ -266,7 +267,7 @@ def _whole_bns(trial: optuna.Trial) -> dict[str, Any]:
 def _posterior(trial: optuna.Trial) -> dict[str, Any]:
     priors = ["popularity", "users", "uninformative"]
     if str(_held(trial, "dataset")).startswith("ml-"):
-        priors.append("occupation")  # MovieLens alone tells it
+        priors.append("occupation")  # only MovieLens has occupations
     params: dict[str, Any] = {
         "candidates": _candidates(trial),
         "bns_prior": trial.suggest_categorical("bns_prior", priors),
@@ -278,7 +279,7 @@ def _posterior(trial: optuna.Trial) -> dict[str, Any]:
 
 
 def _held(trial: optuna.Trial, name: str) -> Any:
-    """What the command line holds a parameter at, where it does."""
+    """Value fixed on the command line, if any."""
     return getattr(trial, "fixed", {}).get(name)
 
 
@@ -311,5 +312,5 @@ _SAMPLERS: Mapping[str, Callable[[optuna.Trial], dict[str, Any]]] = {
 
 
 def _tau(trial: optuna.Trial) -> float:
-    """The densities of the thesis' sets are .0008 to .063, which are too low (5.6.2.2); table 5.3: up to .3."""
+    """The densities of the thesis' datasets, .0008 to .063, are too low (5.6.2.2); table 5.3: up to .3."""
     return float(trial.suggest_float("tau", 1e-3, 0.4, log=True))

@@ -1,4 +1,4 @@
-"""Search space of the rows of published tables: a box around the source's settings, small enough for eight trials."""
+"""Search space for the rows of published tables: around the source's settings, small enough for eight trials."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import optuna
 
 
 def around(trial: optuna.Trial) -> dict[str, Any]:
-    """Every knob that a published row may leave to a search on validation; a row fixes the others.
+    """All parameters that a published row may search; each row fixes the others.
 
     The author's later code trains matrix factorisation at lr 5e-4 to 1e-3 and weight decay 1e-5; the text has lr .01
-    and weight decay 1e-5 for LightGCN (4.5.1.2). On validation MF here likes a higher lr, and decay up to 1e-4.
+    and weight decay 1e-5 for LightGCN (4.5.1.2). On validation, MF is better here with a higher lr, and decay up to
+    1e-4.
     """
     backbone = trial.suggest_categorical("backbone", ["mf", "lightgcn"])
     low, high = (1e-3, 5e-3) if backbone == "mf" else (1e-3, 1e-2)

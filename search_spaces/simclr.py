@@ -1,7 +1,8 @@
 """Search spaces of SimCLR. Ranges around the published settings; comments name the sources.
 
-The presets of a loss search the optimiser and what the loss reads; hold the rest as you like (``encoder=resnet50``,
-``dataset=cifar-100``). "thesis" is Liu Bin's dissertation, E-x the project's errata, "SimCLR" Chen et al., ICML 2020.
+The presets of a loss search the optimiser and the loss's parameters; fix other parameters with ``key=value``
+(``encoder=resnet50``, ``dataset=cifar-100``). "thesis" is Liu Bin's dissertation, E-x the project's errata, "SimCLR"
+Chen et al., ICML 2020.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import optuna
 
 
 def space(trial: optuna.Trial) -> dict[str, Any]:
-    """The default: optimiser, temperature, augmentation and which loss, each with its own defaults."""
+    """The default: optimiser, temperature, augmentation and loss, each loss with its defaults."""
     return {
         **_training(trial),
         "loss": trial.suggest_categorical("loss", ["infonce", "decoupled", "dcl", "hcl", "bcl"]),
@@ -53,7 +54,7 @@ def bcl(trial: optuna.Trial) -> dict[str, Any]:
 
 
 def directclr(trial: optuna.Trial) -> dict[str, Any]:
-    """No head, the loss on the first features (thesis 2.2.4.2; its paper: 360 of 2048): so many as any encoder has."""
+    """No head, the loss on the first features (thesis 2.2.4.2; its paper: 360 of 2048) that every encoder has."""
     return {**_training(trial), "loss": "infonce", "subvector": trial.suggest_int("subvector", 16, 128, log=True)}
 
 

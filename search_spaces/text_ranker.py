@@ -1,6 +1,7 @@
 """Search spaces of the text ranker. Ranges around usual values; comments name the sources.
 
-The presets search the optimiser and what the loss reads; hold the rest as you like (``encoder=minilm``).
+The presets search the optimiser and the loss's parameters; fix other parameters with ``key=value``
+(``encoder=minilm``).
 "note" is the source document on pairwise text ranking, E-x the project's errata, "BERT" Devlin et al., NAACL 2019.
 """
 
@@ -12,7 +13,7 @@ import optuna
 
 
 def space(trial: optuna.Trial) -> dict[str, Any]:
-    """The default: optimiser, number and hardness of the negatives, and which loss, each with its own parameters."""
+    """The default: optimiser, number and hardness of negatives, and loss, each loss with its parameters."""
     loss = trial.suggest_categorical(
         "loss", ["ranknet", "adaptive_ranknet", "margin", "adaptive_margin", "listwise", "lambdarank"]
     )
@@ -34,7 +35,7 @@ def adaptive_ranknet(trial: optuna.Trial) -> dict[str, Any]:
 
 
 def margin(trial: optuna.Trial) -> dict[str, Any]:
-    """Margin ranking, the margin given or learnt (E-R3: 1; E-R4: between 0.1 and 2)."""
+    """Margin ranking with a fixed or learned margin (E-R3: 1; E-R4: between 0.1 and 2)."""
     return {
         **_training(trial),
         "loss": "margin",

@@ -1,7 +1,7 @@
 """Search spaces of VERA. The losses' weights have the note's ranges; comments name the sources.
 
-"note" is the source document on calibrated retrieval, E-x the project's errata. Hold the rest as you like
-(``encoder=minilm``).
+"note" is the source document on calibrated retrieval, E-x the project's errata. Fix other parameters
+with ``key=value`` (``encoder=minilm``).
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import optuna
 
 
 def space(trial: optuna.Trial) -> dict[str, Any]:
-    """The default: optimiser, the weights of note 6, the priors of E-V8, and how long each stage is.
+    """The default: optimiser, the weights of note 6, the priors of E-V8, and the lengths of the stages.
 
-    Calibrates by queries that are kept back; held ``calibration_part=validation`` has no share to choose.
+    Calibrates by held-out queries; with a fixed ``calibration_part=validation`` there is no share to choose.
     """
     part = trial.suggest_categorical("calibration_part", ["train"])
     share = {"calibration_share": trial.suggest_float("calibration_share", 0.05, 0.3)} if part == "train" else {}
@@ -42,7 +42,7 @@ def evidential(trial: optuna.Trial) -> dict[str, Any]:
 
 
 def softmax(trial: optuna.Trial) -> dict[str, Any]:
-    """The ranking alone; for temperature scaling, isotonic regression and MC dropout as well."""
+    """The ranking alone, also for temperature scaling, isotonic regression and MC dropout."""
     return {**_training(trial), "method": "softmax", "temperature": _temperature(trial)}
 
 
@@ -56,7 +56,7 @@ def _training(trial: optuna.Trial) -> dict[str, Any]:
 
 
 def _temperature(trial: optuna.Trial) -> float:
-    """Around 1: the scale of the scores is learnt."""
+    """Around 1, since the scale of scores is learned."""
     return float(trial.suggest_float("temperature", 0.3, 3.0, log=True))
 
 

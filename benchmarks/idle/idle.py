@@ -1,7 +1,7 @@
-"""A workload that does nothing: what is left of a trial's time is the orchestrator's own.
+"""A workload without training, so that a trial's time is the orchestrator's.
 
-It comes in as any third party's does, through the entry point beside this file: with this folder on PYTHONPATH it
-counts as installed, for the workers as well.
+It is found like any third-party workload, through the entry point next to this file: with this folder on PYTHONPATH it
+counts as installed, also for the workers.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 ENTRY = Entry("idle:IdleParams", "idle:Idle", "Does nothing.")
 
 if "IDLE_REPORT_ALL" in os.environ:
-    # An epoch of no length would go out with its neighbours, about once a second. A peer sends each report by itself:
-    # so does this one, where the comparison is about reports.
+    # Reports of very short epochs are combined, about one per second. Peers send each report separately, and so does
+    # this workload when reports are compared.
     from orchestrator.engine import loop
 
     loop.REPORT_SECONDS = 0.0
 
 
 class IdleParams(BaseModel):
-    """One searched parameter, eight more that change nothing, and the time an epoch takes."""
+    """One searched parameter, eight others without effect, and the time of an epoch."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -89,7 +89,7 @@ def space(trial: optuna.Trial) -> dict[str, Any]:
 
 
 def nine(trial: optuna.Trial) -> dict[str, Any]:
-    """Nine numbers of every kind: as many as a large search space has."""
+    """Nine parameters of all types, as in a large search space."""
     return {
         "x": trial.suggest_float("x", 0, 1),
         "rate": trial.suggest_float("rate", 1e-5, 1e-1, log=True),

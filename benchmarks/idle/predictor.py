@@ -1,4 +1,4 @@
-"""What the registry stores of a workload that learns nothing."""
+"""Predictor of a workload without training."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pandas as pd
 
 
 class Predictor:
-    """Answers every row with the one number there is."""
+    """Returns the same number for every row."""
 
     def __init__(self, weights: dict[str, np.ndarray[Any, Any]], config: dict[str, Any]) -> None:
         self.x = float(weights["x"])

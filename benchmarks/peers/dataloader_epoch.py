@@ -1,4 +1,4 @@
-"""MF-BPR as a paper's code has it: a DataLoader whose collate draws each example's negative in Python.
+"""MF-BPR as in the code of papers: a DataLoader whose collate draws each example's negative in Python.
 
 Plain PyTorch, one process: the seconds of each training epoch, as JSON.
 """
@@ -37,8 +37,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, required=True)
     parser.add_argument("--threads", type=int, required=True)
-    asked = parser.parse_args()
-    torch.set_num_threads(asked.threads)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
     with (Path(os.environ["ORCHESTRATOR_DATA"]) / "ml-100k" / "100k_train.csv").open() as source:
         pairs = [(int(row["user"]), int(row["item"])) for row in csv.DictReader(source)]
     n_users, n_items = 1 + max(user for user, _ in pairs), 1 + max(item for _, item in pairs)
@@ -61,7 +61,7 @@ def main() -> None:
     model = Model(n_users, n_items)
     optimizer = torch.optim.Adam(model.parameters(), lr=LR)
     seconds = []
-    for _ in range(asked.epochs):
+    for _ in range(args.epochs):
         started = time.perf_counter()
         for batch in loader:
             optimizer.zero_grad()

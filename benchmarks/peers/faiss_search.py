@@ -1,4 +1,4 @@
-"""faiss-cpu's flat index with inner products, one process: queries a second of the best call, as JSON."""
+"""faiss-cpu's flat index with inner products, one process: queries per second of the best call, as JSON."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ def main() -> None:
     parser.add_argument("--k", type=int, required=True)
     parser.add_argument("--calls", type=int, required=True)
     parser.add_argument("--threads", type=int, required=True)
-    asked = parser.parse_args()
-    faiss.omp_set_num_threads(asked.threads)
-    rows, queries = np.load(asked.folder / "index.npy"), np.load(asked.folder / "queries.npy")
+    args = parser.parse_args()
+    faiss.omp_set_num_threads(args.threads)
+    rows, queries = np.load(args.folder / "index.npy"), np.load(args.folder / "queries.npy")
     index = faiss.IndexFlatIP(rows.shape[1])
     index.add(rows)
     seconds = []
-    for _ in range(1 + asked.calls):
+    for _ in range(1 + args.calls):
         started = time.perf_counter()
-        _, found = index.search(queries, asked.k)
+        _, found = index.search(queries, args.k)
         seconds.append(time.perf_counter() - started)
-    np.save(asked.folder / "faiss.npy", found)
+    np.save(args.folder / "faiss.npy", found)
     print(json.dumps({"queries_per_second": len(queries) / min(seconds[1:])}))
 
 

@@ -1,4 +1,4 @@
-"""lightly's input pipeline as shipped: two views an image in batches of 256.
+"""lightly's input pipeline as shipped: two views per image in batches of 256.
 
 A warm-up pass, then the seconds of one pass, as JSON.
 """
@@ -17,8 +17,8 @@ def main() -> None:
     parser.add_argument("--images", type=int, required=True)
     parser.add_argument("--workers", type=int, required=True)
     parser.add_argument("--blur", type=float, required=True)
-    asked = parser.parse_args()
-    batches = loader(asked.images, 256, asked.workers, asked.blur)
+    args = parser.parse_args()
+    batches = loader(args.images, 256, args.workers, args.blur)
     for _ in batches:
         pass
     started, seen = time.perf_counter(), 0

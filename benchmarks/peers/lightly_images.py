@@ -1,4 +1,4 @@
-"""What lightly's contestants read: JPEG files of CIFAR's images in memory, through its SimCLRTransform in workers."""
+"""Input of lightly's contestants: JPEG files of CIFAR's images in memory, with its SimCLRTransform in workers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SIZE = 32
 
 
 class Images(Dataset):  # type: ignore[type-arg]
-    """JPEG bytes, decoded when asked for, as files in the page cache would be."""
+    """JPEG bytes, decoded on access, like files in the page cache."""
 
     def __init__(self, count: int, transform: SimCLRTransform) -> None:
         file = Path(os.environ["ORCHESTRATOR_DATA"]) / "cifar10" / "train.parquet"

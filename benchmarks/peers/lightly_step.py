@@ -1,7 +1,7 @@
-"""lightly's SimCLR as its example has it: ResNet-18 with CIFAR's stem, its transform in workers, NTXentLoss, SGD.
+"""lightly's SimCLR as in its example: ResNet-18 with CIFAR's stem, its transform in workers, NTXentLoss, SGD.
 
-With ``--precision bf16`` forward and loss run under autocast. The seconds of each step, the wait for the loader
-included, as JSON.
+With ``--precision bf16`` forward and loss run under autocast. The seconds of each step, including the wait for
+the loader, as JSON.
 """
 
 from __future__ import annotations
@@ -41,22 +41,22 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
-    asked = parser.parse_args()
-    torch.set_num_threads(asked.threads)
-    batches = iter(loader(IMAGES, asked.batch, asked.workers, blur=0.0))
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    batches = iter(loader(IMAGES, args.batch, args.workers, blur=0.0))
     model, criterion = SimCLR(), NTXentLoss()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.06)
     seconds = []
-    for _ in range(asked.steps):
+    for _ in range(args.steps):
         started = time.perf_counter()
         first, second = next(batches)
-        with torch.autocast("cpu", torch.bfloat16, enabled=asked.precision == "bf16"):
+        with torch.autocast("cpu", torch.bfloat16, enabled=args.precision == "bf16"):
             loss = criterion(model(first), model(second))
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         seconds.append(time.perf_counter() - started)
-    print(json.dumps({"seconds": seconds, "images": asked.batch}))
+    print(json.dumps({"seconds": seconds, "images": args.batch}))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The same trials in one process with Optuna and MLflow alone, as their tutorials write it: no Ray.
+"""The same trials in one process with only Optuna and MLflow, as in their tutorials.
 
 Prints the seconds from the first trial's start to the last one's end, as JSON.
 """
@@ -28,14 +28,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trials", type=int, required=True)
     parser.add_argument("--tracking", required=True)
-    asked = parser.parse_args()
+    args = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    mlflow.set_tracking_uri(asked.tracking)
+    mlflow.set_tracking_uri(args.tracking)
     mlflow.set_experiment("optuna")
     study = optuna.create_study(direction="maximize")
     with mlflow.start_run():
         started = time.monotonic()
-        study.optimize(objective, n_trials=asked.trials)
+        study.optimize(objective, n_trials=args.trials)
         seconds = time.monotonic() - started
     print(json.dumps({"seconds": seconds, "trials": len(study.trials)}))
 

@@ -1,6 +1,6 @@
 """RecBole's training epochs on the same interactions, one process: the seconds of each, as JSON.
 
-With --evaluate, the seconds of its full ranking of all users on the test split instead.
+With --evaluate, the seconds of its full ranking of all users on test instead.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 CONFIG = {
     "embedding_size": 32,
     "train_batch_size": 2048,
-    "eval_batch_size": 2**22,  # scores at once: all users
+    "eval_batch_size": 2**22,  # scores in one batch: all users
     "learner": "adam",
     "learning_rate": 1e-3,
     "weight_decay": 0.0,
@@ -39,12 +39,12 @@ CONFIG = {
     "seed": 0,
     "reproducibility": False,
 }
-NAME = "ml-100k-split"  # by the name ml-100k it would take a sample of its own
+NAME = "ml-100k-split"  # under the name ml-100k it would use its own sample
 MODELS = {"mf": "BPR", "lightgcn": "LightGCN"}
 
 
 def convert(root: Path, folder: Path) -> None:
-    """Write the split in RecBole's own form."""
+    """Write the split in RecBole's format."""
     for part in ("train", "test"):
         with (root / "ml-100k" / f"100k_{part}.csv").open() as source:
             rows = [f"{row['user']}\t{row['item']}" for row in csv.DictReader(source)]
@@ -57,8 +57,8 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, required=True)
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--evaluate", action="store_true")
-    asked = parser.parse_args()
-    torch.set_num_threads(asked.threads)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
     root = Path(os.environ["ORCHESTRATOR_DATA"]).absolute()
 
     from recbole.config import Config
@@ -67,19 +67,19 @@ def main() -> None:
     from recbole.utils import get_model
 
     with tempfile.TemporaryDirectory() as folder:
-        os.chdir(folder)  # it writes logs and checkpoints where it is
+        os.chdir(folder)  # it writes logs and checkpoints to the working folder
         Path(NAME).mkdir()
         convert(root, Path(NAME))
-        config = Config(MODELS[asked.backbone], NAME, config_dict=CONFIG | {"data_path": folder})
+        config = Config(MODELS[args.backbone], NAME, config_dict=CONFIG | {"data_path": folder})
         logging.disable(logging.CRITICAL)
         dataset = create_dataset(config)
         train, _, test = data_preparation(config, dataset)
         model = get_model(config["model"])(config, train.dataset)
         trainer = Trainer(config, model)
         seconds = []
-        for epoch in range(asked.epochs):
+        for epoch in range(args.epochs):
             started = time.perf_counter()
-            if asked.evaluate:
+            if args.evaluate:
                 trainer.evaluate(test, load_best_model=False)
             else:
                 trainer._train_epoch(train, epoch)

@@ -28,7 +28,7 @@ BATCH = 32
 
 
 class Clock(TrainerCallback):  # type: ignore[misc]
-    """When each step ended."""
+    """End time of each step."""
 
     def __init__(self) -> None:
         self.ended: list[float] = []
@@ -38,7 +38,7 @@ class Clock(TrainerCallback):  # type: ignore[misc]
 
 
 def train(model: SentenceTransformer, rows: list[list[str]], precision: str, steps: int, rounds: int) -> list[float]:
-    """Seconds of rounds of steps, after one round that is not counted."""
+    """Seconds of rounds of steps, without the first round."""
     first, second, scores = zip(*rows)
     pairs = Dataset.from_dict(
         {"sentence1": first, "sentence2": second, "score": [float(score) / 5 for score in scores]}
@@ -76,16 +76,16 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, required=True)
-    asked = parser.parse_args()
-    torch.set_num_threads(asked.threads)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
     file = Path(os.environ["ORCHESTRATOR_DATA"]) / "stsb" / "stsb-en-train.csv"
     text = file.read_bytes() if file.exists() else gzip.decompress(Path(f"{file}.gz").read_bytes())
     rows = list(csv.reader(io.StringIO(text.decode(), newline="")))
-    model = SentenceTransformer(asked.model, device="cpu")
-    if asked.task == "train":
-        seconds, count = train(model, rows, asked.precision, asked.steps, asked.rounds), BATCH * asked.steps
+    model = SentenceTransformer(args.model, device="cpu")
+    if args.task == "train":
+        seconds, count = train(model, rows, args.precision, args.steps, args.rounds), BATCH * args.steps
     else:
-        seconds, count = encode(model, rows, asked.precision, asked.rounds), len(rows)
+        seconds, count = encode(model, rows, args.precision, args.rounds), len(rows)
     print(json.dumps({"seconds": seconds, "count": count}))
 
 

@@ -1,4 +1,4 @@
-"""Ray Tune as its users write it: a function trainable, OptunaSearch and the MLflow callback.
+"""Ray Tune as in its documentation: a function trainable, OptunaSearch and the MLflow callback.
 
 With --nested each trial starts a TorchTrainer with one worker, which reports through TuneReportCallback. Prints the
 seconds from the first suggestion to the last trial's end, as JSON.
@@ -49,7 +49,7 @@ def nested(config: dict[str, Any], storage: str) -> None:
 
 
 class Timed(OptunaSearch):  # type: ignore[misc]
-    """Remembers when it was first asked and last told."""
+    """Searcher that records the first suggestion and the last result."""
 
     first = last = 0.0
 
@@ -68,21 +68,21 @@ def main() -> None:
     parser.add_argument("--concurrency", type=int, required=True)
     parser.add_argument("--tracking", required=True)
     parser.add_argument("--nested", action="store_true")
-    asked = parser.parse_args()
-    # A nested trial holds a CPU for itself and one for its worker: with as many CPUs as cores none would ever begin.
-    ray.init(num_cpus=2 * asked.concurrency if asked.nested else None, include_dashboard=False, log_to_driver=False)
+    args = parser.parse_args()
+    # A nested trial needs a CPU for itself and one for its worker: with one CPU per core, none would ever start.
+    ray.init(num_cpus=2 * args.concurrency if args.nested else None, include_dashboard=False, log_to_driver=False)
     with tempfile.TemporaryDirectory() as storage:
         search = Timed()
         results = tune.Tuner(
-            tune.with_parameters(nested, storage=storage) if asked.nested else function,
+            tune.with_parameters(nested, storage=storage) if args.nested else function,
             param_space={"x": tune.uniform(0, 1)},
             tune_config=tune.TuneConfig(
-                metric="score", mode="max", search_alg=search, num_samples=asked.trials,
-                max_concurrent_trials=asked.concurrency,
+                metric="score", mode="max", search_alg=search, num_samples=args.trials,
+                max_concurrent_trials=args.concurrency,
             ),
             run_config=tune.RunConfig(
                 storage_path=storage,
-                callbacks=[MLflowLoggerCallback(tracking_uri=asked.tracking, experiment_name="tune")],
+                callbacks=[MLflowLoggerCallback(tracking_uri=args.tracking, experiment_name="tune")],
                 verbose=0,
             ),
         ).fit()  # fmt: skip

@@ -1,4 +1,4 @@
-"""A Ray cluster of logical nodes, as other people's: it was there before the command, and stays after it."""
+"""A Ray cluster started before the command and kept after it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.commands import ROOT, THIRD_PARTY
 from tests.support.waiting import HANG_SECONDS
 
 IDLE = ("IDLE", "DashboardAgent", "RuntimeEnvAgent", "_AutoscalingCoordinatorActor")
-"""Processes that are Ray's own, or wait for work."""
+"""Names of Ray's own and of idle processes."""
 
 
 KILLED = OutOfMemoryError(
@@ -42,7 +42,7 @@ class Lost(Exception):
 def logical(
     monkeypatch: pytest.MonkeyPatch, nodes: Sequence[Mapping[str, float]], *, dashboard: bool = False
 ) -> Iterator[str]:
-    """Start ``nodes`` (num_cpus, num_gpus) on this machine and connect as a job of its own; gives the address."""
+    """Start ``nodes`` (num_cpus, num_gpus) on this machine and connect in a separate job. Yields the address."""
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     monkeypatch.setenv("PYTHONPATH", f"{THIRD_PARTY}:{ROOT}")
     memory = {"object_store_memory": 80_000_000}
@@ -58,17 +58,17 @@ def logical(
 
 
 def groups() -> list[dict[str, Any]]:
-    """The placement groups of all jobs that hold or wait for resources, as the cluster itself tells it."""
+    """Placement groups of all jobs that hold or wait for resources."""
     return [group for group in placement_group_table().values() if group["state"] != "REMOVED"]
 
 
 def workers_reserved() -> list[dict[str, Any]]:
-    """Of these the ones that take CPUs."""
+    """The placement groups with CPUs."""
     return [group for group in groups() if any("CPU" in bundle for bundle in group["bundles"].values())]
 
 
 def busy() -> list[psutil.Process]:
-    """Worker processes of the cluster that are anybody's: a task's or an actor's."""
+    """Busy worker processes: those of a task or an actor."""
     found = []
     for process in psutil.Process().children(recursive=True):
         try:
@@ -81,12 +81,12 @@ def busy() -> list[psutil.Process]:
 
 
 def named(name: str) -> list[psutil.Process]:
-    """The busy processes whose actor's class is ``name``."""
+    """Busy processes of actors of class ``name``."""
     return [process for process in busy() if name in process.cmdline()[0]]
 
 
 def soon(condition: Callable[[], Any], seconds: float = HANG_SECONDS) -> bool:
-    """Whether ``condition`` comes true in time: a cluster learns of a death a moment later."""
+    """Wait until ``condition`` is true: the cluster learns of a death a moment later."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:

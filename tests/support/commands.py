@@ -1,4 +1,4 @@
-"""``orchestrator ...`` as a user's process or in this one, and what it left in MLflow's store."""
+"""Run ``orchestrator ...`` as a process or in this one, and read MLflow's store."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from orchestrator.cli import app, exit_codes
 ROOT = Path(__file__).resolve().parents[2]
 THIRD_PARTY = ROOT / "tests" / "third_party"
 COMMAND_SECONDS = 600.0
-"""After so long a command has hung, on a machine with ten times the work that it has cores for as well."""
+"""Seconds after which a command counts as hung, also on a machine with load 10 per core."""
 SPACES = THIRD_PARTY / "toy_plugin.py"
 
 
 class Command:
-    """A started command, its output in a file, in a process group of its own as a terminal gives it."""
+    """A running command with its output in a file, in its own process group as on a terminal."""
 
     program = ("-m", "orchestrator")
 
@@ -51,7 +51,7 @@ class Command:
         return self.output.read_text()
 
     def until(self, condition: Callable[[], Any], seconds: float = COMMAND_SECONDS) -> Any:
-        """Wait for a true ``condition()``; fails when the command ends first or time runs out."""
+        """Wait for a true ``condition()``. Fails if the command ends first or time runs out."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             if found := condition():
@@ -64,20 +64,20 @@ class Command:
         return self.process.wait(seconds)
 
     def ctrl_c(self) -> None:
-        """As a terminal does it: to the whole group."""
+        """Send SIGINT to the whole group, as a terminal does."""
         os.killpg(self.process.pid, signal.SIGINT)
 
     def terminate(self) -> None:
-        """As ``kill`` does it, and Ray for a job that it stops: SIGTERM to the driver alone."""
+        """Send SIGTERM to the driver."""
         self.process.terminate()
 
     def kill(self) -> None:
-        """The driver alone, with no chance to tidy up."""
+        """Kill the driver with SIGKILL."""
         os.kill(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
     def workers(self, name: str) -> list[psutil.Process]:
-        """Ray's worker processes of this command's own cluster whose title holds ``name``."""
+        """Ray's worker processes of this command's cluster with ``name`` in their title."""
         found = []
         for process in psutil.Process(self.process.pid).children(recursive=True):
             try:
@@ -88,14 +88,14 @@ class Command:
         return found
 
     def completed(self) -> int:
-        """Trials said to be complete."""
+        """Number of trials that the output reports as complete."""
         return sum(line.startswith("trial ") and " complete " in line for line in self.text().splitlines())
 
 
 def typed(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """``orchestrator ...`` in this process, which has loaded PyTorch and MLflow already.
+    """Run ``orchestrator ...`` in this process, which has imported PyTorch and MLflow already.
 
-    For all that a process' own start, signals and death have no part in: those want a :class:`Command`.
+    For tests of start-up, signals and death use a :class:`Command`.
     """
     out, err = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
@@ -106,12 +106,12 @@ def typed(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 Start = Callable[..., Command]
-"""The fixture ``start``: words in, a started command out."""
+"""Type of the fixture ``start``: from words to a started command."""
 
 
 @contextmanager
 def starting(home: Path, *always: str) -> Iterator[Start]:
-    """Starts ``orchestrator`` with some words, and ``always``; whatever still runs in the end is killed."""
+    """Starts ``orchestrator`` with given words and ``always``. Kills what is still running at the end."""
     started: list[Command] = []
 
     def begin(*words: str, machine: Path = home) -> Command:
@@ -125,7 +125,7 @@ def starting(home: Path, *always: str) -> Iterator[Start]:
 
 
 class Store:
-    """The embedded MLflow store below ``home``, read behind MLflow's back."""
+    """The embedded MLflow store in ``home``, read directly from its database."""
 
     def __init__(self, home: Path) -> None:
         self._file = home / "mlflow.db"
@@ -136,14 +136,14 @@ class Store:
         with sqlite3.connect(self._file) as connection:
             try:
                 return connection.execute(sql).fetchall()
-            except sqlite3.OperationalError:  # the schema is just being made
+            except sqlite3.OperationalError:  # the schema is being created
                 return []
 
     def tag(self, name: str) -> list[str]:
         return [value for (value,) in self.query(f"select value from tags where key = '{name}'")]
 
     def check(self) -> None:
-        """One run a key, no step twice, nothing left running."""
+        """Check that each key has one run, no step is repeated, and nothing is left running."""
         keys = self.tag("orchestrator.key")
         assert keys
         assert len(keys) == len(set(keys)), Counter(keys).most_common(3)
@@ -152,7 +152,7 @@ class Store:
         assert self.query(twice) == []
 
     def steps(self, metric: str = "train/loss") -> dict[str, list[int]]:
-        """The steps of a metric in each run, by our key."""
+        """Steps of a metric in each run, by our key."""
         sql = (
             "select t.value, m.step from metrics m join tags t on t.run_uuid = m.run_uuid "
             f"where t.key = 'orchestrator.key' and m.key = '{metric}' order by m.step"
@@ -164,7 +164,7 @@ class Store:
 
 
 def trials(home: Path) -> list[dict[str, Any]]:
-    """The rows of the one sweep below ``home``."""
+    """Trials of the only sweep in ``home``."""
     (file,) = home.glob("storage/*/trials.json")
     rows: list[dict[str, Any]] = json.loads(file.read_text())
     return rows

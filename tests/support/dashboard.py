@@ -1,4 +1,4 @@
-"""The Grafana dashboard of ``deploy/`` and the names that its panels ask Prometheus for."""
+"""The Grafana dashboard of ``deploy/`` and the metric names in its panels."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from orchestrator.runs.prometheus import DEVICE_SECONDS, EPOCHS, SPOOL, TRIALS
 
 PROMETHEUS = {name: f"ray_{name}" for name in (TRIALS, EPOCHS, DEVICE_SECONDS, SPOOL)}
-"""What each metric of ours is called where it is scraped."""
+"""Names of our metrics in Prometheus."""
 
 FOLDER = Path(__file__).resolve().parents[2] / "deploy" / "grafana"
 
@@ -21,7 +21,7 @@ def dashboard() -> dict[str, Any]:
 
 
 def expressions() -> list[str]:
-    """The PromQL of every panel and variable."""
+    """PromQL of every panel and variable."""
     board = dashboard()
     asked = [target["expr"] for panel in board["panels"] for target in panel.get("targets", ())]
     variables = [variable["query"]["query"] for variable in board["templating"]["list"] if variable["type"] == "query"]
@@ -29,5 +29,5 @@ def expressions() -> list[str]:
 
 
 def names() -> set[str]:
-    """The metrics that are asked for."""
+    """Metric names in the panels."""
     return {name for expression in expressions() for name in re.findall(r"\bray_\w+", expression)}

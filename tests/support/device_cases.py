@@ -1,4 +1,4 @@
-"""Configurations that are trained on the virtual device, and where they synchronise.
+"""Configurations trained on the virtual device, and the places where they synchronise.
 
 ``python -m tests.support.device_cases`` writes ``syncs.toml`` next to the test that compares it. It refuses a list that
 grows, unless ``--grow`` is given.
@@ -45,7 +45,7 @@ RUNTIME = Runtime(device=CUDA, data=Path(), seed=7, epochs=3)
 
 @dataclass(frozen=True)
 class Case:
-    """A workload, its parameters, and what differs from :data:`RUNTIME`."""
+    """A workload, its parameters, and changes to :data:`RUNTIME`."""
 
     workload: type[Any]
     params: Mapping[str, Any]
@@ -64,7 +64,7 @@ def _simclr(runtime: Mapping[str, Any] | None = None, **params: Any) -> Case:
 
 
 class OfImagesOnHost(OfFewImages):
-    """The images do not fit on the device: a thread gathers the next batch while one is used."""
+    """SimCLR with images on the host: a thread gathers the next batch while one is used."""
 
     def __init__(self, params: Any, runtime: Runtime) -> None:
         super().__init__(params, runtime)

@@ -1,4 +1,4 @@
-"""Runs and sweeps of the toy as their folders are left, without training: what listings and reports read."""
+"""Folders of finished runs and sweeps of the toy, written without training, for tests of listings and reports."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ def sweep(
     repeat_of: Mapping[int, int] | None = None,
     spreads: Sequence[float] | None = None,
 ) -> RunFolder:
-    """A sweep of a trial a value: its objectives, with repeated seeds the first one's of each seed, None: failed.
+    """A sweep with one trial per value: its objectives, or with repeated seeds the first of each; None: failed.
 
-    ``repeat_of``: the finalists that trials repeat. ``spreads``: of each trial's values over 200 units.
+    ``repeat_of``: the finalists that trials repeat. ``spreads``: spread of each trial's values over 200 units.
     """
     spec = SweepSpec(
         workload="toy", fixed=dict(fixed or {}), plan=PLAN, search=Search(trials=len(values) + 1, seeds=seeds)

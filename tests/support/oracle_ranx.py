@@ -1,4 +1,4 @@
-"""ranx, a library of ranking metrics, as an oracle: in this process, and uncompiled."""
+"""ranx, a library of ranking metrics, as an oracle: in this process, without compilation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 def ranx_scores(
     judged: Mapping[str, Mapping[str, int]], runs: Mapping[str, Mapping[str, float]], names: Sequence[str]
 ) -> dict[str, dict[str, float]]:
-    """Each metric by its name in ranx, for each query; skips where ranx is not installed.
+    """Each metric by its name in ranx, for each query; skips if ranx is not installed.
 
     Compiling ranx takes longer than running it, so numba's compiler is off while ranx is imported and used.
     """

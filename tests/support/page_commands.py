@@ -1,4 +1,4 @@
-"""The ``orchestrator ...`` commands of the pages, and whether the command line takes them."""
+"""Find the ``orchestrator ...`` commands of the pages, and parse them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class PageCommand:
     page: str
     line: int
     inline: bool = False
-    """In a sentence, where a verb may be named without all that it needs."""
+    """Whether it is inline, where a verb may be without its arguments."""
 
     def __str__(self) -> str:
         return f"{self.page}:{self.line}: orchestrator {shlex.join(self.words)}"
@@ -47,7 +47,7 @@ def commands() -> list[PageCommand]:
 
 
 def of_text(text: str) -> Iterator[tuple[tuple[str, ...], int, bool]]:
-    """The commands of one page, their lines, whether they are inline. ``...`` stands for more words and is left out."""
+    """Commands of one page, with line and whether inline. ``...`` stands for further words and is removed."""
     variables: dict[str, str] = {}
     for first, code, inline in _code(text):
         for match in re.finditer(r'^([A-Z])="(.*?)"', code):
@@ -80,7 +80,7 @@ def _code(text: str) -> Iterator[tuple[int, str, bool]]:
 
 
 def _segments(words: list[str]) -> Iterator[list[str]]:
-    """What follows ``orchestrator`` in each command of a pipeline or list."""
+    """The words after ``orchestrator`` in each command of a pipeline or list."""
     while words:
         segment = list(takewhile(lambda word: word not in SEPARATORS, words))
         words = words[len(segment) + 1 :]
@@ -91,7 +91,7 @@ def _segments(words: list[str]) -> Iterator[list[str]]:
 
 
 def parse(words: tuple[str, ...], *, whole: bool = True) -> None:
-    """Parse a command and run nothing. Raises what the command line raises for it.
+    """Parse a command without running it. Raises the command line's errors.
 
     Unless ``whole``, arguments may be missing.
     """

@@ -1,4 +1,4 @@
-"""Small images, on disk and as tensors, that know which they are."""
+"""Small images, on disk and as tensors, that can be identified by their pixels."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def picture(name: str, place: int, size: int = 8) -> NDArray[np.uint8]:
 
 
 def class_folders(folder: Path, classes: Mapping[str, int]) -> None:
-    """Write so many PNG files, named by their number, for each class."""
+    """Write PNG files for each class, named by number."""
     for name, count in classes.items():
         (folder / name).mkdir(parents=True)
         for place in range(count):
@@ -46,5 +46,5 @@ def from_pil(image: Image.Image) -> torch.Tensor:
 
 
 def planes(images: torch.Tensor) -> torch.Tensor:
-    """uint8 (n, 3, S, S) as the steps take it: (3, n, S, S) in [0, 1]."""
+    """uint8 (n, 3, S, S) in the layout of the steps: (3, n, S, S) in [0, 1]."""
     return (images / 255).transpose(0, 1).contiguous()

@@ -1,4 +1,4 @@
-"""Ports of this machine on which nothing listens."""
+"""Free ports of this machine."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import socket
 
 
 def free_ports(count: int) -> list[int]:
-    """So many, all different; nobody holds them, so that another program could take one first."""
+    """Different free ports (not reserved, so another program may take one)."""
     sockets = [socket.socket() for _ in range(count)]
     for each in sockets:
         each.bind(("127.0.0.1", 0))
@@ -17,5 +17,5 @@ def free_ports(count: int) -> list[int]:
 
 
 def free_port() -> int:
-    """One."""
+    """A free port (not reserved)."""
     return free_ports(1)[0]

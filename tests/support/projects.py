@@ -1,4 +1,4 @@
-"""A project of somebody else's, installed for one test: on the path, with the metadata that pip would write."""
+"""Install a third-party project for one test: on the path, with the metadata that pip would write."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "linreg"
 
 @contextmanager
 def installed(project: Path, metadata: Path) -> Iterator[None]:
-    """The project is importable, and its entry points are found, from its ``pyproject.toml``."""
+    """Make the project importable, with the entry points of its ``pyproject.toml``."""
     about = tomllib.loads((project / "pyproject.toml").read_text())["project"]
     folder = metadata / f"{about['name']}-{about['version']}.dist-info"
     folder.mkdir(parents=True, exist_ok=True)
@@ -39,7 +39,7 @@ def installed(project: Path, metadata: Path) -> Iterator[None]:
 
 
 def _forget(name: str) -> dict[str, ModuleType]:
-    """The modules of that package, which are loaded no longer."""
+    """Unload the modules of a package."""
     modules = {known: sys.modules.pop(known) for known in list(sys.modules) if known.partition(".")[0] == name}
     importlib.invalidate_caches()
     for cached in (catalog.catalog, model_upload._installed, record.packages):

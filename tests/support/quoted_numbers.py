@@ -1,15 +1,14 @@
-"""The numbers of a results page, and those of the artefacts that it names: what ties a page to what was measured.
+"""Compare the numbers of a results page with those of the artefacts that it names.
 
-A page is read in scopes. A heading begins one, and so does a line ``<!-- from: A B -->``. The artefacts of a scope are
+A page consists of scopes. A heading begins one, and so does a line ``<!-- from: A B -->``. The artefacts of a scope are
 those that it mentions: files below ``benchmarks/results``; scripts, as ``benchmarks/NAME.py`` (its ``NAME.md`` where
 there is one, else ``NAME.json``; with ``--only BCL`` its ``NAME-bcl.json``); and ``reproduce ID`` (all of
 ``published/ID-*.md``). A comment names files below ``benchmarks/results`` or its ``published``, or IDs. A row of a
-table is a narrower scope where it mentions artefacts itself, has a cell ``"`` (those of the row before), or begins with
+table is its own scope if it mentions artefacts, has a cell ``"`` (those of the row before), or begins with
 numbers of tables (``5.2, 6.3``).
 
-Numbers are values with a point or a comma, and all of two digits or more in the cells of a table after the first.
-``a ± b`` and ``a (b to c)`` are held to be together in an artefact too. The greatest gap: a number that is that of
-another row of the same artefact.
+Numbers are values with a point or comma, and those with two or more digits in table cells after the first. ``a ± b``
+and ``a (b to c)`` must be together in an artefact too. Not detected: a number from another row of the same artefact.
 """
 
 from __future__ import annotations
@@ -32,27 +31,27 @@ GROUP = re.compile(
     rf"(?:\*\*)?(?: ± (?P<spread>{_NUMBER})|,? ?(?:95% )?[(\[](?P<low>{_NUMBER})(?: to |, )(?P<high>{_NUMBER})[)\]])?"
     r"(?: (?P<unit>M|ms|GiB|MiB)\b|(?P<percent>%))?"
 )
-"""A number as it is printed, with the spread or interval behind it: .4138 ± .0019; +.0124 (.0035 to .0223); 1,270."""
+"""A printed number with its spread or interval: .4138 ± .0019; +.0124 (.0035 to .0223); 1,270."""
 
 NO_RESULTS = re.compile(r"## (?:From the \w+ to the code|Files|The tree|At the limits)")
-"""Headings of sections that quote the sources' equations, list files, or say what bounds a parameter has."""
+"""Headings of sections with equations of the sources, lists of files, or bounds of parameters."""
 
 _LABELS = re.compile(
     r"`[^`]*`|\]\([^)]*\)|https?://\S+|<!--.*?-->|\b[EDW]-[\w.]+|\bthesis-[\w.]+|\(\d\.\d+[a-z]?\)|\[\d\.\d\]"
     r"|\b(?:search|row|those|InfoNCE|DCL|HCL|DPL|BCL|BNS) of \d\.\d(?: and \d\.\d)?"
     r"|\b(?:[Tt]ables?|[Ff]igures?|[Ss]ections?|[Aa]ppendix|Python) \d[\d.]*(?:(?:,| and| to| or) \d\.\d+)*"
 )
-"""What holds digits and is no value: code, addresses, tags of the errata, numbers of tables and equations."""
+"""Digits that are not values: code, addresses, tags of the errata, numbers of tables and equations."""
 
 _LEFT_OUT = ("curve", "units", "params", "settings", "machine", "versions", "seconds")
-"""What a results file has besides results."""
+"""Keys of a results file that are not results."""
 
 _SCALES = {"M": (1e6,), "ms": (1.0, 1e-3), "GiB": (1.0, 2.0**30), "MiB": (1.0, 2.0**20), "%": (1.0, 1e-2)}
 
 
 @dataclass(frozen=True)
 class Quoted:
-    """A number with its spread or interval, the line where it stands, and the artefacts of its scope."""
+    """A number with its spread or interval, its line, and the artefacts of its scope."""
 
     numbers: tuple[str, ...]
     unit: str
@@ -65,7 +64,7 @@ class Quoted:
 
 @dataclass
 class Artefacts:
-    """The numbers of stored results, read once each: singly, and those that belong together."""
+    """Numbers of stored results, single ones and groups, cached by file."""
 
     root: Path
     _read: dict[str, list[tuple[float, ...]]] = field(default_factory=dict)
@@ -79,7 +78,7 @@ class Artefacts:
         return self._read[name]
 
     def have(self, quoted: Quoted) -> bool:
-        """Whether numbers of one artefact of the scope are, rounded, those that are printed."""
+        """Whether numbers of one artefact of the scope round to the printed ones."""
         return any(
             agree(quoted.numbers, group, scale)
             for scale in _SCALES.get(quoted.unit, (1.0,))
@@ -89,7 +88,7 @@ class Artefacts:
         )
 
     def _near(self, name: str, value: float, slack: float) -> Iterator[tuple[float, ...]]:
-        """The groups whose first number is within ``slack`` of ``value``."""
+        """Groups with the first number within ``slack`` of ``value``."""
         groups = self.groups(name)
         for group in groups[bisect_left(groups, (value - slack,)) :]:
             if group[0] > value + slack:
@@ -122,7 +121,7 @@ def _is_of(stem: str, name: str) -> bool:
 
 
 def agree(printed: Sequence[str], numbers: Sequence[float], scale: float = 1.0) -> bool:
-    """Whether printed numbers are these, to the last digit that is printed; signs are not compared."""
+    """Whether printed numbers equal these to the last printed digit, ignoring signs."""
     return all(abs(_value(text) - abs(number) / scale) <= _half(text) for text, number in zip(printed, numbers))
 
 
@@ -141,7 +140,7 @@ def _half(text: str) -> float:
 
 
 def quoted(text: str, artefacts: Artefacts) -> Iterator[Quoted]:
-    """Every number of a page that has to be in an artefact. Where a scope names none, whole numbers are no results."""
+    """Every number of a page that must be in an artefact. In scopes without artefacts, whole numbers do not count."""
     scopes = _scopes(text, artefacts)
     row_of: tuple[str, ...] = ()
     tables = ""
@@ -194,7 +193,7 @@ def _scopes(text: str, artefacts: Artefacts) -> list[tuple[str, ...]]:
 
 def _numbers(text: str, line: int, artefacts: tuple[str, ...], *, whole: bool) -> Iterator[Quoted]:
     text = _LABELS.sub(" ", text)
-    unit = ""  # of 2.31 / 2.60 M both are millions
+    unit = ""  # in 2.31 / 2.60 M both are millions
     for match in reversed(list(GROUP.finditer(text))):
         numbers = tuple(match[name] for name in ("first", "spread", "low", "high") if match[name])
         unit = match["unit"] or match["percent"] or unit * (text[match.end() :].lstrip().startswith("/"))
@@ -208,13 +207,13 @@ def _of_text(text: str) -> Iterator[tuple[float, ...]]:
             float(match[name].replace(",", "")) for name in ("first", "spread", "low", "high") if match[name]
         )
         yield numbers
-        if match["low"]:  # a page may name the two the other way round
+        if match["low"]:  # a page may divide the two in either order
             yield numbers[0], *numbers[:0:-1]
         yield from ((one,) for one in numbers)
 
 
 def _of_json(value: Any) -> Iterator[tuple[float, ...]]:
-    """Numbers, those in texts, and mean and standard deviation over seeds; of a benchmark the rows alone."""
+    """Numbers, also in text, and mean and standard deviation over seeds; of a benchmark only the rows."""
     if isinstance(value, dict):
         if "rows" in value and "samples" in value:
             value = {name: value[name] for name in ("rows", "notes")}
@@ -237,7 +236,7 @@ def _of_json(value: Any) -> Iterator[tuple[float, ...]]:
 
 
 def _over_runs(runs: list[Any]) -> Iterator[tuple[float, float]]:
-    """Mean and standard deviation of numbers, or of each measure of runs by what is trained."""
+    """Mean and standard deviation of numbers, or of each measure of runs, by model."""
     kinds: dict[Any, list[Any]] = {}
     for run in runs:
         kinds.setdefault(run.get("loss") if isinstance(run, dict) else None, []).append(run)

@@ -1,4 +1,4 @@
-"""The README's tree: one line a folder, from each package's own first sentence. Run it to rewrite the README."""
+"""The README's tree: one line per folder, from the first sentence of each package. Run it to rewrite the README."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ REST = {
 
 
 def tree() -> str:
-    """One line a folder: the first sentence of each package, then the folders that are no packages."""
+    """One line per folder: the first sentence of each package, then other folders."""
     lines = []
     for folder, about in FOLDERS.items():
         lines.append(f"{folder + '/':18}{about}")
@@ -40,7 +40,7 @@ def _first_sentence(doc: str) -> str:
 
 
 def readme(text: str) -> str:
-    """The README's text with its tree as it is now."""
+    """The README with its current tree."""
     head, _, rest = text.partition(BEGIN)
     _, _, tail = rest.partition(END)
     return f"{head}{BEGIN}\n```text\n{tree()}\n```\n{END}{tail}"

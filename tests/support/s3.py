@@ -1,4 +1,4 @@
-"""A local S3 server, and a door before it that can be shut: what is stored stays, only nobody gets there."""
+"""A local S3 server with a proxy that can be closed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KEYS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "secret-of-the-tes
 
 
 class Server:
-    """moto's S3 in a process of its own, with one empty bucket."""
+    """moto's S3 in a separate process, with one empty bucket."""
 
     def __init__(self, folder: Path) -> None:
         self.port = free_port()
@@ -44,7 +44,7 @@ class Server:
         self.files.create_dir(BUCKET)
 
     def names(self, below: str) -> set[str]:
-        """The objects below a prefix of the bucket, by their names relative to it."""
+        """Objects below a prefix of the bucket, by relative names."""
         base = f"{BUCKET}/{below}"
         found = self.files.get_file_info(FileSelector(base, recursive=True, allow_not_found=True))
         return {entry.path[len(base) + 1 :] for entry in found if entry.is_file}
@@ -60,7 +60,7 @@ class Server:
 
 
 class Door:
-    """A port that leads to the server's, until it is shut: then who knocks is refused, or ``mute``, never answered."""
+    """Proxy port; when closed it refuses or, if ``mute``, never answers."""
 
     def __init__(self, server: Server) -> None:
         self._server, self.port = server, free_port()

@@ -1,4 +1,4 @@
-"""A study of a toy sweep, and what its trials say to it: the tests of the search share them."""
+"""Toy study and reports, shared by tests of the search."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def study(
     conditional: bool = False,
     **asked: Any,
 ) -> Study:
-    """A new study below ``folder``, or the one that an earlier process left there."""
+    """The study in ``folder``, which is created if needed."""
     folder.mkdir(exist_ok=True)
     named = [objectives] if isinstance(objectives, Objective) else list(objectives)
     return Study(folder, sweep(**asked), named, space, conditional)
@@ -55,14 +55,14 @@ def rows(*pairs: tuple[int, float]) -> list[Row]:
 
 
 def attributes(value: float, epoch: int = 27, best_epoch: int = 1, **others: float) -> dict[str, Any]:
-    """What a report says beside its rows; ``others`` are further validation metrics of the best epoch."""
+    """Attributes of a report; ``others`` are further validation metrics of the best epoch."""
     metrics = {"validation/error": value} | {f"validation/{name}": v for name, v in others.items()}
     about: Mapping[str, Any] = {"epoch": epoch, "best_epoch": best_epoch, "best_value": value, "train_seconds": 1.0}
     return {**about, "best_metrics": metrics}
 
 
 def complete(study: Study, seed_run: int, value: float, *, best_epoch: int = 1, **others: float) -> str:
-    """The unit reaches its last epoch with ``value`` as its best."""
+    """Report the last epoch of a seed run, with ``value`` as its best."""
     epochs = study.spec.plan.epochs
     about = attributes(value, epochs, best_epoch, **others)
     return study.report(seed_run, rows((epochs, value)), value, True, about)

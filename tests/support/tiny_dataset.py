@@ -28,7 +28,7 @@ def register(monkeypatch: pytest.MonkeyPatch, url: str) -> Dataset:
 
 
 def lay_out(root: Path) -> Path:
-    """Put the files below a data root; gives the root."""
+    """Write the files to a data root. Returns the root."""
     folder = root / "tiny"
     folder.mkdir(parents=True)
     for name, content in FILES.items():

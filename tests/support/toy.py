@@ -1,4 +1,4 @@
-"""A workload small enough to compute by hand: one number slides down a parabola, past the validation optimum."""
+"""A workload that can be computed by hand: one number descends a parabola, past the validation optimum."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ from workloads.seeding import derive
 TEST_OPTIMUM = 1.5
 
 TRAINED = "TOY_EPOCHS"
-"""Environment variable: a file to which each epoch that is begun is appended, a line each."""
+"""Environment variable: file with one line for each started epoch."""
 BEST_EPOCH = 3
 
 LOST = "TOY_LOST"
-"""Environment variable: a file that says that an accelerator has been lost."""
+"""Environment variable: file that marks a lost accelerator."""
 
 lost: set[int] = set()
-"""The process, if it has lost its accelerator."""
+"""Id of the process that lost its accelerator."""
 
 
 def touch_device() -> None:
-    """As a CUDA call after an illegal access: it fails from then on."""
+    """Fail like CUDA calls after an illegal access."""
     if os.getpid() in lost:
         raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
 
 
 def lose_device() -> None:
-    """Lose it, but for the first time only."""
+    """Lose the accelerator, only the first time."""
     marker = Path(os.environ[LOST])
     if not marker.exists():
         marker.touch()
@@ -50,7 +50,7 @@ def lose_device() -> None:
 
 
 class Clock(threading.local):
-    """In the place of the module ``time``: each thread's own clock, moved by sleeping alone."""
+    """Replacement of the module ``time``: a clock for each thread that only sleeping advances."""
 
     now = 1000.0
 
@@ -65,11 +65,11 @@ class Clock(threading.local):
 
 
 class Params(BaseModel):
-    """``nan_at`` is an epoch whose loss is NaN, ``hang_at`` one without an end, ``hog_at`` one that wants all memory.
+    """Epochs with faults: ``nan_at`` has a NaN loss, ``hang_at`` never ends, ``hog_at`` allocates all memory.
 
-    At ``lost_at`` the process loses its accelerator, unless the file that :data:`LOST` names is there by then.
-    Micro-batches of more than ``fits`` are out of memory in the middle of epoch 2. At ``raise_at`` it raises. With
-    ``on_rank`` that worker alone hangs or raises. ``slow`` are seconds an epoch takes.
+    At ``lost_at`` the process loses its accelerator, unless the file of :data:`LOST` exists. Micro-batches larger than
+    ``fits`` run out of memory in the middle of epoch 2. ``raise_at`` raises. ``on_rank`` limits hanging and raising to
+    one worker. ``slow``: seconds of an epoch.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -90,7 +90,7 @@ class Params(BaseModel):
 
     @model_serializer(mode="wrap")
     def _as_recorded(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Unset, what came later is left out: the recorded runs keep their fingerprints."""
+        """Omit newer parameters that are not set, so that recorded runs keep their fingerprints."""
         later = ("hog_at", "lost_at", "raise_at", "on_rank", "fits")
         return {name: value for name, value in dump(self).items() if name not in later or value is not None}
 
@@ -99,7 +99,7 @@ ToyParams: TypeAlias = Params
 
 
 def hog(step: int = 16 << 20, margin: int = 256 << 20) -> None:
-    """Take memory until there is none, which is soon: this process may have ``margin`` bytes more than it has."""
+    """Allocate memory until it fails. The process is limited to ``margin`` bytes more than now."""
     _, hard = before = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (psutil.Process().memory_info().vms + margin, hard))
     try:
@@ -112,15 +112,15 @@ def hog(step: int = 16 << 20, margin: int = 256 << 20) -> None:
 
 
 def hog_device(device: torch.device) -> None:
-    """Ask for all of a GPU's memory at once: more than a part of it, and nothing is taken where that is refused."""
+    """Request all of a GPU's memory at once. Allocates nothing if refused."""
     torch.empty(torch.cuda.get_device_properties(device).total_memory, dtype=torch.uint8, device=device)
 
 
 class Toy:
     """Heavy-ball descent on x^2, with a draw per step; validation is (x - optimum)^2, test another parabola.
 
-    With the defaults validation is best after epoch 3 and test elsewhere, so each selection shows in the numbers.
-    A refit descends towards another point than the selection.
+    With the defaults validation is best after epoch 3, and test at another, so the numbers show what was selected. A
+    refit has another minimum than the selection.
     """
 
     Params: ClassVar[type[BaseModel]] = Params
@@ -220,6 +220,6 @@ class CountedToy(Counted, Toy):
 
 
 class PretrainedToy(Toy):
-    """A toy whose start counts as trained before."""
+    """A toy with a pretrained start."""
 
     pretrained = True

@@ -1,4 +1,4 @@
-"""A real MLflow server that can be killed, and what a store holds, read behind MLflow's back."""
+"""A real MLflow server that can be killed, and direct reads of a store's database."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NOWHERE = "http://127.0.0.1:9"  # the discard port: refused at once
 
 
 class Server:
-    """A real ``mlflow server`` on a copy of the initialised store; it can be killed and come back."""
+    """A real ``mlflow server`` on a copy of the initialised store, which can be killed and restarted."""
 
     def __init__(self, folder: Path, store: Path) -> None:
         self.database = folder / "mlflow.db"
@@ -47,7 +47,7 @@ class Server:
             )  # fmt: skip
 
     def wait(self) -> str:
-        """Its address, once it answers."""
+        """Wait until the server answers. Returns its address."""
         deadline = time.monotonic() + HANG_SECONDS
         while time.monotonic() < deadline:
             try:
@@ -58,7 +58,7 @@ class Server:
         raise AssertionError((self._folder / "server.log").read_text())
 
     def pause(self) -> None:
-        """It takes requests and answers none."""
+        """Accept requests without answering."""
         os.killpg(self._process.pid, signal.SIGSTOP)
 
     def go_on(self) -> None:
@@ -71,7 +71,7 @@ class Server:
 
 
 def abandon(tracker: Tracker) -> None:
-    """As if its process were gone: nothing is said or tidied up."""
+    """End a tracker as if its process had died."""
     tracker._deadline = 0
     tracker._closing.set()
 
@@ -90,7 +90,7 @@ def query(database: Path, sql: str, *values: Any) -> list[tuple[Any, ...]]:
 
 
 def metrics(database: Path, key: str = OWNER) -> list[tuple[Any, ...]]:
-    """(name, step, value, timestamp) of the run ``key``, as they stand in the store's table."""
+    """(name, step, value, timestamp) of the run ``key``, from the store's table."""
     sql = (
         "select m.key, m.step, m.value, m.timestamp from metrics m join tags t on t.run_uuid = m.run_uuid "
         "where t.key = 'orchestrator.key' and t.value = ? order by m.key, m.step, m.timestamp"
@@ -122,7 +122,7 @@ def statuses(database: Path) -> dict[str, str]:
 
 @contextmanager
 def full_disk(path: Path, room: int = 0) -> Iterator[None]:
-    """The kernel takes ``room`` bytes more, half a line where that is where it ends, then refuses."""
+    """Simulate a full disk: ``room`` more bytes can be written, even if a line is incomplete."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + room, hard))
     try:

@@ -1,8 +1,6 @@
-"""What a trial costs, in README and docs/results/speed.md, from its results file.
+"""Cost of a trial, in README and docs/results/speed.md, from its results file. Run it to rewrite both.
 
-Run it to rewrite both after a measurement.
-
-A contestant that other processes disturbed is left out, by the rule of the benchmark itself.
+Contestants that other processes disturbed are omitted, by the benchmark's rule.
 """
 
 from __future__ import annotations
@@ -30,13 +28,13 @@ PAIRS = (
 
 
 def costs(result: Mapping[str, Any]) -> dict[str, float]:
-    """Seconds a trial of each contestant that was not disturbed."""
+    """Seconds per trial of each undisturbed contestant."""
     quiet = [name for name, cores in result["busy_cores"].items() if median(cores) <= QUIET_CORES]
     return {name: median(result["samples"][name]) for name in quiet}
 
 
 def table(result: Mapping[str, Any]) -> str:
-    """For docs/results/speed.md."""
+    """Table for docs/results/speed.md."""
     found = costs(result)
     lines = ["| a trial | ours | compared with | ratio |", "| --- | --- | --- | --- |"]
     for what, ours, theirs in PAIRS:
@@ -51,7 +49,7 @@ def table(result: Mapping[str, Any]) -> str:
 
 
 def sentence(result: Mapping[str, Any]) -> str:
-    """For README.md: empty where one of the three that it compares was disturbed."""
+    """Sentence for README.md; empty if one of its three contestants was disturbed."""
     found = costs(result)
     if not {RAY, TUNE, NESTED} <= set(found):
         return "<!-- not measured on a quiet machine -->"
@@ -65,7 +63,7 @@ def sentence(result: Mapping[str, Any]) -> str:
 
 
 def page(text: str, block: str) -> str:
-    """A page with its block as it is now."""
+    """The page with its current block."""
     head, _, rest = text.partition(BEGIN)
     return f"{head}{BEGIN}\n{block}\n{END}{rest.partition(END)[2]}"
 

@@ -1,7 +1,7 @@
 """A virtual CUDA device: CPU tensors that report ``cuda:0``, with PyTorch's rules about devices enforced.
 
-The arithmetic is real, so control flow that depends on values goes on as on a GPU. An operation that CUDA would refuse
-raises :class:`DeviceError`. What makes the host wait for the device is counted by the function that does it. Needs
+The arithmetic is real, so control flow that depends on values works as on a GPU. An operation that CUDA would refuse
+raises :class:`DeviceError`. Operations that make the host wait for the device are counted by calling function. Needs
 nothing but PyTorch. FakeTensorMode has no values, so it stops at the first ``item`` and cannot run an epoch.
 """
 
@@ -45,10 +45,10 @@ SYNCHRONISING = {
     aten.unique_consecutive.default: "unique", aten.unique_dim.default: "unique", aten._linalg_svd.default: "svd",
     aten.allclose.default: "allclose", aten._linalg_check_errors.default: "linalg check",
 }  # fmt: skip
-"""Operations whose result on the host, or whose output's size, needs the device's answer."""
+"""Operations whose result on the host, or whose output's size, requires a synchronisation."""
 
 NO_SCALARS = {"cat", "stack", "index_select", "gather", "scatter", "mm", "bmm", "addmm", "embedding", "searchsorted"}
-"""Operations that take no CPU tensor next to CUDA ones, not even one without dimensions."""
+"""Operations that accept no CPU tensor with CUDA ones, not even a scalar."""
 
 CONVERSIONS = {"as_tensor", "asarray", "tensor"}
 FACTORIES = (
@@ -121,7 +121,7 @@ def _on_device(value: Any) -> bool:
 
 
 def _anywhere(tensor: Tensor) -> bool:
-    """Whether C++ has made the tensor, such as autograd's zeros: there it would have the device of its neighbours."""
+    """Whether C++ created the tensor, such as autograd's zeros, which on CUDA have the device of the other tensors."""
     return getattr(tensor, "_unknown", False)
 
 
@@ -192,7 +192,7 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return output
 
     def _check(self, func: Any, args: Any, here: list[Tensor], written: list[Any]) -> None:
-        """Refuse the operation where tensors of both devices meet. ``here`` are those on the CPU."""
+        """Raise if the operation mixes tensors of both devices. ``here``: those on the CPU."""
         if not here or func in COPIES:
             return
         name = _name(func)
@@ -210,7 +210,7 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._log.refuse(f"{name}: the tensor that is written to is on the CPU, others are on cuda")
 
     def _count(self, func: Any, args: Any, kwargs: Any) -> None:
-        """Count what makes the host wait for the device, and copies for which the device waits."""
+        """Count synchronisations of the host, and copies for which the device waits."""
         if func in SYNCHRONISING and kwargs.get("output_size") is None:
             self._log.sync(SYNCHRONISING[func])
         if func in INDEXING:
@@ -245,14 +245,14 @@ class _Generator(Generator):
 
 
 _GENERATORS: weakref.WeakValueDictionary[int, _Generator] = weakref.WeakValueDictionary()
-"""Those on the virtual device, by the address of the object in C++."""
+"""Tensors on the virtual device, by the address of the object in C++."""
 
 
 @contextlib.contextmanager
 def virtual_cuda(strict: bool = True) -> Iterator[Log]:
-    """A virtual ``cuda:0`` within the block. Every patch of PyTorch is taken back at its end.
+    """A virtual ``cuda:0`` within the block. All patches of PyTorch are undone at its end.
 
-    ``strict=False`` lists refused operations in ``errors`` and goes on.
+    ``strict=False`` collects refused operations in ``errors`` and continues.
     """
     # What keeps references to the patched functions is imported before.
     import torch._dynamo
@@ -408,7 +408,7 @@ def _device(value: Any) -> torch.device | None:
 
 
 def _factory(real: Callable[..., Any], name: str, log: Log) -> Callable[..., Any]:
-    """A function of ``torch`` that makes a tensor, on the virtual device where it is named."""
+    """Wrap a factory function of ``torch`` for the virtual device."""
 
     @functools.wraps(real)
     def made(*args: Any, **kwargs: Any) -> Any:
@@ -437,7 +437,7 @@ def _factory(real: Callable[..., Any], name: str, log: Log) -> Callable[..., Any
 
 
 def _one_hot(real: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """``one_hot``, which on the CPU alone reads its input's range."""
+    """Wrap ``one_hot``, which reads its input's range only on the CPU."""
 
     def one_hot(index: Tensor, num_classes: int = -1) -> Tensor:
         if not _on_device(index):
@@ -449,7 +449,7 @@ def _one_hot(real: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _patch_cuda(patch: Callable[[Any, str, Any], None], log: Log) -> None:
-    """``torch.cuda``, mixed precision and the global generators, as far as the workloads use them."""
+    """``torch.cuda``, mixed precision and the global generators, as used by the workloads."""
     real_autocast = torch.autocast
 
     class Autocast(real_autocast):  # type: ignore[valid-type, misc]

@@ -1,4 +1,4 @@
-"""Waiting for what another thread or process does. A limit bounds a hang; it is never what is tested."""
+"""Wait for another thread or process. Limits only bound hangs; tests never depend on them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 HANG_SECONDS = 120.0
-"""After so long a test has hung, on a machine with ten times the work that it has cores for as well."""
+"""Seconds after which a test counts as hung, also on a machine with load 10 per core."""
 
 FOR_EVER = 3600.0
-"""For a limit that nothing may wait for, and a wait that nothing may last for: pytest ends the test first."""
+"""A limit that is never reached: pytest ends the test first."""
 
 
 def until(condition: Callable[[], Any], seconds: float = HANG_SECONDS, pause: float = 0.01) -> Any:
-    """The first true value of ``condition()``, which is asked for every ``pause`` seconds.
+    """Return the first true value of ``condition()``, called every ``pause`` seconds.
 
     Raises AssertionError after ``seconds``.
     """

@@ -1,4 +1,4 @@
-"""Bayesian negative sampling (BNS): choose the candidate of least risk, from the eCDF of its score and a prior."""
+"""Bayesian negative sampling (BNS): choose the candidate with the lowest risk, from its score's eCDF and a prior."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from workloads.sampling.sampler import FromCandidates, View
 from workloads.sorting import ascending
 
 Population: TypeAlias = Literal["exact", "sampled", "batch"]
-"""Whose scores make a user's distribution: all items, some items drawn again for each step, the batch's items; always
+"""Items whose scores make a user's distribution: all items, random items of each step, or the batch's items; always
 without the user's own items (E-4.15)."""
 
 Prior: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""P_fn of users (B,) with items (C, B): (C, B), in [0, 1]."""
+"""Prior P_fn (C, B), in [0, 1], of users (B,) with items (C, B)."""
 
 _COMPARED = 16
-"""Number of candidates up to which each is compared with every score; beyond it sorting is faster."""
+"""Number of candidates up to which each is compared with every score; with more, sorting is faster."""
 
 
 def unbias(cdf: torch.Tensor, prior: torch.Tensor) -> torch.Tensor:
-    """P(true negative | score). Thesis (4.14); where it is 0/0 the limit in F, 1 - P (E-4.14).
+    """P(true negative | score). Thesis (4.14); for 0/0 the limit in F, 1 - P (E-4.14).
 
     Args:
         cdf: F(x), in [0, 1].
         prior: P_fn, in [0, 1], of the same shape.
 
     Returns:
-        Of that shape, in [0, 1].
+        The same shape, in [0, 1].
     """
     negative = (1 - cdf) * (1 - prior)
     total = negative + cdf * prior
@@ -49,7 +49,7 @@ def risk(info: torch.Tensor, negative: torch.Tensor, lam: float) -> torch.Tensor
         lam: λ, at least 0.
 
     Returns:
-        Of that shape, in [-λ, 1].
+        The same shape, in [-λ, 1].
     """
     return info * (1 - (1 + lam) * negative)
 
@@ -60,21 +60,21 @@ def warm_lambda(epoch: int) -> float:
 
 
 class ScoreECDF:
-    """F(x_ul), the share of the user's unobserved items that score at most x_ul. Thesis (4.15).
+    """F(x_ul), the share of the user's unobserved items with scores up to x_ul. Thesis (4.15).
 
-    count / (n + 1), which never reaches 1 (E-4.14).
+    Computed as count / (n + 1), which never reaches 1 (E-4.14).
     """
 
     def __init__(self, observed: Lists, n_items: int, population: Population, size: int = 128) -> None:
-        """``size``: how many items a step draws for ``sampled``, one from each of as many equal parts of the items."""
+        """``size``: number of items that a step draws for ``sampled``, one from each of ``size`` equal parts."""
         self._observed, self._n_items = observed, n_items
         self._population = population
         self._size = min(size, n_items)
 
     def __call__(self, view: View, x: torch.Tensor) -> torch.Tensor:
-        """F of the candidates' scores x (C, B), without gradient; a block of pairs at a time.
+        """F of the candidates' scores x (C, B), without gradient, computed in blocks of pairs.
 
-        The scores of a pair are computed and sorted once for all of its negatives.
+        The scores of a pair are computed and sorted once for all its negatives.
         """
         members, columns, repeated = self._members(view)
         table = view.item_table if members is None else view.item_table.index_select(0, members)
@@ -92,7 +92,7 @@ class ScoreECDF:
             scores = view.table.index_select(0, users) @ table.T
             if columns is not None:
                 own = columns[own]
-            # A candidate that is one of them is compared as such: another way to its score may round differently.
+            # A candidate in the population has its score there, since scores computed otherwise may round differently.
             same = scores.gather(1, own.clamp_max(size - 1).T).T
             left = self._leave_out(scores, users, columns, repeated)
             result[:, part] = _at_most(scores, torch.where(own < size, same, x[:, part])) / (left + 1)
@@ -105,7 +105,7 @@ class ScoreECDF:
         columns: torch.Tensor | None,
         repeated: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Set the scores (B, n) of the users' own items and of repeated ones to infinity. Returns how many are left."""
+        """Set scores (B, n) of the users' own items and of repeated ones to infinity. Returns the number of others."""
         if scores.device.type == "cpu":
             places, items = self._observed.expand(users)
             if columns is not None:
@@ -120,16 +120,16 @@ class ScoreECDF:
         return scores.shape[1] - out.sum(1)
 
     def _members(self, view: View) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
-        """The items of the population (n,), each item's place among them or n, and which of them are repeated (n,).
+        """Items of the population (n,), each item's position among them or n, and the mask of repeated ones (n,).
 
-        None and None where they are all items; None where none is repeated.
+        The first two are None for all items, the last is None if none is repeated.
         """
         if self._population == "exact" or (self._population == "sampled" and self._size == self._n_items):
             return None, None, None
         repeated = None
         if self._population == "batch" and view.batch.device.type == "cpu":
             members = view.batch.unique() - view.n_users  # type: ignore[no-untyped-call]
-        elif self._population == "batch":  # on CUDA unique waits for the number of items
+        elif self._population == "batch":  # on CUDA, unique synchronises
             members = view.batch.flatten().sort().values - view.n_users
             repeated = members == torch.cat([members.new_full((1,), -1), members[:-1]])
         else:
@@ -143,20 +143,20 @@ class ScoreECDF:
 
 
 def _at_most(scores: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """How many of each row of ``scores`` (B, n) are at most each of ``x`` (C, B); (C, B)."""
+    """Number (C, B) of ``scores`` (B, n) in each row that are at most ``x`` (C, B)."""
     if len(x) > _COMPARED:
         return torch.searchsorted(ascending(scores), x.T.contiguous(), right=True).T.to(x)
-    # A product with ones adds floats far quicker than a sum of booleans does.
+    # A matrix product with ones is much faster than a sum of booleans.
     ones = scores.new_ones(scores.shape[1])
     flags = torch.empty_like(scores)
     return torch.stack([torch.le(scores, row.unsqueeze(1), out=flags) @ ones for row in x])
 
 
 class BNS(FromCandidates):
-    """The candidate of the least risk. Thesis algorithm 2 and (4.30); ties go to the first.
+    """The candidate with the lowest risk; the first of equal ones. Thesis algorithm 2 and (4.30).
 
-    With ``posterior_only`` that of the largest unbias, (4.29). The variants are its arguments: BNS-1 is a λ that
-    falls, BNS-2 some uniform epochs first, BNS-3 and BNS-4 other priors.
+    With ``posterior_only``, the one with the largest unbias, (4.29). The variants are arguments: BNS-1 is a decreasing
+    λ, BNS-2 uniform epochs at the start, BNS-3 and BNS-4 other priors.
     """
 
     def __init__(
@@ -170,7 +170,7 @@ class BNS(FromCandidates):
         posterior_only: bool = False,
         uniform_epochs: int = 0,
     ) -> None:
-        """``lam``: λ of an epoch, from 1. ``uniform_epochs``: how many epochs draw uniformly, as RNS does."""
+        """``lam``: λ of an epoch, from 1. ``uniform_epochs``: number of first epochs that draw uniformly, as RNS."""
         super().__init__(unobserved, candidates)
         self._places = places
         self._prior = prior
@@ -178,7 +178,7 @@ class BNS(FromCandidates):
         self._posterior_only, self._uniform_epochs = posterior_only, uniform_epochs
 
     def choose(self, view: View) -> torch.Tensor:
-        """Of each pair's candidates (C, B) that of the least risk, or of the largest unbias: nodes, (B,)."""
+        """The candidate of each pair (C, B) with the lowest risk, or the largest unbias: nodes (B,)."""
         if view.epoch <= self._uniform_epochs:
             return self._any(view)
         x = view.scores(view.candidates)
@@ -189,23 +189,23 @@ class BNS(FromCandidates):
         return largest(-risk(info, negative, self._lam(view.epoch)), view.candidates)
 
     def _any(self, view: View) -> torch.Tensor:
-        """One of each pair's candidates, with equal probability: nodes, (B,).
+        """A uniformly drawn candidate of each pair: nodes (B,).
 
-        The set is uniform, its order is not: the first member is one of the first n - C + 1 items.
+        The first candidate would be wrong, since the set is uniform but its order is not.
         """
         distinct = self._unobserved.counts.index_select(0, view.users).clamp_max(self.width)
-        # Counters from the far end, where those of the candidates are not.
+        # Counters from the other end, which candidates do not use.
         row = (random_bits(view.key, -1 - view.counters) * distinct) >> 32
         return view.candidates.gather(0, row.unsqueeze(0)).squeeze(0)
 
 
 def item_prior(probabilities: torch.Tensor) -> Prior:
-    """The same for every user, from (I,): (4.16), or a constant for BNS-3."""
+    """Prior that is equal for all users, from (I,): (4.16), or a constant for BNS-3."""
     return lambda _users, items: probabilities.index_select(0, items.flatten()).view(items.shape)
 
 
 def group_prior(probabilities: torch.Tensor, groups: torch.Tensor) -> Prior:
-    """By the group of the user, from (G, I) and each user's group (U,): BNS-4."""
+    """Prior by group, from (G, I) and each user's group (U,): BNS-4."""
 
     def prior(users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
         """P_fn of users (B,) with items (C, B): (C, B)."""
@@ -221,7 +221,7 @@ def occupation_prior(popularity: torch.Tensor, by_group: torch.Tensor) -> torch.
 
     Args:
         popularity: training interactions of each item, (I,).
-        by_group: those of each group of users, such as an occupation, (G, I).
+        by_group: training interactions of each group of users, such as an occupation, (G, I).
 
     Returns:
         (G, I), float32.
@@ -235,11 +235,11 @@ def occupation_prior(popularity: torch.Tensor, by_group: torch.Tensor) -> torch.
 def oracle_prior(
     false_negative: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], otherwise: Prior | None = None
 ) -> Prior:
-    """(label - 0.2)^2: .64 for what the user likes after all, .04 for the rest. Thesis 4.5.2.5, table 4.5.
+    """Prior (label - 0.2)^2: .64 for false negatives, .04 for other items. Thesis 4.5.2.5, table 4.5.
 
     Args:
-        false_negative: whether users like items, both of one shape, boolean.
-        otherwise: P_fn of the rest, in place of .04.
+        false_negative: returns whether users like items, boolean, for two tensors of one shape.
+        otherwise: P_fn of other items, instead of .04.
     """
 
     def prior(users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Samplers that prefer what the model scores high: DNS and AOBPR."""
+"""Samplers that prefer items with high scores: DNS and AOBPR."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from workloads.sampling.sampler import FromCandidates, Sampler, View
 from workloads.sorting import sort_with_positions
 
 _AT_ONCE = {"cpu": 2**19, "cuda": 2**25}
-"""Scores of whole catalogues that are looked at at once."""
+"""Number of scores in a block of whole catalogues."""
 
 
 def rows_at_once(device: torch.device, columns: int) -> int:
-    """How many rows of ``columns`` scores a block has."""
+    """Number of rows in a block, with ``columns`` scores each."""
     return max(1, _AT_ONCE.get(device.type, _AT_ONCE["cpu"]) // columns)
 
 
 def largest(values: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
-    """Of items (C, B) that with the largest value (C, B), the first of equal ones; (B,)."""
-    best = values.max(0, keepdim=True).indices  # on a CPU eight times as quick as argmax (measured)
+    """The item of (C, B) with the largest value (C, B), the first of equal ones: (B,)."""
+    best = values.max(0, keepdim=True).indices  # on a CPU, eight times as fast as argmax (measured)
     return items.gather(0, best).squeeze(0)
 
 
 class DNS(FromCandidates):
-    """Dynamic negative sampling: the best scored of the candidates. Zhang et al., SIGIR 2013; thesis 4.5.1.2, E-4.D."""
+    """Dynamic negative sampling: the best scored candidate. Zhang et al., SIGIR 2013; thesis 4.5.1.2, E-4.D."""
 
     def choose(self, view: View) -> torch.Tensor:
-        """Of each pair's candidates (C, B) the best scored: nodes, (B,)."""
+        """The candidate of each pair (C, B) with the highest score: nodes (B,)."""
         return largest(view.scores(view.candidates), view.candidates)
 
 
@@ -38,23 +38,23 @@ class AOBPR(Sampler):
     """Adaptive oversampling: probability proportional to exp(-rank / λ), rank among the user's unobserved items.
 
     Rendle and Freudenthaler, WSDM 2014; thesis 4.5.1.2. Exact, from the user's whole ranking, not the factor-wise
-    approximation (E-4.D): a sort of the catalogue for each user of a step.
+    approximation (E-4.D): sorts the catalogue for each user of a step.
     """
 
     width, dynamic = 0, True
 
     def __init__(self, unobserved: Unobserved, observed: Lists, scale: float) -> None:
-        """With λ = ``scale``, in ranks."""
+        """``scale``: λ, in ranks."""
         self._unobserved = unobserved
         self._observed = observed
         self._scale = scale
 
     def draw(self, users: torch.Tensor, counters: torch.Tensor, key: Key) -> torch.Tensor:
-        """Nothing, (0, B): the rank that is taken is drawn in the step."""
+        """Nothing, (0, B): the rank is drawn in the step."""
         return users.new_empty(0, len(users))
 
     def choose(self, view: View) -> torch.Tensor:
-        """Of each user's unobserved items in the order of their scores, that at the rank drawn: nodes, (B,)."""
+        """The item at a random rank among each user's unobserved items, ordered by score: nodes (B,)."""
         ranks = self._ranks(view)
         if view.users.device.type != "cpu":
             return self._of_each(view, ranks)
@@ -72,7 +72,7 @@ class AOBPR(Sampler):
         return chosen + view.n_users
 
     def _of_each(self, view: View, ranks: torch.Tensor) -> torch.Tensor:
-        """As :meth:`choose`, with a sort for each pair: on CUDA the number of distinct users would be waited for."""
+        """As :meth:`choose`, with a sort for each pair: on CUDA, finding distinct users would synchronise."""
         items = view.item_table
         rows = rows_at_once(items.device, len(items))
         chosen = []
@@ -84,7 +84,7 @@ class AOBPR(Sampler):
         return torch.cat([*chosen, ranks[:0]]) + view.n_users
 
     def _ranks(self, view: View) -> torch.Tensor:
-        """(B,), from 0; the inverse of the truncated geometric distribution function, in float64 on every device."""
+        """Random ranks (B,), from 0, by the inverse of the truncated geometric cdf, in float64 on every device."""
         counts = self._unobserved.counts.index_select(0, view.users)
         level = random_bits(view.key, view.counters).double() / 2**32
         ranks = -self._scale * torch.log1p(level * torch.expm1(-counts.double() / self._scale))

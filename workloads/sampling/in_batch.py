@@ -10,16 +10,16 @@ from workloads.sampling.sampler import Sampler
 
 
 class InBatch(Sampler):
-    """The positive items of the whole batch, all workers' and all micro-batches', for each of its users.
+    """The positive items of the whole batch, of all workers and micro-batches, for each of its users.
 
-    An item that is there twice counts twice, so that items are drawn by their popularity. A user's own training items
-    are masked, the positive itself among them (E-6.N).
+    Repeated items count repeatedly, so items are drawn by popularity. A user's own training items, including the
+    positive, are masked (E-6.N).
     """
 
     width, shared = 0, True
 
     def __init__(self, observed: Lists) -> None:
-        """From the users' training items."""
+        """``observed``: training items of the users."""
         self._observed = observed
 
     def draw(self, users: torch.Tensor, counters: torch.Tensor, key: Key) -> torch.Tensor:
@@ -27,5 +27,5 @@ class InBatch(Sampler):
         return users.new_empty(0, len(users))
 
     def masked(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
-        """Which of items (n,) are no negatives of users (B,), boolean, (n, B)."""
+        """Mask (n, B) of items (n,) that are not negatives of users (B,)."""
         return self._observed.having(users, items).T

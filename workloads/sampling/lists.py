@@ -1,4 +1,4 @@
-"""Lists of different lengths side by side, such as the items of each user: membership, other members, expansion."""
+"""Batched operations on lists of different lengths, such as the items of each user."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import torch
 
 
 class Lists:
-    """``members[indptr[i]:indptr[i + 1]]`` of list i, ascending and distinct; operations are batched."""
+    """Lists in CSR form: list i is ``members[indptr[i]:indptr[i + 1]]``, ascending and distinct."""
 
     def __init__(self, indptr: torch.Tensor, members: torch.Tensor, n_members: int) -> None:
-        """From CSR.
+        """Build from CSR.
 
         Args:
             indptr: (L + 1,), int64.
@@ -22,14 +22,14 @@ class Lists:
         self._span = n_members
 
     def positions(self, lists: torch.Tensor, members: torch.Tensor) -> torch.Tensor:
-        """The position (from 0) of each of ``members`` (B,) in its list, which must contain it."""
+        """Position, from 0, of each of ``members`` (B,) in its list, which must contain it."""
         numbers = torch.arange(len(self.counts), device=lists.device)
         owners = torch.repeat_interleave(numbers, self.counts, output_size=len(self.members))
         keys = owners * self._span + self.members
         return torch.searchsorted(keys, lists * self._span + members) - self.indptr.index_select(0, lists)
 
     def others(self, lists: torch.Tensor, places: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
-        """Members of each list but the one at the given place, uniform, with replacement; that one where it is alone.
+        """Random members of each list except that at the given position, with replacement; that one if it is alone.
 
         Args:
             lists: (B,).
@@ -37,7 +37,7 @@ class Lists:
             bits: (M, B), from :func:`workloads.sampling.negatives.random_bits`.
 
         Returns:
-            (M, B), int64. Leaving the one out is E-5.17.
+            (M, B), int64. The exclusion is E-5.17.
         """
         last = self.counts.index_select(0, lists) - 1
         ranks = (bits * last) >> 32
@@ -48,20 +48,20 @@ class Lists:
         """Whether each of the lists (B,) contains each of the members (n,), boolean, (B, n)."""
         n = len(members)
         columns = members.new_full((self._span,), n)
-        columns[members] = torch.arange(n, device=members.device)  # of equal members one stands for all
+        columns[members] = torch.arange(n, device=members.device)  # equal members are searched once
         return self.mask(lists, n, columns).index_select(1, columns.index_select(0, members))
 
     def mask(self, lists: torch.Tensor, n: int, columns: torch.Tensor | None = None) -> torch.Tensor:
-        """The members of each of the lists (B,) as flags in n columns, boolean, (B, n).
+        """Mask (B, n) of the members of each list (B,).
 
-        ``columns``: the column of each possible member; n for one without. None: the member itself.
+        ``columns``: the column of each possible member, n for none. If None, the column is the member.
         """
         flags = torch.zeros(len(lists), n + 1, dtype=torch.bool, device=lists.device)
         if lists.device.type == "cpu":
             places, owned = self.expand(lists)
             flags[places, owned if columns is None else columns.index_select(0, owned)] = True
             return flags[:, :n]
-        # On CUDA the number of all members would have to be waited for: each list is as long as the longest.
+        # On CUDA, computing the number of members would synchronise: every list is padded to the longest.
         ranks = torch.arange(self.longest, device=lists.device)
         at = (self.indptr.index_select(0, lists).unsqueeze(1) + ranks).clamp_max(max(0, len(self.members) - 1))
         owned = self.members.index_select(0, at.flatten()).view(at.shape) if self.longest else at
@@ -71,14 +71,14 @@ class Lists:
 
     @cached_property
     def longest(self) -> int:
-        """Number of members of the longest list."""
+        """Length of the longest list."""
         return int(self.counts.max()) if len(self.counts) else 0
 
     def expand(self, lists: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """All members of the given lists, one list after the other.
 
         Returns:
-            Places in ``lists`` and members, (m,) each, m the sum of the lists' lengths.
+            Indices into ``lists`` and members, (m,) each, m the sum of the lengths.
         """
         counts = self.counts.index_select(0, lists)
         places = torch.repeat_interleave(torch.arange(len(lists), device=lists.device), counts)

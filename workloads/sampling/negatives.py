@@ -1,7 +1,7 @@
 """Negative items for (user, positive item) pairs, drawn on the device and without rejection.
 
-A draw is a pure function of (key, counter): the counter is the pair's position in the global order of the epoch,
-so that one process and many workers draw the same negatives, and a resumed run those of an uninterrupted one.
+A draw is a pure function of (key, counter). The counter is the pair's position in the global order of the epoch, so any
+number of workers draws the same negatives, and a resumed run draws those of an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from workloads.sampling.pairs import LISTED, PairSet
 
 Key: TypeAlias = int | torch.Tensor
-"""63 bits, from :func:`workloads.seeding.derive`; a tensor (B,) gives each counter a key of its own."""
+"""63 bits, from :func:`workloads.seeding.derive`; a tensor (B,) has one key for each counter."""
 
 
 def random_bits(key: Key, counters: torch.Tensor) -> torch.Tensor:
@@ -22,12 +22,12 @@ def random_bits(key: Key, counters: torch.Tensor) -> torch.Tensor:
     SplitMix64 (Steele, Lea and Flood, OOPSLA 2014) of ``key + counter * golden gamma``; the upper half is kept.
 
     Args:
-        key: one for all counters, or one each.
+        key: one for all counters, or one for each.
         counters: (B,), int64.
     """
     z = (counters * _signed(0x9E3779B97F4A7C15)).add_(key)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        # int64 shifts keep the sign: the mask makes it the unsigned shift of the paper.
+        # int64 shifts keep the sign; with the mask this is the unsigned shift of the paper.
         z.bitwise_xor_((z >> shift).bitwise_and_((1 << (64 - shift)) - 1)).mul_(_signed(factor))
     z.bitwise_xor_((z >> 31).bitwise_and_((1 << 33) - 1))
     return z.bitwise_right_shift_(32).bitwise_and_(0xFFFFFFFF)
@@ -36,7 +36,7 @@ def random_bits(key: Key, counters: torch.Tensor) -> torch.Tensor:
 def permutation(key: int, n: int, device: torch.device) -> torch.Tensor:
     """A random permutation of n numbers, (n,) int64, the same on every device.
 
-    ``torch.randperm`` on CUDA depends on the number of multiprocessors from about 900,000 numbers on.
+    ``torch.randperm`` on CUDA depends on the number of multiprocessors if n is above about 900,000.
     """
     upper, lower = random_bits(key, torch.arange(2 * n, device=device)).view(2, n)
     order: torch.Tensor = ((upper << 31) | (lower >> 1)).sort(stable=True).indices
@@ -50,18 +50,18 @@ def _signed(value: int) -> int:
 class Unobserved:
     """The items each user has not interacted with, I_u^- of the thesis, in ascending order.
 
-    Two forms with equal answers: listed where users x items are few (one gather an answer), else found by binary
-    search among the positives (memory of the interactions alone).
+    Two forms with equal results: listed if users x items are few (one gather per item), else by binary search among the
+    positives (memory proportional to the interactions).
     """
 
     def __init__(self, indptr: torch.Tensor, items: torch.Tensor, n_items: int, listed: bool | None = None) -> None:
-        """From each user's positives: ``items[indptr[u]:indptr[u + 1]]``, ascending and distinct.
+        """Build from each user's positives: ``items[indptr[u]:indptr[u + 1]]``, ascending and distinct.
 
         Args:
             indptr: (U + 1,), int64.
             items: (n,), int64.
             n_items: the size I of the catalogue.
-            listed: choose the form; None chooses by size.
+            listed: which form to use; None decides by size.
         """
         n_users = len(indptr) - 1
         observed = indptr.diff()
@@ -69,7 +69,7 @@ class Unobserved:
         """|I_u^-|, (U,), int64."""
         left = self.counts[self.counts > 0]
         self.fewest, self.most = (int(value) for value in left.aminmax()) if len(left) else (0, 0)
-        """The least and the most that a user has left, of those who have any."""
+        """Smallest and largest number of unobserved items of the users who have any."""
         self.n_items = n_items
         self.listed = n_users * n_items <= LISTED if listed is None else listed
         users = torch.repeat_interleave(torch.arange(n_users, device=items.device), observed)
@@ -81,34 +81,34 @@ class Unobserved:
             self._items = every.masked_select(mask)
             self._start = self.counts.cumsum(0) - self.counts
         else:
-            # An item's place among the positives, subtracted, leaves how many unobserved items lie below it.
+            # An item minus its position among the positives is the number of unobserved items below it.
             below = items - (torch.arange(len(items), device=items.device) - indptr[users])
             self._span = n_items + 1
             self._keys = users * self._span + below
             self._start = indptr
 
     def pick(self, users: torch.Tensor, ranks: torch.Tensor) -> torch.Tensor:
-        """The unobserved items of ``users`` (B,) at ``ranks`` (B,) or (C, B), int64, from 0; like ``ranks``.
+        """Unobserved items of ``users`` (B,) at ``ranks`` (B,) or (C, B), int64, from 0. Has the shape of ``ranks``.
 
-        A rank at or above ``counts[user]`` has no answer; the item given for it is in the catalogue, nothing more.
+        For a rank at or above ``counts[user]`` the result is an arbitrary item.
         """
         start = self._start.index_select(0, users)
         if self.listed:
             at = (start + ranks).clamp_(max=len(self._items) - 1)
             return self._items.index_select(0, at.flatten()).long().view(ranks.shape)
-        # A user's searches one after the other: on a CPU they meet in the cache.
+        # Searches of one user in sequence: on a CPU they share the cache.
         keys = (users * self._span + ranks).view(ranks.shape[:-1].numel(), len(users)).T.contiguous()
         smaller = torch.searchsorted(self._keys, keys, right=True).T.reshape(ranks.shape) - start
         return (ranks + smaller).clamp_(max=self.n_items - 1)
 
 
 def uniform(unobserved: Unobserved, users: torch.Tensor, counters: torch.Tensor, key: Key) -> torch.Tensor:
-    """One item for each pair, uniform over the user's unobserved items (RNS, thesis 4.5.1.2).
+    """Draw one item per pair, uniform over the user's unobserved items (RNS, thesis 4.5.1.2).
 
     Args:
-        unobserved: I_u^- of every user; a user without any must not be asked for.
+        unobserved: I_u^- of every user; ``users`` must have at least one item each.
         users: (B,), int64.
-        counters: (B,), int64, one of its own for each draw of an epoch.
+        counters: (B,), int64, unique among the draws of an epoch.
         key: the epoch's key, or one for each pair.
 
     Returns:
@@ -116,7 +116,7 @@ def uniform(unobserved: Unobserved, users: torch.Tensor, counters: torch.Tensor,
     """
     if unobserved.listed:
         return unobserved.pick(users, _rank(unobserved, users, counters, key))
-    # A search costs more than the draw. An item of all there are, replaced where the user has it, is distributed alike.
+    # A search costs more than a draw. An item of the catalogue, replaced if observed, has the same distribution.
     items = (random_bits(key, counters) * unobserved.n_items) >> 32
     observed = unobserved.observed.contains(users, items)
     second = _second(key)
@@ -143,9 +143,9 @@ def _of(key: Key, rows: torch.Tensor) -> Key:
 
 
 def subset(unobserved: Unobserved, users: torch.Tensor, counters: torch.Tensor, key: Key, size: int) -> torch.Tensor:
-    """The candidate set M_u of each pair: ``size`` distinct unobserved items, every set equally probable (E-4.30).
+    """Draw the candidate set M_u of each pair: ``size`` distinct unobserved items, all sets equally probable (E-4.30).
 
-    Floyd's algorithm (Bentley, CACM 1987), which draws without rejection.
+    Uses Floyd's algorithm (Bentley, CACM 1987), without rejection.
 
     Args:
         users, counters, key: as for :func:`uniform`.
@@ -155,7 +155,7 @@ def subset(unobserved: Unobserved, users: torch.Tensor, counters: torch.Tensor, 
     """
     if unobserved.listed or size >= unobserved.most:
         return _subset(unobserved, users, counters, key, size)
-    # As in uniform: a set of the whole catalogue, replaced as a whole where the user has one of it.
+    # As in uniform: a set of the whole catalogue, replaced as a whole if it has an observed item.
     items = _floyd(torch.full_like(users, unobserved.n_items), counters, key, size)
     observed = unobserved.observed.contains(users, items).any(0)
     second = _second(key)
@@ -179,9 +179,9 @@ def _subset(unobserved: Unobserved, users: torch.Tensor, counters: torch.Tensor,
 
 
 def _floyd(counts: torch.Tensor, counters: torch.Tensor, key: Key, size: int) -> torch.Tensor:
-    """``size`` distinct numbers below each of ``counts`` (B,), (size, B); some are not below where it has fewer."""
+    """``size`` distinct numbers below each of ``counts`` (B,): (size, B). With a smaller count some are not below."""
     steps = torch.arange(size, device=counts.device).unsqueeze(1)
-    # The j-th of k draws is from the first n - k + j + 1 ranks; one that is there already stands for the last of them.
+    # Draw j of k is from the first n - k + j + 1 ranks; if it is in the set already, take the last of them.
     spans = (counts - size).clamp_min(0) + steps + 1
     key = key.repeat(size) if isinstance(key, torch.Tensor) else key
     bits = random_bits(key, (counters * size + steps).flatten()).view(size, len(counts))

@@ -1,24 +1,24 @@
-"""A set of (user, item) pairs that whole batches are looked up in."""
+"""A set of (user, item) pairs with batched lookup."""
 
 from __future__ import annotations
 
 import torch
 
 LISTED = 2**25
-"""Largest users x items for which something is kept for every pair; above it memory is that of the set's own pairs."""
+"""Largest users x items with a flag for every possible pair; above it, memory is proportional to the set."""
 
 _HASH = -7046029254386353131  # 2^64 over the golden ratio, odd (Knuth, TAOCP 6.4)
 
 
 class PairSet:
-    """Membership of pairs: a flag for each pair there could be where these are few, else a search among the set's own.
+    """Set of pairs: a flag for each possible pair if these are few, else a binary search among the members.
 
-    A CPU, which a search costs a hundred nanoseconds, looks first whether a bit is set that stands for a thirtieth of a
-    member on average, and searches for the few pairs for which it is.
+    On a CPU, where a search takes a hundred nanoseconds, a bit table with about thirty bits per member is read first,
+    and only pairs with a set bit are searched.
     """
 
     def __init__(self, users: torch.Tensor, items: torch.Tensor, n_users: int, n_items: int) -> None:
-        """From the pairs' users and items, (n,) int64 each, in any order."""
+        """Build from the pairs' users and items, (n,) int64 each, in any order."""
         self._n_items = n_items
         self._flags: torch.Tensor | None = None
         self._bits: torch.Tensor | None = None
@@ -33,7 +33,7 @@ class PairSet:
             self._bits.index_add_(0, slots >> 3, (1 << (slots & 7)).to(torch.uint8))
 
     def contains(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
-        """Whether each pair is in the set, boolean, of the shape that both have together."""
+        """Whether each pair is in the set, boolean, with the broadcast shape of both."""
         keys = users * self._n_items + items
         if self._flags is not None:
             return self._flags.index_select(0, keys.flatten()).view(keys.shape)

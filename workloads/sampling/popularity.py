@@ -10,20 +10,20 @@ from workloads.sampling.negatives import Key, Unobserved, random_bits, uniform
 from workloads.sampling.sampler import Sampler
 
 _TOTAL = 2**31
-"""All items' weights together, about: integers, so that every device draws the same."""
+"""Approximate sum of all weights, which are integers so that all devices draw the same."""
 
 
 class Popularity(Sampler):
     """PNS: an unobserved item with a probability proportional to popularity^power. Thesis 4.5.1.2.
 
-    The items lie side by side on a line, each as long as its weight. A point of what a user's positives leave of it
-    becomes a point of the whole line by adding the lengths of the positives before it, found by binary search.
+    Items are adjacent intervals on a line, as long as their weights. A random point of the line without the user's
+    positives is mapped to the whole line by adding the lengths of the positives before it, found by binary search.
     """
 
     def __init__(self, unobserved: Unobserved, observed: Lists, popularity: torch.Tensor, power: float = 0.75) -> None:
-        """From the users' items and the training interactions of each item, (I,).
+        """``popularity``: training interactions of each item, (I,).
 
-        An item without any is never drawn, but for a user who has nothing else left: then all are equally probable.
+        Items without interactions are drawn only for users who have no others left; then all are equally probable.
         """
         weights = torch.where(popularity > 0, popularity.double() ** power, 0.0)
         lengths = (weights * (_TOTAL / weights.sum().clamp_min(1e-300))).long()
@@ -31,7 +31,7 @@ class Popularity(Sampler):
         self._unobserved, self._observed = unobserved, observed
         self._ends = lengths.cumsum(0)
         own = lengths.index_select(0, observed.members)
-        self._passed = functional.pad(own.cumsum(0), (1, 0))  # over all lists; differences within one
+        self._passed = functional.pad(own.cumsum(0), (1, 0))  # over all lists; a list's values are differences
         before = self._passed.index_select(0, observed.indptr)
         self._left = self._ends[-1] - before.diff()
         users, items = observed.expand(torch.arange(len(observed.counts), device=own.device))
@@ -41,7 +41,7 @@ class Popularity(Sampler):
         self._all_left = bool((self._left[unobserved.counts > 0] > 0).all())
 
     def draw(self, users: torch.Tensor, counters: torch.Tensor, key: Key) -> torch.Tensor:
-        """An unobserved item each, (1, B)."""
+        """Draw an unobserved item per pair, (1, B)."""
         point = (random_bits(key, counters) * self._left.index_select(0, users)) >> 32
         start = self._observed.indptr.index_select(0, users)
         passed = torch.searchsorted(self._keys, users * self._span + point, right=True)

@@ -1,4 +1,4 @@
-"""SRNS: a memory of hard items for each user; the negative has a high score of high variance."""
+"""SRNS: a memory of hard items for each user; the negative has a high score with high variance."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from workloads.sampling.sampler import FromCandidates, View, scores
 from workloads.sorting import ascending
 
 HISTORY = 5
-"""Epochs over which the spread of a score is taken."""
+"""Number of epochs for the standard deviation of a score."""
 
 
 class SRNS(FromCandidates):
     """Simplify and robustify negative sampling. Ding et al., NeurIPS 2020; thesis 4.5.1.2.
 
     The negative of (u, i) is the item k of a memory with the largest ``p_k + α_t std(p_k)``: p_k = σ(x_uk - x_ui), its
-    standard deviation over the last five epochs, α_t rising to α over ``warmup`` epochs. The memory is the user's,
-    drawn again for each pair, without replacement and with weights e^{x/τ}, from itself and ``pool`` unobserved items.
+    standard deviation over the last five epochs, α_t rising to α over ``warmup`` epochs. The user's memory
+    is redrawn for each pair, without replacement and with weights e^{x/τ}, from itself and ``pool`` unobserved items.
 
-    In the paper's code the user's next interaction finds the memory that the one before it left. Here each draws from
-    the memory of the epoch's start and a pool of its own, so that nothing depends on how a batch is shared out; what
-    is kept changes by the epoch. Several negatives of a positive share its pool, each with a memory of its own, drawn
-    from it and from what is kept. Past scores are computed from kept copies of the embeddings, for any item, where the
-    code watches a random part of the items.
+    In the paper's code, each interaction of a user updates the memory for the next one. Here each pair draws from the
+    memory at the start of the epoch and its own pool, so that the result does not depend on the sharding of batches;
+    the stored memory changes once per epoch. Several negatives of a positive share its pool and have separate memories.
+    Past scores are computed for any item, from stored copies of the embeddings; the paper's code tracks a random part
+    of the items.
     """
 
     once = True
@@ -35,7 +35,7 @@ class SRNS(FromCandidates):
     def __init__(
         self, unobserved: Unobserved, *, memory: int, pool: int, alpha: float, warmup: int, temperature: float
     ) -> None:
-        """``memory`` and ``pool``: items a user; ``alpha``: at least 0; ``warmup``: epochs; ``temperature``: τ, > 0."""
+        """``memory``, ``pool``: items per user; ``alpha``: at least 0; ``warmup``: epochs; ``temperature``: τ > 0."""
         super().__init__(unobserved, pool)
         self._size = memory
         self._alpha = alpha
@@ -43,19 +43,19 @@ class SRNS(FromCandidates):
         self._temperature = temperature
         self._n_users = len(unobserved.counts)
         self._memory = unobserved.counts.new_zeros(memory, self._n_users)
-        self._past: list[torch.Tensor] = []  # the latest last
+        self._past: list[torch.Tensor] = []  # newest last
 
     def choose(self, view: View) -> torch.Tensor:
-        """Of each pair's renewed memory (S, B) the largest ``p_k + α_t std(p_k)``: nodes, (B,)."""
+        """The item of each pair's redrawn memory (S, B) with the largest ``p_k + α_t std(p_k)``: nodes (B,)."""
         items, values = self._union(view.table, view.owners, view.candidates - self._n_users)
-        if view.count == 1:  # only the items of the memory need their past scores
+        if view.count == 1:  # past scores are needed only for items of the memory
             items = items.gather(0, self._noisy(values, view.counters, view.key).topk(self._size, dim=0).indices)
             return largest(self._worth(view, items), items) + self._n_users
         worth = self._worth(view, items)
         chosen = []
         for counters in view.counters.view(view.count, -1):
             noisy = self._noisy(values, counters, view.key)
-            least = ascending(noisy.T)[:, -self._size]  # of the memory: quicker than which it has
+            least = ascending(noisy.T)[:, -self._size]  # of the memory: faster than its members
             chosen.append(largest(worth.masked_fill(noisy < least, -math.inf), items))
         return torch.cat(chosen) + self._n_users
 
@@ -68,7 +68,7 @@ class SRNS(FromCandidates):
         return _likelihood(scores(view.table, view.owners, nodes)) + alpha * torch.stack(past).std(0, correction=0)
 
     def begin(self, table: torch.Tensor, epoch: int, key: int) -> None:
-        """Keeps the epoch's embeddings (U + I, d) among the last five and renews every user's memory, (S, U)."""
+        """Store the epoch's embeddings (U + I, d) with the last five, and redraw every user's memory, (S, U)."""
         users = torch.arange(self._n_users, device=table.device)
         first = not self._past
         self._past = [*self._past, table.clone()][-HISTORY:]
@@ -82,7 +82,7 @@ class SRNS(FromCandidates):
     def _union(
         self, table: torch.Tensor, users: torch.Tensor, drawn: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """What memories are renewed from: the kept items and those drawn (n, b), and their scores / τ, (S + n, b)."""
+        """Items for new memories, the stored and the drawn ones (n, b), and their scores / τ, (S + n, b)."""
         kept = self._memory.index_select(1, users)
         items = torch.cat([kept, drawn])
         values = scores(table, users, items + self._n_users) / self._temperature
@@ -93,9 +93,9 @@ class SRNS(FromCandidates):
         return items, values
 
     def _noisy(self, values: torch.Tensor, counters: torch.Tensor, key: int) -> torch.Tensor:
-        """Values (n, b) + Gumbel noise, whose S largest are a renewed memory."""
+        """Values (n, b) + Gumbel noise. The S largest are the new memory."""
         numbers = torch.arange(len(values), device=values.device).unsqueeze(1)
-        # Counters from the far end, where those of the drawn items are not.
+        # Counters from the other end, which drawn items do not use.
         bits = random_bits(key, -1 - (counters * len(values) + numbers).flatten()).view(values.shape)
         return values - (-((bits.double() + 0.5) / 2**32).log()).log().to(values)
 
@@ -108,5 +108,5 @@ class SRNS(FromCandidates):
 
 
 def _likelihood(x: torch.Tensor) -> torch.Tensor:
-    """σ(x_uk - x_ui) from the positive's score and those of n items, (1 + n, B); (n, B)."""
+    """σ(x_uk - x_ui) (n, B), from the scores of the positive and of n items, (1 + n, B)."""
     return torch.sigmoid(x[1:] - x[0])
