@@ -19,6 +19,9 @@ ROWS = 12
 BAR = 16
 """Width of a progress bar in columns."""
 
+OPTUNA_STATES = {"fail": "failed"}
+"""Words for Optuna's states that differ from them."""
+
 
 @dataclass(slots=True)
 class RunningTrial:
@@ -55,7 +58,8 @@ def sweep_view(
     lines: list[RenderableType] = [_running_table(running, metric, now)] if running else []
     if len(running) > ROWS:
         lines.append(Text(f"and {len(running) - ROWS} more", style="dim"))
-    counts = ", ".join(f"{count} {state}" for state, count in sorted(status.trials.items()) if state != "waiting")
+    states = ((OPTUNA_STATES.get(state, state), count) for state, count in sorted(status.trials.items()))
+    counts = ", ".join(f"{count} {state}" for state, count in states if state != "waiting")
     counts = counts or ("" if running else "no trial has started yet")
     left = _seconds_left(status, running, seeds, now)
     lines.append(_progress_line("trials", status, counts, left, now - started))
@@ -118,7 +122,8 @@ def _progress_line(unit: str, status: DriverStatus, detail: str, left: float | N
 
 
 def _seconds_left(status: DriverStatus, running: Sequence[RunningTrial], seeds: int, now: float) -> float | None:
-    """The status' estimate from ended trials, before one has ended the running trials' one; at least their own rest."""
+    """Time left: the status' estimate or, before a trial has ended, one from the running trials; never less than their
+    own remaining time."""
     paces = [((now - trial.since) / trial.epoch, trial) for trial in running if trial.epoch]
     if not paces:
         return status.seconds_left

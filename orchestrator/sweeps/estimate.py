@@ -307,7 +307,7 @@ def _measure(specs: list[ExperimentSpec], data: Path) -> Probe:
 
 
 def _measure_together(specs: list[ExperimentSpec], data: Path, device: torch.device) -> tuple[float, float]:
-    """Each one's share of the seconds until the first epoch of all has ended, and of the second one."""
+    """Share per trial of the time of the first and of the second epoch."""
     runner = pack_plan.PackRunner(device)
     moments = [time.monotonic()]
     with tempfile.TemporaryDirectory() as folder:

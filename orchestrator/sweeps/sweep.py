@@ -69,7 +69,7 @@ def sweep(spec: SweepSpec, settings: Settings, options: Options, console: Consol
         settings.storage,
         "sweep",
         spec.workload,
-        {"sweep": spec.model_dump(mode="json"), "options": vars(options), "contract": _contract(spec)},
+        {"sweep": spec.model_dump(mode="json"), "options": vars(options), "contract": _search_identity(spec)},
         provenance.command(),
         options.name,
     )
@@ -96,7 +96,7 @@ def resume(folder: RunFolder, settings: Settings, console: Console, again: Resum
     if not (folder.path / JOURNAL).exists() and (folder.path / "trials").exists():  # otherwise no trial has started
         raise UserError(f"{folder.id} has lost its journal, {JOURNAL}", fix="Restore it, or start a new sweep")
     spec = _with_space(spec, folder, settings, again.space)
-    _check_contract(folder, spec)
+    _check_unchanged(folder, spec)
     spec = _with_more(spec, again.more_trials)
     preflight.services(settings, spec.resources, ray=not options.local, workload=spec.workload)
     folder.acquire()
@@ -105,7 +105,7 @@ def resume(folder: RunFolder, settings: Settings, console: Console, again: Resum
         return _drive(folder, spec, settings, options, console, again, resuming=True)
 
 
-def _contract(spec: SweepSpec) -> dict[str, Any]:
+def _search_identity(spec: SweepSpec) -> dict[str, Any]:
     """The parts that must not change before a resume: the search space and the objectives."""
     survey = _survey(spec)
     return {
@@ -114,8 +114,8 @@ def _contract(spec: SweepSpec) -> dict[str, Any]:
     }
 
 
-def _check_contract(folder: RunFolder, spec: SweepSpec) -> None:
-    now = _contract(spec)
+def _check_unchanged(folder: RunFolder, spec: SweepSpec) -> None:
+    now = _search_identity(spec)
     then = folder.record["spec"].get("contract", now)  # old sweeps have none
     changes = []
     for name in sorted({**then["space"], **now["space"]}):

@@ -16,7 +16,7 @@ from orchestrator.cli.app import app
 from orchestrator.cli.exit_codes import USAGE_ERROR
 
 ROOT = Path(__file__).resolve().parents[2]
-PATTERNS = ("README.md", "CONTRIBUTING.md", "deploy/README.md", "workloads/*/README.md", "docs/**/*.md")
+PAGES = ("README.md", "CONTRIBUTING.md", "benchmarks/*.md", "deploy/**/*.md", "workloads/*/README.md", "docs/**/*.md")
 SEPARATORS = ("|", "||", "&&", ";", ">", ">>", "<", "&")
 ASSIGNMENT = re.compile(r"[A-Z_]+=.*", re.DOTALL)
 OURS = re.compile(r'(?:[A-Z_]+=\S+ )*orchestrator |.*\| *orchestrator |[A-Z]="')
@@ -40,7 +40,7 @@ def commands() -> list[PageCommand]:
     """Every command of every page, in code blocks and in inline code."""
     return [
         PageCommand(words, str(page.relative_to(ROOT)), line, inline)
-        for pattern in PATTERNS
+        for pattern in PAGES
         for page in sorted(ROOT.glob(pattern))
         for words, line, inline in of_text(page.read_text(encoding="utf-8"))
     ]

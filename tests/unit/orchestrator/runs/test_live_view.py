@@ -57,8 +57,10 @@ def test_of_many_running_trials_the_first_are_shown() -> None:
 
 
 def test_a_failure_is_shown() -> None:
-    status = DriverStatus(trouble="trial 3: CUDA out of memory")
-    assert "last failure: trial 3: CUDA out of memory" in text(sweep_view(status, [], "error", 0.0))
+    status = DriverStatus(trials={"fail": 1}, trouble="trial 3: CUDA out of memory")
+    lines = text(sweep_view(status, [], "error", 0.0))
+    assert "last failure: trial 3: CUDA out of memory" in lines
+    assert any("1 failed," in line for line in lines)
 
 
 @pytest.mark.parametrize(
