@@ -35,9 +35,9 @@ def run_settings(spec: ExperimentSpec) -> str:
 
 
 def sweep_settings(spec: SweepSpec) -> str:
-    """The space of a sweep and the settings that it holds fixed."""
+    """The fixed settings of a sweep, by which sweeps differ first, and its space."""
     plan = spec.plan.model_dump(mode="json", exclude_defaults=True, exclude={"decide_at", "refit"})
-    return f"sweep {spec.search.space} {settings_text({**spec.fixed, **plan})}".rstrip()
+    return f"{settings_text({**spec.fixed, **plan})} sweep {spec.search.space}".lstrip()
 
 
 def name(run_id: str, workload: str, settings: str) -> str:
@@ -52,33 +52,49 @@ def name(run_id: str, workload: str, settings: str) -> str:
     return f"{cut} ({stamp})"
 
 
+def run_summary(spec: ExperimentSpec) -> str:
+    """First sentence of a run's description."""
+    return f"Run of `{spec.workload}`: `{run_settings(spec)}`."
+
+
+def sweep_summary(spec: SweepSpec, space: Mapping[str, str]) -> str:
+    """First part of a sweep's description. ``space``: the searched parameters with their ranges."""
+    search = spec.search
+    seeds = f", {search.seeds} seeds each" if search.seeds > 1 else ""
+    head = f"Search of `{spec.workload}` in the space `{search.space}` ({search.sampler}, {search.scheduler}{seeds})."
+    fixed = f" Fixed: `{settings_text(spec.fixed)}`." if spec.fixed else ""
+    searched = "\n".join(f"- `{name}`: {ranges}" for name, ranges in space.items())
+    return "\n\n".join(filter(None, [head + fixed, searched]))
+
+
+def unfinished(summary: str, state: str, kind: str, run_id: str) -> str:
+    """Description of an unfinished run or sweep. ``state``: a sentence; ``kind``: the verb that resumes it."""
+    return "\n\n".join(
+        filter(None, [summary, state, "To continue:", _code([f"orchestrator {kind} --resume {run_id}"])])
+    )
+
+
 def of_run(run_id: str, spec: ExperimentSpec, folder: Path, register: str | None) -> str:
     """Description of a finished run in Markdown, with its outcome in ``folder``."""
-    head = f"Run of `{spec.workload}`: `{run_settings(spec)}`."
-    return "\n\n".join([head, *_results(spec, folder), _commands(run_id, register)])
+    return "\n\n".join([run_summary(spec), *_results(spec, folder), _commands(run_id, register)])
 
 
-def of_sweep(run_id: str, spec: SweepSpec, best: Mapping[str, Any], counts: str, winner: ExperimentSpec, folder: Path,
-             register: str | None) -> str:  # fmt: skip
+def of_sweep(run_id: str, spec: SweepSpec, space: Mapping[str, str], best: Mapping[str, Any], counts: str,
+             winner: ExperimentSpec, folder: Path, register: str | None) -> str:  # fmt: skip
     """Description of a finished sweep in Markdown.
 
     Args:
         run_id: the sweep's id.
         spec: the sweep.
+        space: the searched parameters with their ranges.
         best: number (``trial``) and ``params`` of the winner.
         counts: trials by state.
         winner: the winner's spec.
         folder: the winner's outcome.
         register: name under which the model was registered.
     """
-    search = spec.search
-    seeds = f", {search.seeds} seeds each" if search.seeds > 1 else ""
-    how = f"{search.sampler}, {search.scheduler}{seeds}"
-    head = f"Search of `{spec.workload}` in the space `{search.space}`: {counts} ({how})."
-    fixed = f"Fixed: `{settings_text(spec.fixed)}`." if spec.fixed else ""
-    won = f"Winner: trial {best['trial']}, `{settings_text(best['params'])}`."
-    parts = [" ".join(filter(None, [head, fixed, won])), *_results(winner, folder), _commands(run_id, register)]
-    return "\n\n".join(parts)
+    won = f"Trials: {counts}. Winner: trial {best['trial']}, `{settings_text(best['params'])}`."
+    return "\n\n".join([sweep_summary(spec, space), won, *_results(winner, folder), _commands(run_id, register)])
 
 
 def _results(spec: ExperimentSpec, folder: Path) -> list[str]:

@@ -133,7 +133,10 @@ def _drive(
         console.say(missing)
     name = description.name(folder.id, spec.workload, description.run_settings(spec))
     params = flat_params(spec)
-    with Session(folder, settings, console, resuming=resuming, params=params, tags=tags, name=name) as session:
+    summary = description.run_summary(spec)
+    with Session(
+        folder, settings, console, resuming=resuming, params=params, tags=tags, name=name, summary=summary
+    ) as session:
         session.trained_on(folder.id, spec.params)
         progress = ProgressReporter(session, spec)
         usage_log = UsageLog(folder.path)

@@ -22,6 +22,7 @@ from orchestrator.console import Console
 from orchestrator.errors import DONE, INTERRUPTED, Interrupted, UserError, mask
 from orchestrator.provenance import record as provenance
 from orchestrator.provenance.source import Source
+from orchestrator.runs import description
 from orchestrator.runs.driver_status import StatusPublisher
 from orchestrator.storage import disk, notifications
 from orchestrator.storage.names import HISTORY, TRIALS
@@ -100,10 +101,10 @@ class Result:
 
 
 class Session:
-    """Context manager around one run or sweep. On exit it records how the run ended. ``name`` is its name in MLflow.
+    """Context manager around one run or sweep. On exit it records how the run ended.
 
-    The folder's record and the MLflow run get this end for every exception, also for one during ``__enter__``. The
-    exception is raised again.
+    ``name`` is its name in MLflow, ``summary`` the first part of its description there. The folder's record and the
+    MLflow run get this end for every exception, also for one during ``__enter__``. The exception is raised again.
     """
 
     def __init__(
@@ -116,6 +117,7 @@ class Session:
         params: Mapping[str, Any],
         tags: Mapping[str, str],
         name: str | None = None,
+        summary: str = "",
     ) -> None:
         self.folder = folder
         self.settings = settings
@@ -125,6 +127,7 @@ class Session:
         self._tags = tags
         self._resuming = resuming
         self._name = name or folder.id
+        self._summary = summary
         self._status: tuple[Status, int, dict[str, Any]] | None = None
         self.tracker: Tracker | None = None
         self._system: SystemMetrics | None = None
@@ -163,7 +166,7 @@ class Session:
             self.settings, self.folder, resuming=self._resuming, is_overtaken=self._sync.is_overtaken
         )
         if self.tracker:
-            tags = {**self._tags, **identity_tags(sources)}
+            tags = {**self._tags, **identity_tags(sources), **self._description("Running")}
             self.tracker.start(self.folder.id, self._name, params=self._params, tags=tags)
             if self.interrupts.stopped:  # a signal came before the tracker
                 self.tracker.provisional_end(ENDS["interrupted"])
@@ -215,12 +218,18 @@ class Session:
         """Set the end that is recorded on exit."""
         self._status = (status, code, values)
 
+    def _description(self, state: str) -> dict[str, str]:
+        """The tag with the description in MLflow as long as the run has not finished."""
+        kind = str(self.folder.record["kind"])
+        return {description.NOTE: description.unfinished(self._summary, f"{state}.", kind, self.folder.id)}
+
     def _record_stop(self) -> None:
         """Record an interruption at once after a signal: Ray kills a job 3 s after it asks it to stop."""
         with suppress(OSError):
             self.folder.provisional_end("interrupted", INTERRUPTED)
         if self.tracker is not None:
             with suppress(ValueError):  # already closed
+                self.tracker.tag(self.folder.id, self._description("Interrupted"))
                 self.tracker.provisional_end(ENDS["interrupted"])
         if self._sync is not None:
             self._sync.send_now()
@@ -242,6 +251,9 @@ class Session:
             if self._system is not None:
                 self._system.__exit__(kind, error, trace)
             if self.tracker is not None:
+                if error is not None:
+                    cause = f": {values['error']}" if "error" in values else ""
+                    self.tracker.tag(self.folder.id, self._description(f"{status.capitalize()}{cause}"))
                 self.tracker.end(self.folder.id, ENDS[status])
                 if trouble := self.tracker.close():
                     self.console.say(trouble)

@@ -199,7 +199,10 @@ def _drive(
         console.say(missing)
     folder.update(objectives=[[o.metric, o.direction] for o in objectives.of(spec.workload, spec.plan)])
     name = description.name(folder.id, spec.workload, description.sweep_settings(spec))
-    with Session(folder, settings, console, resuming=resuming, params=params, tags=tags, name=name) as session:
+    summary = description.sweep_summary(spec, folder.record["spec"].get("contract", {}).get("space", {}))
+    with Session(
+        folder, settings, console, resuming=resuming, params=params, tags=tags, name=name, summary=summary
+    ) as session:
         session.trained_on(folder.id, defaults)
         if session.tracker:  # a tag: --more-trials changes it, and MLflow's parameters cannot change
             session.tracker.tag(folder.id, {"search.trials": str(spec.search.trials)})

@@ -260,7 +260,8 @@ def _note(session: Session, spec: SweepSpec, study: Study, winner: ExperimentSpe
     assert best is not None
     chosen = {"trial": best.number, "params": {name: best.user_attrs["params"][name] for name in best.params}}
     folder = session.folder.path / WINNER
-    return description.of_sweep(session.folder.id, spec, chosen, counts, winner, folder, options.register)
+    space = session.folder.record["spec"].get("contract", {}).get("space", {})  # old sweeps have none
+    return description.of_sweep(session.folder.id, spec, space, chosen, counts, winner, folder, options.register)
 
 
 def _noise_note(selection: Selection, trial: int) -> str:

@@ -17,6 +17,8 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not instal
 
 TRIALS = 8
 MODEL = "rec-synthetic"
+VERSION_TAGS = 3
+"""The epoch and the last promotion: its sentence and its run."""
 
 
 def test_a_sweep_and_its_model_are_where_a_user_looks(
@@ -38,7 +40,10 @@ def test_a_sweep_and_its_model_are_where_a_user_looks(
         see_runs(chromium, runs, shots / "mlflow-runs.png")
         see_run(chromium, f"{runs}/{parent.info.run_id}", shots / "mlflow-sweep.png")
         see_report(chromium, f"{runs}/{parent.info.run_id}/artifacts/report.html", shots / "mlflow-report.png")
+        see_models(chromium, f"{runs.removesuffix('/runs')}/models", shots / "mlflow-models.png")
         see_model(chromium, f"{user.topology.mlflow.uri}/#/models", shots / "mlflow-registry.png")
+        see_version(chromium, f"{user.topology.mlflow.uri}/#/models/{MODEL}/versions/1", shots / "mlflow-version.png")
+        assert len(user.mlflow().get_model_version(MODEL, "1").tags) == VERSION_TAGS
         see_file(chromium, user.home / "storage" / "demo" / "report.html", shots / "report.png")
         assert chromium.complaints == []
 
@@ -56,17 +61,19 @@ def see_runs(chromium: Browser, address: str, shot: Path) -> None:
 
 
 def see_run(chromium: Browser, address: str, shot: Path) -> None:
-    """How it ended, the command that repeats it, its trials."""
+    """How it ended, its description, the command that repeats it, its trials."""
     page = chromium.page
     page.goto(address)
     expect(page.get_by_text("Finished", exact=True).first).to_be_visible()
+    expect(page.get_by_text(re.compile(rf"Trials: {TRIALS} complete\. Winner: trial \d"))).to_be_visible()
+    expect(page.get_by_text("orchestrator promote rec-synthetic --to champion")).to_be_visible()
     expect(page.get_by_text("orchestrator sweep recommender dataset=synthetic").first).to_be_visible()
     expect(page.get_by_role("link", name=re.compile("^trial 0 "))).to_be_visible()
     chromium.shoot(shot)
 
 
 def see_report(chromium: Browser, address: str, shot: Path) -> None:
-    """The report opens inside MLflow, beside the plots."""
+    """The report opens inside MLflow, with the plots."""
     page = chromium.page
     page.goto(address)
     for name in ("history.png", "parallel.png", "learning.png", "trials.csv"):
@@ -77,13 +84,31 @@ def see_report(chromium: Browser, address: str, shot: Path) -> None:
     chromium.shoot(shot)
 
 
+def see_models(chromium: Browser, address: str, shot: Path) -> None:
+    """The experiment's models have a name, their test metrics and their registered version."""
+    page = chromium.page
+    page.goto(address)
+    expect(page.get_by_text("recommender-mf").first).to_be_visible()
+    expect(page.get_by_text(re.compile("test/ndcg_at_20")).first).to_be_visible()
+    chromium.shoot(shot)
+
+
 def see_model(chromium: Browser, address: str, shot: Path) -> None:
-    """The registry shows the model, and its version with the alias."""
+    """The registry shows the model with its description, and its version with the alias."""
     page = chromium.page
     page.goto(address)
     page.get_by_role("button", name="Try it now").click()  # MLflow's welcome
     page.get_by_role("link", name=MODEL, exact=True).click()
     expect(page.get_by_text("@ champion").first).to_be_visible()
+    expect(page.get_by_text("Models of the workload recommender.")).to_be_visible()
+    chromium.shoot(shot)
+
+
+def see_version(chromium: Browser, address: str, shot: Path) -> None:
+    """A version has a description, the sentence of its last promotion, and few tags."""
+    page = chromium.page
+    page.goto(address)
+    expect(page.get_by_text("orchestrator.promotion", exact=True)).to_be_visible()
     chromium.shoot(shot)
 
 

@@ -25,10 +25,11 @@ def test_every_session_is_a_version(home: Path, database: Path, tmp_path: Path) 
     tags = [client.get_model_version("search", number).tags for number in ("1", "2")]
     assert [(tag["session"], tag["orchestrator.epoch"]) for tag in tags] == [("0", "1"), ("1", "2")]
     assert tags[1]["orchestrator.parent"] == "1"
-    assert float(tags[1]["index_rows"]) == metrics["test/documents_embedded"] > float(tags[0]["index_rows"])
 
     queries, found = tmp_path / "queries.csv", tmp_path / "found.csv"
     pd.DataFrame({"query": ["said0x1 said0x2"]}).to_csv(queries, index=False)
-    for number, tag in enumerate(tags, 1):
+    rows = []
+    for number in (1, 2):
         prediction.predict(resolve(), f"search/{number}", str(queries), str(found), {"k": 10_000})
-        assert len(pd.read_csv(found)) == int(tag["index_rows"])
+        rows.append(len(pd.read_csv(found)))
+    assert rows[0] < rows[1] == metrics["test/documents_embedded"]

@@ -75,8 +75,6 @@ def servable(
             "session": str(session),
             "sessions_seen": f"0 to {session}",
             "index": where or "in the model",
-            "index_rows": str(len(index)),
-            "index_crc32": " ".join(f"{one['crc32']:08x}" for one in index.manifest),
         },
     )
 

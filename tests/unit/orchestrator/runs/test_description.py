@@ -28,7 +28,8 @@ def test_the_settings_are_those_that_are_not_defaults(toy_workload: str) -> None
     plain = ExperimentSpec(workload="toy", params={}, plan=Plan(), seed=0)
     assert description.run_settings(plain) == "defaults"
     sweep = SweepSpec(workload="toy", fixed={"lr": 0.2}, search=Search(space="space"))
-    assert description.sweep_settings(sweep) == "sweep space lr=0.2"
+    assert description.sweep_settings(sweep) == "lr=0.2 sweep space"
+    assert description.sweep_settings(sweep.model_copy(update={"fixed": {}})) == "sweep space"
 
 
 def test_an_interval_is_that_of_a_mean_over_units(tmp_path: Path) -> None:

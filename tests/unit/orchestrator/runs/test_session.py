@@ -21,7 +21,7 @@ from orchestrator.storage import records
 from orchestrator.storage.names import RECORD
 from orchestrator.storage.records import RunFolder
 from orchestrator.storage.settings import resolve
-from tests.support.tracked import statuses
+from tests.support.tracked import statuses, tags
 
 
 @pytest.fixture
@@ -100,6 +100,23 @@ def test_a_signal_before_there_is_a_tracker_ends_its_run_too(database: Path, mon
         assert soon(lambda: statuses(database) == {"one": "KILLED"})
         running.settle("interrupted", INTERRUPTED)
     assert ended(folder)[:2] == ("interrupted", INTERRUPTED)
+
+
+def test_the_description_tells_the_state_and_how_to_continue(database: Path) -> None:
+    folder = records.create(resolve().storage, "run", "toy", {}, "orchestrator run toy", "one")
+
+    def description() -> str:
+        return tags(database, "one").get("mlflow.note.content", "") if statuses(database) else ""
+
+    def fail() -> None:
+        assert soon(lambda: description().startswith("Running."))
+        assert "orchestrator run --resume one" in description()
+        raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken"), opened(folder, None):
+        fail()
+    assert description().startswith("Failed: ValueError: broken.")
+    assert "orchestrator run --resume one" in description()
 
 
 def break_after_a_signal(error: Exception) -> None:
