@@ -127,8 +127,8 @@ def _options(one: Published) -> dict[str, tuple[Any, Any]]:
         return OPTIONS
     regime = one.regime
     values = {name: (_values(name, one), None) for name in one.by}
-    effort = {"method": (_methods(one), None), "seeds": (SEEDS, regime.seeds), "trials": (TRIALS, regime.trials)}
-    return {**values, **effort, **WITH_RUNS, **OPTIONS}
+    per_method = {"method": (_methods(one), None), "seeds": (SEEDS, regime.seeds), "trials": (TRIALS, regime.trials)}
+    return {**values, **per_method, **WITH_RUNS, **OPTIONS}
 
 
 def _command(one: Published) -> Any:

@@ -32,7 +32,7 @@ def record(redrawn: Redrawn) -> dict[str, Any]:
         "source": figure.source,
         "workload": figure.workload if isinstance(figure, Computation) else figure.regime.workload,
         "command": provenance.command(),
-        "effort": {"quick": redrawn.effort.quick} if isinstance(figure, Computation) else vars(redrawn.effort),
+        "effort": {"quick": redrawn.budget.quick} if isinstance(figure, Computation) else vars(redrawn.budget),
         "selected_on": "nothing" if isinstance(figure, Computation) else "validation",
         "training_sees_test": redrawn.sees_test,
         "complete": not redrawn.missing and not redrawn.failed,
@@ -177,7 +177,7 @@ def _markdown(redrawn: Redrawn, result: Mapping[str, Any]) -> str:
 def _conditions(redrawn: Redrawn) -> list[str]:
     """Notes on how the curves were obtained."""
     lines = [f"Left out: {why}" for why in (*redrawn.missing.values(), *redrawn.failed)]
-    if redrawn.effort.quick:
+    if redrawn.budget.quick:
         lines.append("Quick: a test that it works. These numbers mean nothing.")
     if redrawn.sees_test is not None:
         part = "by the test part, as published" if redrawn.sees_test else "without the test part, which the source uses"

@@ -33,7 +33,7 @@ class Redrawn:
     """
 
     figure: Figure | Computation
-    effort: ReproductionBudget
+    budget: ReproductionBudget
     drawn: Drawn
     missing: Mapping[str, str] = field(default_factory=dict)
     failed: tuple[str, ...] = ()
@@ -60,7 +60,7 @@ class _Work:
     def specs(self, choice: Choice, point: Point, epochs: int, **plan: Any) -> list[ExperimentSpec]:
         """The specs of the runs at a point, one a seed."""
         params = {**choice.params, **point.params}
-        seeds = range(self.runner.effort.seeds)
+        seeds = range(self.runner.budget.seeds)
         return [self.runner.final_spec(self.method, params, epochs, seed, **plan) for seed in seeds]
 
     def runs(self, specs: Sequence[ExperimentSpec]) -> list[Done]:
@@ -85,7 +85,7 @@ class _Work:
 def redraw(
     figure: Figure,
     settings: Settings,
-    effort: ReproductionBudget,
+    budget: ReproductionBudget,
     console: Console,
     *,
     where: Mapping[str, Sequence[str]] | None = None,
@@ -96,17 +96,17 @@ def redraw(
     Without ``as_published`` training does not use the test part. Raises UserError before anything is run, and
     Interrupted. A line whose run fails is left out and listed.
     """
-    effort = effort.settled()
+    budget = budget.limited()
     where = where or {}
     if figure.seeds is not None:
-        effort = replace(effort, seeds=min(effort.seeds, figure.seeds))
-    sees_test = effort.as_published if figure.blind else None
+        budget = replace(budget, seeds=min(budget.seeds, figure.seeds))
+    sees_test = budget.as_published if figure.blind else None
     blind = {} if sees_test else figure.blind
     named = where.get("dataset", ())
     here, missing = table_runs.present(
         figure.regime.workload, named or (figure.regime.dataset,), settings, named=bool(named)
     )
-    runner = Runner(figure.regime, settings, effort)
+    runner = Runner(figure.regime, settings, budget)
     work = [
         _Work(
             runner,
@@ -128,7 +128,7 @@ def redraw(
             one.specs(Choice(one.method.params, 1, None), point, 1)
     curves: list[Curve] = []
     failed = []
-    with table_runs.on_cluster(settings, effort.local):
+    with table_runs.on_cluster(settings, budget.local):
         for one in work:
             console.say(f"{one.dataset} {one.panel.metric}: {one.line.name}")
             try:
@@ -136,7 +136,7 @@ def redraw(
             except RunFailed as error:
                 console.say(f"  failed: {error}")
                 failed.append(f"{one.dataset} {one.line.name}: {error}")
-    return Redrawn(figure, effort, Drawn(curves), missing, tuple(failed), sees_test)
+    return Redrawn(figure, budget, Drawn(curves), missing, tuple(failed), sees_test)
 
 
 def _kind(figure: Figure) -> Callable[[_Work], Iterator[Curve]]:
@@ -173,7 +173,7 @@ def _values(work: _Work) -> Iterator[Curve]:
 def _epochs(work: _Work) -> Iterator[Curve]:
     """A metric over epochs."""
     choice = work.runner.choose(work.method)
-    specs = work.specs(choice, Point(), work.runner.effort.epochs(work.line.method.epochs), **WATCHED)
+    specs = work.specs(choice, Point(), work.runner.budget.epochs(work.line.method.epochs), **WATCHED)
     by_epoch: dict[int, dict[str, float]] = {}
     for one in work.runs(specs):
         for row in _history(one):
@@ -194,7 +194,7 @@ KINDS: Mapping[Kind, Callable[[_Work], Iterator[Curve]]] = {"values": _values, "
 
 
 def _epochs_at(work: _Work, choice: Choice, point: Point) -> int:
-    return choice.epochs if point.epochs is None else work.runner.effort.epochs(point.epochs)
+    return choice.epochs if point.epochs is None else work.runner.budget.epochs(point.epochs)
 
 
 def _history(done: Done) -> Iterator[dict[str, Any]]:

@@ -26,17 +26,17 @@ class ReproductionRequest:
     where: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     methods: tuple[str, ...] = ()
 
-    def name(self, effort: ReproductionBudget) -> str:
+    def name(self, budget: ReproductionBudget) -> str:
         """The name of its folder and MLflow run, which depends on the parts, ``as_published`` and ``quick``."""
         words = [self.published.id, *(word for words in self.where.values() for word in words), *self.methods]
-        words += ["as-published"] * effort.as_published + ["quick"] * effort.quick
+        words += ["as-published"] * budget.as_published + ["quick"] * budget.quick
         return "-".join("".join(c if c.isalnum() or c in "._" else "-" for c in word.strip("/")) for word in words)[
             :100
         ]
 
 
 def reproduce(
-    request: ReproductionRequest, settings: Settings, effort: ReproductionBudget, console: Console
+    request: ReproductionRequest, settings: Settings, budget: ReproductionBudget, console: Console
 ) -> tuple[dict[str, Any], int]:
     """Reproduce a published result; return the output for ``--json`` and the exit code.
 
@@ -45,10 +45,10 @@ def reproduce(
     """
     name = request.published.id
     try:
-        result, texts = _run(request, settings, effort, console)
+        result, texts = _run(request, settings, budget, console)
     except Interrupted:
         raise Interrupted(provenance.command()) from None
-    folder, trouble = table_report.keep(result, texts, request.name(effort), settings)
+    folder, trouble = table_report.keep(result, texts, request.name(budget), settings)
     console.say(f"Saved in {folder}: {', '.join(sorted(file.name for file in folder.glob(f'{name}*')))}")
     if trouble:
         console.say(trouble)
@@ -56,14 +56,14 @@ def reproduce(
 
 
 def _run(
-    request: ReproductionRequest, settings: Settings, effort: ReproductionBudget, console: Console
+    request: ReproductionRequest, settings: Settings, budget: ReproductionBudget, console: Console
 ) -> tuple[dict[str, Any], dict[str, str | bytes]]:
     """Run and show a published result; return its record as JSON, and its other files by name."""
     published = request.published
     workload = published.workload if isinstance(published, Computation) else published.regime.workload
     origin = table_report.origin(settings, workload)  # taken before the runs, which may take long
     if isinstance(published, Table):
-        reproduction = table.run(published, settings, effort, console, where=request.where, methods=request.methods)
+        reproduction = table.run(published, settings, budget, console, where=request.where, methods=request.methods)
         result = table_report.record(reproduction) | origin
         table_report.show(console, result)
         return result, {
@@ -71,9 +71,9 @@ def _run(
             f"{published.id}.csv": table_report.as_csv(result),
         }
     if isinstance(published, Computation):
-        redrawn = figures.Redrawn(published, effort, published.compute(effort.quick))
+        redrawn = figures.Redrawn(published, budget, published.compute(budget.quick))
     else:
-        redrawn = figures.redraw(published, settings, effort, console, where=request.where, methods=request.methods)
+        redrawn = figures.redraw(published, settings, budget, console, where=request.where, methods=request.methods)
     result = drawing.record(redrawn) | origin
     drawing.show(console, redrawn)
     return result, drawing.files(redrawn, result)

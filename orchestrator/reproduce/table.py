@@ -42,7 +42,7 @@ class Reproduction:
     """A reproduced table; ``missing`` lists datasets that are not present, and how to get them."""
 
     table: Table
-    effort: ReproductionBudget
+    budget: ReproductionBudget
     blocks: tuple[Block, ...]
     missing: Mapping[str, str] = field(default_factory=dict)
 
@@ -54,7 +54,7 @@ class Reproduction:
 def run(
     table: Table,
     settings: Settings,
-    effort: ReproductionBudget,
+    budget: ReproductionBudget,
     console: Console,
     *,
     where: Mapping[str, Sequence[str]] | None = None,
@@ -67,21 +67,21 @@ def run(
 
     Raises UserError before anything is run, and Interrupted. A row whose run fails has a ``failure``.
     """
-    effort = effort.settled()
+    budget = budget.limited()
     where = where or {}
-    table_runs.check_reads_test(table.id, table.reads_test, effort)
-    if effort.as_published and not (table.reads_test or table.regime.refit):
+    table_runs.check_reads_test(table.id, table.reads_test, budget)
+    if budget.as_published and not (table.reads_test or table.regime.refit):
         raise UserError(f"The source of {table.id} does not select on test", fix="Leave out --as-published")
     named = where.get("dataset", ())
     here, missing = table_runs.present(table.regime.workload, named or table.datasets, settings, named=bool(named))
     row_groups = [_chosen(table.rows(*key), methods) for dataset in here for key in _block_keys(table, dataset, where)]
-    runner = Runner(table.regime, settings, effort)
+    runner = Runner(table.regime, settings, budget)
     for rows in row_groups:  # raises all errors before anything runs
         for row in rows:
             runner.search_spec(row.settings)
-    with table_runs.on_cluster(settings, effort.local):
+    with table_runs.on_cluster(settings, budget.local):
         blocks = [_block(table, rows, runner, console) for rows in row_groups]
-    return Reproduction(table, effort, tuple(blocks), missing)
+    return Reproduction(table, budget, tuple(blocks), missing)
 
 
 def _block(table: Table, rows: Sequence[Row], runner: Runner, console: Console) -> Block:
@@ -104,7 +104,7 @@ def _measure(table: Table, row: Row, runner: Runner, console: Console) -> Measur
     try:
         choice = runner.choose(row.settings)
         values: dict[str, list[float]] = {}
-        for seed in range(runner.effort.seeds):
+        for seed in range(runner.budget.seeds):
             models = list(_trained(choice, seed, row, runner))
             measured = [_values(table, each, spec, runner) for each, spec in models]
             better = {metric: min if metric in table.lower else max for metric in (table.compared_by, *table.columns)}
@@ -130,11 +130,11 @@ def _trained(choice: Choice, seed: int, row: Row, runner: Runner) -> Iterator[tu
     Settings that are published completely include the number of epochs; the author's code takes the last one.
     """
     method = row.settings
-    effort = runner.effort
-    several = effort.as_published and method.searched
-    for epochs in table_runs.ladder(effort.epochs(method.epochs)) if several else [choice.epochs]:
+    budget = runner.budget
+    several = budget.as_published and method.searched
+    for epochs in table_runs.ladder(budget.epochs(method.epochs)) if several else [choice.epochs]:
         spec = runner.final_spec(method, choice.params, epochs, seed)
-        yield runner.train(spec, reads_test=effort.as_published), spec
+        yield runner.train(spec, reads_test=budget.as_published), spec
 
 
 def _values(table: Table, done: Done, spec: ExperimentSpec, runner: Runner) -> Mapping[str, float]:

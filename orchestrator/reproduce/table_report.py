@@ -41,7 +41,7 @@ def written(result: Mapping[str, Any]) -> str:
 def record(reproduction: Reproduction) -> dict[str, Any]:
     """The record as JSON."""
     table = reproduction.table
-    effort = reproduction.effort
+    budget = reproduction.budget
     return {
         "id": table.id,
         "title": table.title,
@@ -51,8 +51,8 @@ def record(reproduction: Reproduction) -> dict[str, Any]:
         "by": list(table.by),
         "lower": list(table.lower),
         "command": provenance.command(),
-        "effort": vars(effort),
-        "selected_on": "test, as published" if effort.as_published else "validation",
+        "effort": vars(budget),
+        "selected_on": "test, as published" if budget.as_published else "validation",
         "compared_by": table.compared_by,
         "measured_on": "test" if table.measure is None else "",
         "complete": reproduction.complete,
@@ -300,11 +300,11 @@ def _doubts(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _conditions(result: Mapping[str, Any]) -> list[str]:
     """Notes on how the values were obtained."""
-    effort = result["effort"]
+    budget = result["effort"]
     lines = []
-    if effort["quick"]:
+    if budget["quick"]:
         lines.append("Quick: a few epochs, to test that it works. These numbers mean nothing.")
-    if effort["as_published"]:
+    if budget["as_published"]:
         lines.append(
             "As published: searched rows take the best epoch on test by each metric, an oracle reads the test part; "
             "both make the values too good."

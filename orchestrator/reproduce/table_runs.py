@@ -45,7 +45,7 @@ class ReproductionBudget:
     local: bool = False
     as_published: bool = False
 
-    def settled(self) -> ReproductionBudget:
+    def limited(self) -> ReproductionBudget:
         """The budget with the limits of ``quick``, which tests that everything works; its values mean nothing."""
         if not self.quick:
             return self
@@ -70,19 +70,19 @@ class Runner:
 
     regime: Regime
     settings: Settings
-    effort: ReproductionBudget
+    budget: ReproductionBudget
 
     def search_spec(self, method: Method) -> SweepSpec | None:
         """The search for a method's settings, or None without one. Raises UserError."""
         params = preflight.parameters(self.regime.workload, method.params)
-        if not self.effort.trials or not method.searched:
+        if not self.budget.trials or not method.searched:
             return None
         fixed = {name: value for name, value in params.items() if name not in method.searched}
         # No scheduler: at early rungs the fastest learner leads, which often is not the best in the end.
-        search = {"space": space(self.regime), "trials": self.effort.trials, "scheduler": "none"}
+        search = {"space": space(self.regime), "trials": self.budget.trials, "scheduler": "none"}
         return request.sweep(
             self.regime.workload, self.settings, overrides={**fixed, **self._plan(method)}, search=search,
-            resources=method.resources, local=self.effort.local,
+            resources=method.resources, local=self.budget.local,
         )  # fmt: skip
 
     def choose(self, method: Method) -> Choice:
@@ -90,7 +90,7 @@ class Runner:
         spec = self.search_spec(method)
         if spec is None:
             return Choice(method.params, self._epochs(method), None)
-        done = run_cache.sweep(spec, self.settings, self.effort.local, self._name(method.params))
+        done = run_cache.sweep(spec, self.settings, self.budget.local, self._name(method.params))
         epochs = done.result["epochs"] if self.regime.refit else spec.plan.epochs
         return Choice(done.result["best_params"], epochs, done.id)
 
@@ -104,12 +104,12 @@ class Runner:
         refit = {**self._always, "refit": "only"} if self.regime.refit else {**self._plan(method), "refit": False}
         return request.experiment(
             self.regime.workload, self.settings, overrides={**params, **refit, "epochs": epochs, **plan}, seed=seed,
-            resources=method.resources, local=self.effort.local,
+            resources=method.resources, local=self.budget.local,
         )  # fmt: skip
 
     def train(self, spec: ExperimentSpec, *, reads_test: bool) -> Done:
         """Run ``spec``; tag the run if it or its selection uses the test part as published."""
-        done = run_cache.run(spec, self.settings, self.effort.local, self._name(spec.params))
+        done = run_cache.run(spec, self.settings, self.budget.local, self._name(spec.params))
         if reads_test and not done.reused and done.result["run_id"] and self.settings.tracking:
             with suppress(*registry.trouble()):  # during an outage the recorded command still shows it
                 client = registry.client(self.settings)
@@ -137,12 +137,12 @@ class Runner:
 
     def _epochs(self, method: Method) -> int:
         """Maximum number of epochs; with ``quick`` that of the regime, since not every method works with two."""
-        least = self.regime.quick.get("epochs") if self.effort.quick else None
-        return self.effort.epochs(method.epochs) if least is None else min(method.epochs, int(least))
+        least = self.regime.quick.get("epochs") if self.budget.quick else None
+        return self.budget.epochs(method.epochs) if least is None else min(method.epochs, int(least))
 
     @property
     def _always(self) -> dict[str, Any]:
-        return {**self.regime.plan, **(self.regime.quick if self.effort.quick else {})}
+        return {**self.regime.plan, **(self.regime.quick if self.budget.quick else {})}
 
     def _name(self, params: Mapping[str, Any]) -> str:
         """The prefix of the names of its runs: ``thesis-ml-100k-mf-bpr-dns``."""
@@ -164,9 +164,9 @@ def space(regime: Regime) -> str:
     return f"{Path(search_spaces.__file__).with_name(module)}.py:{function}"
 
 
-def check_reads_test(name: str, reads_test: bool, effort: ReproductionBudget) -> None:
+def check_reads_test(name: str, reads_test: bool, budget: ReproductionBudget) -> None:
     """Raise UserError if training would use the test part without ``as_published``."""
-    if reads_test and not effort.as_published:
+    if reads_test and not budget.as_published:
         raise UserError(f"{name} uses the test part in training", fix="Confirm it with --as-published")
 
 

@@ -105,8 +105,8 @@ def settings(home: Path) -> Settings:
 def ask(
     name: str, settings: Settings, quick: bool = False, as_published: bool = False, **asked: Any
 ) -> tuple[dict[str, Any], int]:
-    effort = ReproductionBudget(REGIME.seeds, REGIME.trials, quick, local=True, as_published=as_published)
-    return reproduce(ReproductionRequest(all_published()[name], **asked), settings, effort, Console(json=True))
+    budget = ReproductionBudget(REGIME.seeds, REGIME.trials, quick, local=True, as_published=as_published)
+    return reproduce(ReproductionRequest(all_published()[name], **asked), settings, budget, Console(json=True))
 
 
 def test_a_table_of_ours_has_a_mean_a_spread_and_a_test_against_its_reference(
