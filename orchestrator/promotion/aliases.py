@@ -10,7 +10,7 @@ from orchestrator.errors import REFUSED, UNAVAILABLE, UserError, one_line
 from orchestrator.promotion import evaluate_gates, gates
 from orchestrator.promotion.alias_lock import Refusal, move
 from orchestrator.promotion.audit_log import AuditLog, Event, now
-from orchestrator.promotion.gate_results import Verdict
+from orchestrator.promotion.gate_results import GateResult
 from orchestrator.promotion.gates import Gates
 from orchestrator.registry import models as registry
 from orchestrator.storage.records import user
@@ -95,7 +95,7 @@ def history(settings: Settings, model: str) -> list[Event]:
         return events
 
 
-def _decide(audit_log: AuditLog, event: Event, verdicts: Sequence[Verdict]) -> Event:
+def _decide(audit_log: AuditLog, event: Event, verdicts: Sequence[GateResult]) -> Event:
     """Record the event, then move the alias, or raise Refusal if a gate refused."""
     event = replace(event, at=now(), gates=tuple(asdict(verdict) for verdict in verdicts))
     failed = [verdict for verdict in verdicts if verdict.verdict == "refused"]

@@ -7,12 +7,12 @@ from typing import Any
 
 from orchestrator.promotion import gate_results, isolated_check
 from orchestrator.promotion.evidence import gather
-from orchestrator.promotion.gate_results import Verdict
+from orchestrator.promotion.gate_results import GateResult
 from orchestrator.promotion.gates import Gates
 from orchestrator.promotion.isolated_check import Unusable
 
 
-def judge(client: Any, model: str, gates: Gates, target: Any, current: Any | None) -> list[Verdict]:
+def judge(client: Any, model: str, gates: Gates, target: Any, current: Any | None) -> list[GateResult]:
     """The verdicts on version ``target`` compared with ``current``, the version of the alias (None: no version).
 
     If the model does not load and predict, no other gate is evaluated. Raises UserError for a gate on a metric that
@@ -37,21 +37,21 @@ def judge(client: Any, model: str, gates: Gates, target: Any, current: Any | Non
     return verdicts
 
 
-def force(client: Any, model: str, gates: Gates, target: Any) -> list[Verdict]:
+def force(client: Any, model: str, gates: Gates, target: Any) -> list[GateResult]:
     """The verdict that ``--force`` does not skip, and a row for each gate that it skips."""
     return [gate_results.usable(isolated_check.try_out(client, model, target)), *_skipped(gates)]
 
 
-def _signature(client: Any, model: str, tried: isolated_check.Tried, current: Any | None) -> Verdict:
+def _signature(client: Any, model: str, tried: isolated_check.Tried, current: Any | None) -> GateResult:
     if current is None:
         return gate_results.signature(None, tried.signature)
     try:
         return gate_results.signature(isolated_check.signature(client, model, current), tried.signature)
     except Unusable as error:  # a model that does not load has no callers
-        return Verdict("signature", None, None, "first", f"of version {current.version}, {error}")
+        return GateResult("signature", None, None, "first", f"of version {current.version}, {error}")
 
 
-def _skipped(gates: Gates) -> Iterator[Verdict]:
+def _skipped(gates: Gates) -> Iterator[GateResult]:
     configured = {
         "signature": gates.signature == "compatible",
         "better": bool(gates.better),
@@ -59,4 +59,4 @@ def _skipped(gates: Gates) -> Iterator[Verdict]:
         "latency": gates.latency_ms is not None,
         "size": gates.size_mb is not None,
     }
-    return (Verdict(name, None, None, "skipped", "forced") for name, wanted in configured.items() if wanted)
+    return (GateResult(name, None, None, "skipped", "forced") for name, wanted in configured.items() if wanted)

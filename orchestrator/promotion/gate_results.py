@@ -21,7 +21,7 @@ Value = float | str | None
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class GateResult:
     """One row of the table. ``first`` also passes: there is no version to compare with."""
 
     gate: str
@@ -31,12 +31,12 @@ class Verdict:
     note: str = ""
 
 
-def usable(tried: Tried) -> Verdict:
+def usable(tried: Tried) -> GateResult:
     """Whether the model loads and predicts in a clean process, which every promotion requires."""
     if tried.measured is None:
-        return Verdict(USABLE, None, None, "refused", tried.trouble or "")
+        return GateResult(USABLE, None, None, "refused", tried.trouble or "")
     note = f"in {tried.measured.load_seconds:.2g} s, {tried.measured.milliseconds:.3g} ms a call, in a clean process"
-    return Verdict(USABLE, None, None, "pass", note)
+    return GateResult(USABLE, None, None, "pass", note)
 
 
 def check_metrics(gates: Gates, after: Evidence) -> None:
@@ -46,7 +46,7 @@ def check_metrics(gates: Gates, after: Evidence) -> None:
             raise unknown(f"metric of version {after.version}'s run", name, after.metric_names)
 
 
-def compare(gates: Gates, before: Evidence | None, after: Evidence) -> Iterator[Verdict]:
+def compare(gates: Gates, before: Evidence | None, after: Evidence) -> Iterator[GateResult]:
     """The verdicts of ``better`` and ``guard``. Raises UserError if the run's workload is not installed."""
     if not gates.compares:
         return
@@ -59,7 +59,7 @@ def compare(gates: Gates, before: Evidence | None, after: Evidence) -> Iterator[
         yield _difference("not worse", metric, before, after, -tolerance, gates.confidence, metric in minimized)
 
 
-def limits(gates: Gates, before: Measured | None, after: Measured) -> Iterator[Verdict]:
+def limits(gates: Gates, before: Measured | None, after: Measured) -> Iterator[GateResult]:
     """The verdicts of the limits on latency and size."""
     for name, limit, field in (
         ("latency (ms a call)", gates.latency_ms, "milliseconds"),
@@ -68,46 +68,47 @@ def limits(gates: Gates, before: Measured | None, after: Measured) -> Iterator[V
         if limit is not None:
             value: float = getattr(after, field)
             old: float | None = getattr(before, field, None)
-            yield Verdict(name, old, value, "pass" if value <= limit else "refused", f"at most {limit:g}")
+            yield GateResult(name, old, value, "pass" if value <= limit else "refused", f"at most {limit:g}")
 
 
-def signature(before: Any, after: Any) -> Verdict:
+def signature(before: Any, after: Any) -> GateResult:
     """Whether callers of a model with signature ``before`` can call one with ``after`` without changes."""
     if before is None:
-        return Verdict("signature", None, None, "first", "nothing to be compatible with")
+        return GateResult("signature", None, None, "first", "nothing to be compatible with")
     trouble = "it has no signature" if after is None else next(_incompatible(before, after), "")
-    return Verdict("signature", None, None, "refused" if trouble else "pass", trouble or "compatible")
+    return GateResult("signature", None, None, "refused" if trouble else "pass", trouble or "compatible")
 
 
 def _difference(
     gate: str, metric: str, before: Evidence | None, after: Evidence, bar: float, confidence: float, minimized: bool
-) -> Verdict:
+) -> GateResult:
     """Whether ``metric`` is better than before by more than ``bar`` (below 0: worse by at most that)."""
     name = f"{gate}: {metric}{' (less is better)' if minimized else ''}"
     value = after.metrics.get(metric)
     if before is None:
-        return Verdict(name, None, value, "first", "no version to compare with")
+        return GateResult(name, None, value, "first", "no version to compare with")
     old = before.metrics.get(metric)
     if trouble := incomparable(before, after):
-        return Verdict(name, old, value, "refused", trouble)
+        return GateResult(name, old, value, "refused", trouble)
     assert before.units is not None
     assert after.units is not None
     sign = -1.0 if minimized else 1.0
     if metric not in before.units or metric not in after.units:
         if gate == "better" or old is None or value is None:
-            return Verdict(name, old, value, "refused", f"not both runs have {metric} of each unit")
+            return GateResult(name, old, value, "refused", f"not both runs have {metric} of each unit")
         passed = sign * (value - old) >= bar
-        return Verdict(name, old, value, "pass" if passed else "refused", "of the whole split, without values of units")
+        note = "of the whole split, without values of units"
+        return GateResult(name, old, value, "pass" if passed else "refused", note)
     pairs = before.units[[metric]].join(after.units[[metric]], lsuffix="_before", rsuffix="_after").dropna()
     olds, news = (pairs[f"{metric}_{side}"].to_numpy(dtype="float64") for side in ("before", "after"))
     least = _least(sign * (news - olds), confidence)
     if least is None:
-        return Verdict(name, old, value, "refused", str(_too_few(len(pairs), confidence)))
+        return GateResult(name, old, value, "refused", str(_too_few(len(pairs), confidence)))
     passed = least > bar if gate == "better" else least >= bar
     wanted = f"above {bar:g}" if gate == "better" else f"from {bar:g}"
     method = "paired sign flips, exact" if len(pairs) < RESAMPLED_FROM else "paired bootstrap"
     note = f"by {least:+.4g} or more at {confidence:.3g} over {len(pairs)} units ({method}); wanted {wanted}"
-    return Verdict(name, float(olds.mean()), float(news.mean()), "pass" if passed else "refused", note)
+    return GateResult(name, float(olds.mean()), float(news.mean()), "pass" if passed else "refused", note)
 
 
 def _least(differences: Any, confidence: float) -> float | None:

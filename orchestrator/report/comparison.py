@@ -12,7 +12,7 @@ from orchestrator.console import show
 from orchestrator.errors import UserError, unknown
 from orchestrator.report import power, statistics
 from orchestrator.report.power import Power
-from orchestrator.report.samples import Entry, entries
+from orchestrator.report.samples import Sample, entries
 from orchestrator.report.statistics import Difference, Summary, TestName
 from orchestrator.search import unit_values
 from orchestrator.search.unit_values import UnitValues
@@ -92,7 +92,7 @@ def compare(
     chosen = list(metrics) or [objective.metric for objective in samples[0].objectives]
     for metric in chosen:
         _check_metric(metric, samples)
-    groups: dict[Key, list[Entry]] = {}
+    groups: dict[Key, list[Sample]] = {}
     for entry in sorted(samples, key=lambda e: [_order(e.params.get(name)) for name in keys]):
         groups.setdefault(tuple(_text(entry.params.get(name)) for name in keys), []).append(entry)
     reference = _best(groups, samples[0].objectives[0]) if baseline is None else _named(groups, baseline)
@@ -108,7 +108,7 @@ def brief(text: str) -> str:
         return text
 
 
-def _check_comparable(samples: Sequence[Entry]) -> None:
+def _check_comparable(samples: Sequence[Sample]) -> None:
     for what, name in (("workloads", "workload"), ("data", "data")):
         kinds = {str(getattr(entry, name)): entry.source for entry in samples}
         if len(kinds) > 1:
@@ -119,7 +119,7 @@ def _check_comparable(samples: Sequence[Entry]) -> None:
             )  # fmt: skip
 
 
-def _differing(samples: Sequence[Entry]) -> tuple[str, ...]:
+def _differing(samples: Sequence[Sample]) -> tuple[str, ...]:
     """The parameters that are not searched and differ; if there are none, the ids of sweeps."""
     searched = {name for entry in samples for name in entry.searched}
     names = dict.fromkeys(name for entry in samples for name in entry.params if name not in NEITHER)
@@ -127,11 +127,11 @@ def _differing(samples: Sequence[Entry]) -> tuple[str, ...]:
     return tuple(free) or (("id",) if searched and _differs("id", samples) else ())
 
 
-def _differs(name: str, samples: Sequence[Entry]) -> bool:
+def _differs(name: str, samples: Sequence[Sample]) -> bool:
     return len({_text(entry.params.get(name)) for entry in samples}) > 1
 
 
-def _check_metric(metric: str, samples: Sequence[Entry]) -> None:
+def _check_metric(metric: str, samples: Sequence[Sample]) -> None:
     for entry in samples:
         if metric not in entry.metrics:
             names = {name for other in samples for name in other.metrics}
@@ -140,7 +140,7 @@ def _check_metric(metric: str, samples: Sequence[Entry]) -> None:
             raise UserError(f"{entry.name} has no {metric}", allowed=sorted(entry.metrics))
 
 
-def _best(groups: Mapping[Key, Sequence[Entry]], objective: Objective) -> Key:
+def _best(groups: Mapping[Key, Sequence[Sample]], objective: Objective) -> Key:
     try:
         means = {g: statistics.summary([e.metrics[objective.metric] for e in f]).mean for g, f in groups.items()}
     except KeyError:
@@ -148,7 +148,7 @@ def _best(groups: Mapping[Key, Sequence[Entry]], objective: Objective) -> Key:
     return (max if objective.direction == "max" else min)(means, key=means.__getitem__)
 
 
-def _named(groups: Mapping[Key, Sequence[Entry]], baseline: str) -> Key:
+def _named(groups: Mapping[Key, Sequence[Sample]], baseline: str) -> Key:
     """The group for a baseline such as ``bpr``, ``loss=bpr`` or, with two parameters, ``bpr,32``."""
     wanted = [part.rpartition("=")[2].strip() for part in baseline.split(",")]
     for group in groups:
@@ -157,7 +157,7 @@ def _named(groups: Mapping[Key, Sequence[Entry]], baseline: str) -> Key:
     raise unknown("baseline", baseline, [",".join(map(brief, group)) for group in groups])
 
 
-def _rows(groups: Mapping[Key, Sequence[Entry]], metric: str, reference: Key, test: TestName) -> list[Row]:
+def _rows(groups: Mapping[Key, Sequence[Sample]], metric: str, reference: Key, test: TestName) -> list[Row]:
     differences = {
         group: _difference(samples, groups[reference], metric, test)
         for group, samples in groups.items()
@@ -188,7 +188,7 @@ def _seeds_error(a: Summary, b: Summary) -> float | None:
     return math.sqrt(a.spread**2 / a.n + b.spread**2 / b.n)
 
 
-def _units_error(a: Sequence[Entry], b: Sequence[Entry], metric: str) -> float | None:
+def _units_error(a: Sequence[Sample], b: Sequence[Sample], metric: str) -> float | None:
     """Standard error over units of the difference of two groups' means over their seeds.
 
     From the units that a sweep keeps it is that of all units.
@@ -208,7 +208,7 @@ def _units_error(a: Sequence[Entry], b: Sequence[Entry], metric: str) -> float |
     return error and error * math.sqrt(share)
 
 
-def _kept(entry: Entry, metric: str) -> UnitValues | None:
+def _kept(entry: Sample, metric: str) -> UnitValues | None:
     """The values of the units that a sweep keeps, of a run those that it would keep. None if there are none."""
     if entry.kept is not None:
         return entry.kept if metric == entry.objectives[0].metric else None
@@ -224,7 +224,7 @@ def _kept(entry: Entry, metric: str) -> UnitValues | None:
     return unit_values.decode(encoded) if encoded else None
 
 
-def _difference(a: Sequence[Entry], b: Sequence[Entry], metric: str, test: TestName) -> Difference:
+def _difference(a: Sequence[Sample], b: Sequence[Sample], metric: str, test: TestName) -> Difference:
     if len(a) == len(b) == 1:
         if (units := _common_units(a[0], b[0], metric)) is not None:
             return statistics.over_units(*units)
@@ -235,7 +235,7 @@ def _difference(a: Sequence[Entry], b: Sequence[Entry], metric: str, test: TestN
     return statistics.over_seeds([e.metrics[metric] for e in a], [e.metrics[metric] for e in b], test)
 
 
-def _common_units(a: Entry, b: Entry, metric: str) -> tuple[Any, Any] | None:
+def _common_units(a: Sample, b: Sample, metric: str) -> tuple[Any, Any] | None:
     """A metric's values of each unit for two models; None unless both have them, for the same units."""
     if a.units is None or b.units is None or a.evaluated_on != b.evaluated_on:
         return None
@@ -248,7 +248,7 @@ def _common_units(a: Entry, b: Entry, metric: str) -> tuple[Any, Any] | None:
 
 
 def _notes(
-    groups: Mapping[Key, Sequence[Entry]], keys: Sequence[str], rows: Sequence[Row], chosen_here: bool
+    groups: Mapping[Key, Sequence[Sample]], keys: Sequence[str], rows: Sequence[Row], chosen_here: bool
 ) -> list[str]:
     """Notes on how to read the comparison."""
     notes = []
@@ -300,7 +300,7 @@ def _label(keys: Sequence[str], group: Key) -> str:
     return " ".join(f"{name}={brief(value)}" for name, value in zip(keys, group)) or "all"
 
 
-def _identity(entry: Entry) -> tuple[str, ...]:
+def _identity(entry: Sample) -> tuple[str, ...]:
     return tuple(f"{k}={v}" for k, v in sorted(entry.params.items()) if k == "seed" or k not in NEITHER)
 
 

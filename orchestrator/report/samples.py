@@ -29,7 +29,7 @@ LEARNT_FROM = ("calibration_part",)
 
 
 @dataclass(frozen=True)
-class Entry:
+class Sample:
     """The values of one trained model on one split.
 
     ``params`` includes parameters, plan, seed, the ``id`` of the run or sweep, and the ``trial``. ``searched`` are
@@ -69,7 +69,7 @@ def on_what(params: Mapping[str, Any], split: Split = "validation") -> dict[str,
     }
 
 
-def entries(folder: RunFolder, split: Split, *, every: bool) -> list[Entry]:
+def entries(folder: RunFolder, split: Split, *, every: bool) -> list[Sample]:
     """The entry of a run; for a sweep that of the winner, or on validation with ``every`` those of all complete trials.
 
     A configuration with several seeds has an entry a seed. Raises UserError if there are no values yet.
@@ -82,14 +82,14 @@ def entries(folder: RunFolder, split: Split, *, every: bool) -> list[Entry]:
     return samples
 
 
-def _run(folder: RunFolder, split: Split) -> Entry:
+def _run(folder: RunFolder, split: Split) -> Sample:
     spec = recorded.spec(folder)
     plan = {name: spec["plan"].get(name) for name in PLAN_KEYS}
     params = {**spec["params"], **plan, "seed": spec["seed"], "id": folder.id}
     return _entry(folder, split, None, params, frozenset(), _settled(folder, split), _units(folder.path, split))
 
 
-def _winner(folder: RunFolder, split: Split) -> Iterator[Entry]:
+def _winner(folder: RunFolder, split: Split) -> Iterator[Sample]:
     """The winner's entries: on validation one for each seed of its trial, on test one for its final model."""
     every = recorded.trials(folder)
     best = trials.best(folder, every, trials.objectives(folder)[0])
@@ -106,7 +106,7 @@ def _winner(folder: RunFolder, split: Split) -> Iterator[Entry]:
         yield _trial(folder, split, best, 0, _settled(folder, split), _units(folder.path / "winner", split))
 
 
-def _trials(folder: RunFolder) -> Iterator[Entry]:
+def _trials(folder: RunFolder) -> Iterator[Sample]:
     every = recorded.trials(folder)
     kept = unit_values.read(folder.path)
     for trial in ranked(every, trials.objectives(folder)[0]):
@@ -123,7 +123,7 @@ def _seed_run(trial: Any, every: list[Any], number: int) -> tuple[int, int]:
 
 def _trial(
     folder: RunFolder, split: Split, trial: Any, number: int, metrics: Mapping[str, float], units: Path | None
-) -> Entry:
+) -> Sample:
     spec = recorded.spec(folder)
     own = trial.user_attrs["params"]
     with suppress(UserError):  # the defaults are unknown if the workload is not installed
@@ -141,9 +141,9 @@ def _entry(
     searched: frozenset[str],
     metrics: Mapping[str, float],
     units: Path | None,
-) -> Entry:
+) -> Sample:
     data = str(trials.environment(folder).get("data") or params.get("dataset"))
-    return Entry(
+    return Sample(
         folder.id, trial, split, folder.record["workload"], data, params, searched, metrics, units,
         trials.objectives(folder),
     )  # fmt: skip

@@ -21,7 +21,7 @@ from orchestrator.search import spaces, trusted_spaces
 from orchestrator.storage.settings import Settings
 from orchestrator.sweeps import sweep
 
-Verdict = Literal["equal", "within tolerance", "different", "nothing to compare"]
+Match = Literal["equal", "within tolerance", "different", "nothing to compare"]
 
 SHOWN = 12
 """Metrics in the table; ``--json`` has them all."""
@@ -37,7 +37,7 @@ class Compared:
     name: str
     then: float
     now: float | None
-    verdict: Verdict
+    verdict: Match
 
 
 def run(
@@ -104,10 +104,10 @@ def compare(then: Mapping[str, float], now: Mapping[str, float], tolerance: floa
     return [Compared(name, then[name], now.get(name), _verdict(then[name], now.get(name), tolerance)) for name in names]
 
 
-def overall(compared: Sequence[Compared]) -> Verdict:
+def overall(compared: Sequence[Compared]) -> Match:
     """The worst of the verdicts."""
     verdicts = {one.verdict for one in compared}
-    order: tuple[Verdict, ...] = ("different", "within tolerance", "equal")
+    order: tuple[Match, ...] = ("different", "within tolerance", "equal")
     return next((verdict for verdict in order if verdict in verdicts), "nothing to compare")
 
 
@@ -151,7 +151,7 @@ def _trial(spec: ExperimentSpec, settings: Settings, recorded: Recorded) -> dict
     return values
 
 
-def _verdict(then: float, now: float | None, tolerance: float) -> Verdict:
+def _verdict(then: float, now: float | None, tolerance: float) -> Match:
     if now is None:
         return "different"
     if then == now or (math.isnan(then) and math.isnan(now)):
@@ -172,7 +172,7 @@ def _say(console: Console, unequal: Sequence[Difference]) -> None:
         console.say("  nothing differs: code, packages, machine and data are as recorded")
 
 
-def _show(console: Console, compared: Sequence[Compared], verdict: Verdict) -> None:
+def _show(console: Console, compared: Sequence[Compared], verdict: Match) -> None:
     order = ("different", "within tolerance", "equal")
     worst = sorted(compared, key=lambda one: (order.index(one.verdict), not one.name.startswith("test/")))[:SHOWN]
     rows: list[list[Any]] = [
@@ -188,7 +188,7 @@ def _show(console: Console, compared: Sequence[Compared], verdict: Verdict) -> N
     console.say(f"Reproduced: {verdict} ({equal} of {len(compared)} metrics bitwise)")
 
 
-def _link(settings: Settings, run_id: str, recorded: Recorded, verdict: Verdict) -> None:
+def _link(settings: Settings, run_id: str, recorded: Recorded, verdict: Match) -> None:
     """Tag the new MLflow run with the run that it reproduces and the verdict; ignored during an outage."""
     try:
         client = registry.client(settings)

@@ -16,7 +16,7 @@ from mlflow.types import ColSpec, DataType, ParamSchema, ParamSpec, Schema
 from orchestrator.errors import USAGE, UserError
 from orchestrator.promotion import gate_results, gates
 from orchestrator.promotion.evidence import Evidence, incomparable
-from orchestrator.promotion.gate_results import Verdict
+from orchestrator.promotion.gate_results import GateResult
 from orchestrator.promotion.gates import Gates
 from orchestrator.promotion.isolated_check import Measured, Tried
 
@@ -153,7 +153,7 @@ def test_the_objective_of_a_workload_that_is_not_installed_is_not_known() -> Non
 # Better, not worse
 
 
-def better(before: Evidence | None, after: Evidence, **asked: Any) -> Verdict:
+def better(before: Evidence | None, after: Evidence, **asked: Any) -> GateResult:
     (verdict,) = gate_results.compare(Gates(**{"better": True, **asked}), before, after)
     return verdict
 
@@ -280,8 +280,8 @@ def test_limits_say_what_was_before() -> None:
     before, after = Measured(10.0, 1.0, 5.0), Measured(20.0, 1.0, 4.0)
     found = list(gate_results.limits(Gates(latency_ms=4, size_mb=15), before, after))
     assert found == [
-        Verdict("latency (ms a call)", 5.0, 4.0, "pass", "at most 4"),
-        Verdict("size (MB)", 10.0, 20.0, "refused", "at most 15"),
+        GateResult("latency (ms a call)", 5.0, 4.0, "pass", "at most 4"),
+        GateResult("size (MB)", 10.0, 20.0, "refused", "at most 15"),
     ]
     assert [verdict.before for verdict in gate_results.limits(Gates(size_mb=15), None, after)] == [None]
     assert list(gate_results.limits(Gates(), before, after)) == []
