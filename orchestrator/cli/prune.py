@@ -118,7 +118,7 @@ def kill(settings: Settings, runs: Iterable[Stale]) -> tuple[list[Stale], list[s
         try:
             client.set_terminated(run.run_id, "KILLED")
             killed.append(run)
-        except models.trouble() as error:
+        except models.outage_errors() as error:
             troubles.append(f"MLflow run {run.run_id} could not be ended: {one_line(error)}")
     return killed, troubles
 

@@ -34,7 +34,7 @@ class GateResult:
 def usable(tried: Tried) -> GateResult:
     """Whether the model loads and predicts in a clean process, which every promotion requires."""
     if tried.measured is None:
-        return GateResult(USABLE, None, None, "refused", tried.trouble or "")
+        return GateResult(USABLE, None, None, "refused", tried.error or "")
     note = f"in {tried.measured.load_seconds:.2g} s, {tried.measured.milliseconds:.3g} ms a call, in a clean process"
     return GateResult(USABLE, None, None, "pass", note)
 

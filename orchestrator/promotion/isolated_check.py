@@ -56,9 +56,9 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """Result of a check: measurements and signature, or the ``trouble`` that ended it."""
+    """Result of a check: measurements and signature, or the ``error`` that ended it."""
 
-    trouble: str | None = None
+    error: str | None = None
     measured: Measured | None = None
     signature: Any = None
 

@@ -224,7 +224,7 @@ def refused(error: Exception) -> bool:
     return isinstance(error, MlflowException) and 400 <= error.get_http_status_code() < 500
 
 
-def trouble() -> tuple[type[Exception], ...]:
+def outage_errors() -> tuple[type[Exception], ...]:
     """The exceptions of a store or server that is out of reach."""
     from mlflow.exceptions import MlflowException
 

@@ -95,7 +95,7 @@ def _from_mlflow(settings: Settings, reference: str) -> Recorded:
         files = settings.home / "reproduced" / run_id
         _download(client, parent if kind == "trial" else run_id, files)
         owner = client.get_run(parent).data.tags if kind == "trial" and parent else tags
-    except registry.trouble() as error:
+    except registry.outage_errors() as error:
         unknown = getattr(error, "error_code", "") in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
         reason = one_line(error)
         if unknown:

@@ -194,5 +194,5 @@ def _link(settings: Settings, run_id: str, recorded: Recorded, verdict: Match) -
         client = registry.client(settings)
         client.set_tag(run_id, "orchestrator.reproduces", recorded.run_id or recorded.id)
         client.set_tag(run_id, "orchestrator.reproduced", verdict)
-    except registry.trouble():
+    except registry.outage_errors():
         return

@@ -111,7 +111,7 @@ class Runner:
         """Run ``spec``; tag the run if it or its selection uses the test part as published."""
         done = run_cache.run(spec, self.settings, self.budget.local, self._name(spec.params))
         if reads_test and not done.reused and done.result["run_id"] and self.settings.tracking:
-            with suppress(*registry.trouble()):  # during an outage the recorded command still shows it
+            with suppress(*registry.outage_errors()):  # during an outage the recorded command still shows it
                 client = registry.client(self.settings)
                 client.set_tag(done.result["run_id"], "orchestrator.reads_test", "as published")
         return done

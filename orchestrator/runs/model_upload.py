@@ -49,7 +49,7 @@ def deliver(session: Session, outcome: Path, register: str | None) -> Logged | N
     if not tracker.flush():
         return None
     run_id = tracker.run_id(folder.id)
-    trouble: tuple[type[Exception], ...] = (UntrustedModel, *registry.trouble())
+    trouble: tuple[type[Exception], ...] = (UntrustedModel, *registry.outage_errors())
     try:
         logged = _log(session.settings, run_id, outcome, register)
     except registry.Unservable as error:
@@ -197,7 +197,7 @@ def _complete(settings: Settings, folder: RunFolder, run_id: str, owed: dict[str
             f"{one_line(error)}",
             code=FAILED,
         ) from error
-    except registry.trouble() as error:
+    except registry.outage_errors() as error:
         raise UserError(
             f"Metrics of {folder.id} were uploaded, its model was not: {one_line(error)}",
             fix="Try again when MLflow accepts it", code=UNAVAILABLE,

@@ -117,8 +117,8 @@ def test_a_version_whose_files_are_gone(lost: str, words: str, client: Any, spar
     shutil.rmtree(target) if target.is_dir() else target.unlink()
     tried = isolated_check.try_out(client, "rec", registry.version(client, "rec", "1"))
     assert tried.measured is None
-    assert words in str(tried.trouble)
-    assert "\n" not in str(tried.trouble)
+    assert words in str(tried.error)
+    assert "\n" not in str(tried.error)
 
 
 def test_the_refusal_of_lost_files_as_typed(trained: Path, client: Any, spare: Path) -> None:
@@ -144,7 +144,7 @@ def test_a_model_that_only_works_here_does_not_work(code: str, words: str, clien
     predictor.write_text(predictor.read_text().replace("import numpy as np", f"import numpy as np\n{code}", 1))
     tried = isolated_check.try_out(client, "rec", registry.version(client, "rec", "1"))
     assert tried.measured is None
-    assert words in str(tried.trouble)
+    assert words in str(tried.error)
 
 
 def test_a_model_that_hangs(client: Any, spare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,7 +152,7 @@ def test_a_model_that_hangs(client: Any, spare: Path, monkeypatch: pytest.Monkey
     predictor.write_text("import time\ntime.sleep(600)\n")
     monkeypatch.setattr(isolated_check, "SECONDS", 1.0)
     tried = isolated_check.try_out(client, "rec", registry.version(client, "rec", "1"))
-    assert tried.trouble == "it did not load and predict within 1 s"
+    assert tried.error == "it did not load and predict within 1 s"
 
 
 def test_the_clean_process_sees_no_address_and_no_secret(
