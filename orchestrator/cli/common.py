@@ -127,14 +127,14 @@ def alone(flag: str, words: list[str] | None, given: Given, call: Callable[..., 
 def show_result(result: Result, as_json: bool) -> None:
     from orchestrator.console import Console
     from orchestrator.storage import records
-    from orchestrator.storage.remote import behind
+    from orchestrator.storage.remote import location_of
 
     if as_json:
         print(json.dumps(result.to_json()), flush=True)
     else:
         console = Console()
         console.say(f"Model: {result.model_uri}")
-        stored = behind(result.folder)
+        stored = location_of(result.folder)
         console.say(f"Results: {result.folder}" + (f", stored at {stored.uri}" if stored else ""))
         console.say("Next:")
         console.say("  orchestrator ui                      # the runs, in MLflow")

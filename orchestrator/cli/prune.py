@@ -125,7 +125,7 @@ def kill(settings: Settings, runs: Iterable[Stale]) -> tuple[list[Stale], list[s
 
 def _remove(orphan: Orphan) -> bool:
     """Remove an orphan; False if it is no orphan any more. Raises OSError."""
-    stored = remote.behind(orphan.run)
+    stored = remote.location_of(orphan.run)
     with _locked(orphan.run) as locked:
         if not locked or not _is_orphan(orphan) or (stored is not None and _leased(stored)):
             return False
@@ -137,7 +137,7 @@ def _remove(orphan: Orphan) -> bool:
                 remote.Remote(stored.uri.rpartition("/")[0]).remove_folder(orphan.run.name)
         else:
             _delete(orphan.path)
-            sync_state.settle(orphan.run)
+            sync_state.upload_pending(orphan.run)
     return True
 
 
@@ -221,7 +221,7 @@ def _has_no_results(path: Path) -> bool:
 
 def _is_stored(path: Path) -> bool:
     """Whether the object store has all files of this folder."""
-    store = remote.behind(path)
+    store = remote.location_of(path)
     if store is None or sync_state.undelivered(path, sync_state.manifest(path)[1]):
         return False
     with suppress(OSError):

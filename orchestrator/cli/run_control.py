@@ -238,6 +238,6 @@ def _stop_run(folder: RunFolder) -> None:
         return
     folder.stop()
     print(f"{folder.id} stops at the end of this epoch and saves. See: orchestrator status --wait {folder.id}")
-    if (host := folder.record.get("host")) != socket.gethostname() and not remote.behind(folder.path):
+    if (host := folder.record.get("host")) != socket.gethostname() and not remote.location_of(folder.path):
         print(f"It runs on {host} and stops when it finds {folder.stop_file}, which must be on shared storage.")
     print(f"Continue with: orchestrator {folder.record['kind']} --resume {folder.id}")

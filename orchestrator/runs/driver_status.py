@@ -16,7 +16,7 @@ from typing import Any
 
 from orchestrator.runs.prometheus import Exported
 from orchestrator.storage import lease, remote
-from orchestrator.storage.names import PULSE
+from orchestrator.storage.names import STATUS_FILE
 from orchestrator.storage.records import RunFolder
 
 FORMAT = 1
@@ -141,18 +141,18 @@ class StatusPublisher:
         return round((self._epochs - before) / (now - since), 4) if now > since else 0.0
 
     def _write(self, values: Mapping[str, Any]) -> None:
-        partial = self._folder.path / f".{PULSE}.partial"
+        partial = self._folder.path / f".{STATUS_FILE}.partial"
         with suppress(OSError):
             partial.write_text(json.dumps(values))
-            partial.replace(self._folder.path / PULSE)
+            partial.replace(self._folder.path / STATUS_FILE)
 
 
 def read(folder: RunFolder) -> dict[str, Any]:
     """The last published status. Empty if there is none, or in another format."""
-    storage = remote.behind(folder.path)
+    storage = remote.location_of(folder.path)
     with suppress(OSError, ValueError):
-        elsewhere = storage.read(PULSE) if storage and not lease.driven_here(folder.path) else None
-        values = json.loads(elsewhere or (folder.path / PULSE).read_bytes())
+        elsewhere = storage.read(STATUS_FILE) if storage and not lease.driven_here(folder.path) else None
+        values = json.loads(elsewhere or (folder.path / STATUS_FILE).read_bytes())
         if isinstance(values, dict) and values.get("format") == FORMAT:
             return values
     return {}

@@ -158,7 +158,7 @@ def sync(settings: Settings, folder: RunFolder) -> str:
 
 def _sync_storage(folder: RunFolder) -> list[str]:
     try:
-        count = sync_state.settle(folder.path)
+        count = sync_state.upload_pending(folder.path)
     except OSError as error:
         raise remote.unusable(str(remote.uri_of(folder.path.parent)), error) from None
     return [f"{count} file{'s' * (count > 1)} stored"] if count else []

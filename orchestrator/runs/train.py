@@ -153,7 +153,7 @@ def train_worker(config: dict[str, Any]) -> Exception | None:
                 shown = profiling.sentence(target) if target else None
                 ray.train.report({"rows": [], "profile": shown})
             latest = checkpoint.latest(home) or resume
-            if remote.behind(home):
+            if remote.location_of(home):
                 latest = _as_rank_0(latest)
             if not _stream(work, spec, home, latest, selected, rank):
                 return Stopped()

@@ -56,7 +56,7 @@ def check_writable(storage: Path) -> None:
         probe.unlink()
     except OSError as error:
         raise unwritable(storage, error) from None
-    if location := remote.behind(storage):
+    if location := remote.location_of(storage):
         location.check()
 
 

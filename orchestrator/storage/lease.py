@@ -25,7 +25,7 @@ from typing import Any
 from orchestrator.errors import UserError
 from orchestrator.storage import conditional, generations
 from orchestrator.storage.conditional import Changed, Objects
-from orchestrator.storage.remote import Remote, behind, unusable
+from orchestrator.storage.remote import Remote, location_of, unusable
 
 NAME = "lease.json"
 LOCK = "lock"
@@ -119,7 +119,7 @@ class Lease:
         else:
             self._location.write(NAME, content)
 
-    def kept(self, is_superseded: Callable[[], bool] = lambda: False) -> bool:
+    def renew_or_lose(self, is_superseded: Callable[[], bool] = lambda: False) -> bool:
         """Renew the lease. Returns False if another driver has taken it over. Raises OSError.
 
         ``is_superseded`` returns whether a later driver has stored a record: it may have released the lease since.
@@ -210,7 +210,7 @@ def valid(location: Remote) -> bool:
 
 def has_live_driver(folder: Path) -> bool:
     """Whether a live process drives the run, on this machine or another."""
-    location = behind(folder)
+    location = location_of(folder)
     return driven_here(folder) or (location is not None and valid(location))
 
 

@@ -11,7 +11,7 @@ HISTORY = "history.jsonl"
 STUDY = "study.jsonl"
 """Optuna's journal: a sweep's trials."""
 
-PULSE = "pulse.json"
+STATUS_FILE = "pulse.json"
 """Status of a run or sweep, written every two seconds."""
 
 TRIALS = "trials.json"

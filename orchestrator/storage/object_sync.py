@@ -161,7 +161,7 @@ class FolderSync:
     def _check_lease(self) -> None:
         """Renew the lease. Raises OSError, and Overtaken if another driver has taken over the run."""
         begun = time.monotonic()
-        if self._lease and not self._lease.kept(lambda: sync_state.is_superseded(self._location, self._holds)):
+        if self._lease and not self._lease.renew_or_lose(lambda: sync_state.is_superseded(self._location, self._holds)):
             raise Overtaken(self._location.uri)
         self._renewed = begun  # only now: until the storage has answered, the lease may be another driver's
 
@@ -180,7 +180,7 @@ class FolderSync:
     def _heed(self) -> None:
         """Renew the lease, check for stop requests and fetch other requests."""
         stop_file = self._root / STOP
-        storage = remote.behind(self._root)
+        storage = remote.location_of(self._root)
         while not self._lost and not self._ended.wait(RENEW_SECONDS if self._lease else LISTEN_SECONDS):
             with suppress(OSError):
                 try:
@@ -243,7 +243,7 @@ class RemoteFolder:
     def __init__(self, folder: Path, parts: Sequence[str] = (), *, reads: bool = False) -> None:
         self._sync: FolderSync | None = None
         root = remote.run_folder(folder)
-        location = remote.behind(folder)
+        location = remote.location_of(folder)
         if root is None or location is None or lease.driven_here(root):
             return
         private_files.make_folder(folder)
@@ -281,7 +281,7 @@ def download(folder: Path, mark: str, parts: Sequence[str] = ()) -> None:
 
     Returns at once if it is here already. Raises UserError (exit 3) if it does not arrive in time.
     """
-    location = remote.behind(folder)
+    location = remote.location_of(folder)
     deadline = time.monotonic() + BRING_SECONDS
     trouble = f"there is no {mark}"
     while location is not None and not (folder / mark).exists():

@@ -136,7 +136,7 @@ class RunFolder:
 
     def stop(self) -> None:
         """Ask the driver to stop. Raises UserError (exit 3) if the request cannot be written."""
-        location = remote.behind(self.path)
+        location = remote.location_of(self.path)
         if location is None or lease.driven_here(self.path):
             with self._writing():
                 self.stop_file.touch()
@@ -148,7 +148,7 @@ class RunFolder:
 
     def request(self, values: Mapping[str, Any]) -> None:
         """Send a request to the driver, or to the next one. Raises UserError (exit 3) if it cannot be written."""
-        location = remote.behind(self.path)
+        location = remote.location_of(self.path)
         try:
             with self._writing() if location is None or lease.driven_here(self.path) else nullcontext():
                 requests.send(self.path, values)
@@ -187,7 +187,7 @@ class RunFolder:
 
         Raises UserError if the stored run is further than this copy.
         """
-        storage = remote.behind(self.path.parent)
+        storage = remote.location_of(self.path.parent)
         if storage is None:
             latest = generations.current(self.path.parent, self.id)
             return None, self._check_is_newest(latest.name, _read(latest))
@@ -229,14 +229,14 @@ class RunFolder:
 
     def start_sync(self) -> FolderSync | StopWatcher:
         """Start to synchronise the held folder to the storage, until another driver takes over."""
-        location = remote.behind(self.path)
+        location = remote.location_of(self.path)
         if location is None:
             return StopWatcher(self.path)
         return FolderSync(self.path, location, self.path, lease=self._lease, holds=self.record["holds"])
 
     def fetch(self) -> RunFolder:
         """Download everything that is stored of the run, for a resume. Raises UserError (exit 3)."""
-        location = remote.behind(self.path)
+        location = remote.location_of(self.path)
         if location is None:
             return self
         try:
@@ -247,7 +247,7 @@ class RunFolder:
 
     def warning(self) -> str | None:
         """A warning if the storage cannot guarantee a single driver, else None."""
-        location = remote.behind(self.path)
+        location = remote.location_of(self.path)
         return (
             None if location is None or self._lease is None or self._lease.exclusive else conditional.warning(location)
         )
@@ -349,7 +349,7 @@ def folders(storage: Path, kind: Kind | None = None) -> Iterator[RunFolder]:
 def find(storage: Path, reference: str, kind: Kind | None = None) -> RunFolder:
     """The folder for ``latest``, an id, or an MLflow run id. Raises UserError for an unknown one."""
     if NAME.fullmatch(reference):
-        sync_state.look_for(storage, reference)
+        sync_state.try_refresh_newest(storage, reference)
     if reference in {generations.run_id(file.parent.name) for file in storage.glob(f"*/{RECORD}")}:
         named = open_folder(generations.current(storage, reference))
         if kind not in (None, named.record["kind"]):
@@ -361,10 +361,10 @@ def find(storage: Path, reference: str, kind: Kind | None = None) -> RunFolder:
     names = []
     for folder in folders(storage, kind):
         if reference in ("latest", folder.record.get("run_id")):
-            sync_state.look(folder.path)
+            sync_state.try_refresh(folder.path)
             return open_folder(folder.path)
         names.append(folder.id)
-    if location := remote.behind(storage):  # unknown, or the storage is out of reach
+    if location := remote.location_of(storage):  # unknown, or the storage is out of reach
         location.check()
     what = kind or "run or sweep"
     if not names:

@@ -200,7 +200,7 @@ def uri_of(storage: Path) -> str | None:
     return unquote(storage.name.replace("~", "%"))
 
 
-def behind(path: Path) -> Remote | None:
+def location_of(path: Path) -> Remote | None:
     """Storage of ``path``, a storage's local folder or a path below it; None for a plain path."""
     for parent in (path, *path.parents):
         if uri := uri_of(parent):

@@ -25,7 +25,7 @@ def send(folder: Path, values: Mapping[str, Any]) -> str:
     """Add a request to the run in ``folder``. Returns its id. Raises OSError if the storage cannot be written."""
     name = f"{time.time_ns():020d}-{secrets.token_hex(4)}"
     content = json.dumps(values).encode()
-    location = remote.behind(folder)
+    location = remote.location_of(folder)
     if location is not None and not lease.driven_here(folder):
         (location / FOLDER).write(f"{name}.json", content)
         return name

@@ -90,7 +90,7 @@ def gather(folder: Path, parts: Sequence[str] = ()) -> Stamps:
 
     ``parts`` limits this to files and folders directly below; empty means all.
     """
-    location = remote.behind(folder)
+    location = remote.location_of(folder)
     if location is None:
         return {}
     missing = {n for n in _whole(location.files()) if _within(n, parts) and not (folder / n).exists()}
@@ -102,7 +102,7 @@ def refresh(folder: Path, *, everything: bool) -> None:
 
     Without ``everything``, checkpoints and models are not downloaded.
     """
-    location = remote.behind(folder)
+    location = remote.location_of(folder)
     if location is None or lease.driven_here(folder) or (theirs := record(location)) is None:
         return
     holds, delivered = manifest(folder)
@@ -126,15 +126,15 @@ def refresh(folder: Path, *, everything: bool) -> None:
     remember(folder, 0, {name: stamp for name, stamp in files.items() if name in stored} | fetched)
 
 
-def look(folder: Path) -> None:
+def try_refresh(folder: Path) -> None:
     """:func:`refresh` if the storage can be reached; otherwise the local copy is used."""
     with suppress(OSError):
         refresh(folder, everything=False)
 
 
-def look_for(storage: Path, run: str) -> None:
-    """:func:`look` at the stored folder of the run's highest generation."""
-    location = remote.behind(storage)
+def try_refresh_newest(storage: Path, run: str) -> None:
+    """:func:`try_refresh` at the stored folder of the run's highest generation."""
+    location = remote.location_of(storage)
     if location is not None:
         with suppress(OSError):
             refresh(storage / (newest(location, run) or run), everything=False)
@@ -170,18 +170,18 @@ def drop_older(location: Remote) -> None:
 
 def has(storage: Path, name: str) -> bool:
     """Whether an object storage has a run of this name. False if it is out of reach."""
-    location = remote.behind(storage)
+    location = remote.location_of(storage)
     with suppress(OSError):
         return location is not None and record(location / name) is not None
     return False
 
 
-def settle(folder: Path) -> int:
+def upload_pending(folder: Path) -> int:
     """Upload the pending files of a run with no live driver. Returns the number uploaded.
 
     Raises OSError, and UserError if another process drives the run.
     """
-    location = remote.behind(folder)
+    location = remote.location_of(folder)
     if location is None:
         return 0
     holds, delivered = manifest(folder)
@@ -211,7 +211,7 @@ def record(location: Remote) -> dict[str, Any] | None:
 
 def records(storage: Path) -> dict[str, dict[str, Any]]:
     """Stored records that are newer than the local copies, by folder name. Raises OSError."""
-    location = remote.behind(storage)
+    location = remote.location_of(storage)
     if location is None:
         return {}
 

@@ -265,7 +265,7 @@ def test_what_another_machine_drives_by_now_stays(home: Path, tmp_path: Path, mo
     write(folder, "only here")
     found = orphans(settings)
     assert [orphan.kind for orphan in found] == ["delivered journal"]
-    place = remote.behind(folder.path)
+    place = remote.location_of(folder.path)
     assert place is not None
     told = {"format": 1, "token": "theirs", "host": "another", "pid": 1}
     place.write(lease.NAME, json.dumps(told).encode())

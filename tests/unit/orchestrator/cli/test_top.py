@@ -17,7 +17,7 @@ from orchestrator.cluster import usage
 from orchestrator.cluster.usage import Usage
 from orchestrator.runs.driver_status import DriverStatus, StatusPublisher
 from orchestrator.storage import records
-from orchestrator.storage.names import PULSE
+from orchestrator.storage.names import STATUS_FILE
 from orchestrator.storage.records import RunFolder
 from orchestrator.storage.settings import Settings, resolve
 from tests.support.waiting import HANG_SECONDS
@@ -82,8 +82,8 @@ def test_those_that_run_first_then_what_ended_within_the_hour(settings: Settings
 def test_a_dead_driver_is_lost_and_a_frozen_one_silent(settings: Settings) -> None:
     lost, silent = folder(settings, "lost", RUNNING), folder(settings, "silent", RUNNING)
     for each in (lost, silent):
-        said = json.loads((each.path / PULSE).read_text())
-        (each.path / PULSE).write_text(json.dumps(said | {"time": time.time() - 2 * top.QUIET_SECONDS}))
+        said = json.loads((each.path / STATUS_FILE).read_text())
+        (each.path / STATUS_FILE).write_text(json.dumps(said | {"time": time.time() - 2 * top.QUIET_SECONDS}))
         each.update(started=(datetime.now(UTC) - timedelta(hours=5)).isoformat())
     assert lost._lock
     lost._lock.close()

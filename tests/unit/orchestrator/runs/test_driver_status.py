@@ -14,7 +14,7 @@ from orchestrator.runs import driver_status as module
 from orchestrator.runs.driver_status import DriverStatus, StatusPublisher, read
 from orchestrator.runs.prometheus import DEVICE_SECONDS, EPOCHS, SPOOL, STATES, TRIALS, Exported
 from orchestrator.storage import records
-from orchestrator.storage.names import PULSE
+from orchestrator.storage.names import STATUS_FILE
 from orchestrator.storage.records import RunFolder
 from tests.support.toy import Clock
 from tests.support.waiting import HANG_SECONDS
@@ -107,12 +107,12 @@ def _full(*of: Any) -> int:
 
 def test_a_driver_that_failed_before_it_began_says_nothing(folder: RunFolder) -> None:
     StatusPublisher(folder).__exit__(None, None, None)
-    assert not (folder.path / PULSE).exists()
+    assert not (folder.path / STATUS_FILE).exists()
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"format": 2, "done": 1}', '{"format": 1', "{}"])
 def test_another_format_or_half_a_file_is_no_publisher(folder: RunFolder, text: str) -> None:
-    (folder.path / PULSE).write_text(text)
+    (folder.path / STATUS_FILE).write_text(text)
     assert read(folder) == {}
 
 
@@ -179,4 +179,4 @@ def test_a_cluster_in_trouble_costs_the_numbers_only(folder: RunFolder, monkeypa
     publisher.of(lambda: VITALS)
     with publisher.on_cluster():
         pass
-    assert json.loads((folder.path / PULSE).read_text())["done"] == 3
+    assert json.loads((folder.path / STATUS_FILE).read_text())["done"] == 3

@@ -37,7 +37,7 @@ def test_it_is_taken_renewed_and_given_back(place: Remote) -> None:
     found = lease.holder(place)
     assert found is not None
     assert (found.token, found.pid) == (ours.token, os.getpid())
-    assert ours.kept()
+    assert ours.renew_or_lose()
     ours.release()
     assert lease.holder(place) is None
     assert not lease.valid(place)
@@ -112,7 +112,7 @@ def test_one_of_an_earlier_version_is_generation_0(place: Remote, tmp_path: Path
     assert ours.generation == 1
     assert json.loads(place.read(lease.NAME) or b"{}")["generation"] == 1
     held(place, tmp_path)  # an earlier version takes it over
-    assert not ours.kept()
+    assert not ours.renew_or_lose()
 
 
 @pytest.mark.parametrize(("generation", "kept"), [(1, True), (2, False), (3, False)])
@@ -122,7 +122,7 @@ def test_a_predecessor_that_wakes_up_takes_nothing_over(generation: int, kept: b
     woken = Lease(place)
     woken.generation = generation
     woken.renew()
-    assert ours.kept() is kept
+    assert ours.renew_or_lose() is kept
 
 
 def test_of_two_who_write_at_once_the_last_has_it(
@@ -137,7 +137,7 @@ def test_one_that_was_taken_over_is_not_kept_and_not_given_back(place: Remote, t
     ours = Lease(place)
     ours.take()
     held(place, tmp_path)
-    assert not ours.kept()
+    assert not ours.renew_or_lose()
     ours.release()
     assert lease.valid(place)
 

@@ -77,7 +77,7 @@ def crash(folder: RunFolder, following: FolderSync) -> None:
 
 def end_process(folder: RunFolder) -> None:
     """The lease of ``folder`` is that of a process of this machine that has ended."""
-    place = lease.run_location(remote.behind(folder.path) or pytest.fail("a plain path"))
+    place = lease.run_location(remote.location_of(folder.path) or pytest.fail("a plain path"))
     told = json.loads(place.read(lease.NAME) or "{}")
     ended = subprocess.Popen(["true"])
     ended.wait()
@@ -208,15 +208,15 @@ def test_what_could_not_be_stored_is_said_and_delivered_later(
     assert said.startswith("3 files could not be stored (nothing answers)")
     assert said.endswith("orchestrator sync run")
     with pytest.raises(OSError, match="NETWORK"):
-        sync_state.settle(folder.path)
+        sync_state.upload_pending(folder.path)
     away[0] = False
     end_process(folder)
     (bucket / "run" / "trials").mkdir()
-    assert sync_state.settle(folder.path) == 3
+    assert sync_state.upload_pending(folder.path) == 3
     assert stored(bucket)["result"] == "x"
     assert json.loads(stored(bucket)["record.json"])["status"] == "finished"
     assert not (bucket / "run" / "trials").exists()
-    assert sync_state.settle(folder.path) == 0
+    assert sync_state.upload_pending(folder.path) == 0
 
 
 def test_what_was_delivered_before_is_not_sent_again(
@@ -355,7 +355,7 @@ def test_whoever_was_overtaken_stops_and_stores_nothing_more(
     folder = create(machine("one"))
     following = start(folder)
     until(lambda: is_known(bucket))
-    place = remote.behind(folder.path)
+    place = remote.location_of(folder.path)
     assert place is not None
     lease.Lease(place).renew()  # another's: this one was cut off for more than a minute
     until(folder.stop_file.exists)

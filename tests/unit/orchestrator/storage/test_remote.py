@@ -29,14 +29,14 @@ def test_a_mirror_says_what_it_mirrors(path: str) -> None:
     storage = remote.mirror_of(uri, home)
     assert (storage.parent, len(storage.parts)) == (home / "mirror", 4)
     assert remote.uri_of(storage) == uri
-    assert remote.behind(storage) == Remote(uri)
-    assert remote.behind(storage / "run" / "trials" / "00000") == Remote(f"{uri}/run/trials/00000")
+    assert remote.location_of(storage) == Remote(uri)
+    assert remote.location_of(storage / "run" / "trials" / "00000") == Remote(f"{uri}/run/trials/00000")
     assert remote.run_folder(storage / "run" / "trials" / "00000") == storage / "run"
 
 
 @pytest.mark.parametrize("path", ["/a/storage", "/a/mirror/storage", "/mirror", "/"])
 def test_a_plain_path_mirrors_nothing(path: str) -> None:
-    assert remote.uri_of(Path(path)) is remote.behind(Path(path)) is remote.run_folder(Path(path)) is None
+    assert remote.uri_of(Path(path)) is remote.location_of(Path(path)) is remote.run_folder(Path(path)) is None
 
 
 @pytest.mark.parametrize(

@@ -223,7 +223,7 @@ def test_what_a_successor_still_drives_stays(machine: Machine, halt: Halt, monke
     for name in steps(halt, machine("one"), takes_over):
         folder, following = driving[name]
         assert folder._lease is not None
-        assert folder._lease.kept(), "the successor goes on"
+        assert folder._lease.renew_or_lose(), "the successor goes on"
         assert folder._lease.generation == 2
         deadline = time.monotonic() + 60
         while sync_state.undelivered(folder.path, sync_state.manifest(folder.path)[1]):
@@ -413,15 +413,15 @@ def test_one_of_two_has_a_generation(s3: str, tmp_path: Path) -> None:
     assert lease.holder(place) is None
     second.take(above=7)
     assert second.generation == 8
-    assert not first.kept(lambda: True)
-    assert second.kept()
+    assert not first.renew_or_lose(lambda: True)
+    assert second.renew_or_lose()
 
 
 def test_a_lease_whose_answer_was_lost_is_still_ours(s3: str, tmp_path: Path) -> None:
     ours = Lease(Remote(f"{s3}/{tmp_path.name}/run"))
     ours.take()
     ours._tag = '"of before"'
-    assert ours.kept()
+    assert ours.renew_or_lose()
 
 
 def test_a_condition_that_fails_is_said(s3: str, tmp_path: Path) -> None:
