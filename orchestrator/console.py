@@ -103,28 +103,28 @@ class Console:
             with suppress(OSError):  # a full disk is reported elsewhere
                 self._log.write(f"{time.strftime('%H:%M:%S')} {text}\n")
 
-    def begin(self, unit: str, done: int = 0) -> None:
+    def begin(self, noun: str, done: int = 0) -> None:
         """Start the clock of the throughput for units of this name; ``done`` of them were done before."""
-        self._started = (unit, time.monotonic(), done)
+        self._started = (noun, time.monotonic(), done)
 
-    def progress(self, done: int, total: int, unit: str, detail: str | Callable[[], str] = "") -> None:
+    def progress(self, done: int, total: int, noun: str, detail: str | Callable[[], str] = "") -> None:
         """Print that ``done`` of ``total`` units are done. With a live view only the log gets the line.
 
         Without a call of :meth:`begin` the throughput counts from the first call, which is correct only for units that
         end one after the other.
         """
         now = time.monotonic()
-        if unit != self._started[0] or done < self._started[2]:
-            self.begin(unit, done)
+        if noun != self._started[0] or done < self._started[2]:
+            self.begin(noun, done)
         if now - self._last < self._every and done != total:
             return
         self._last = now
         _, since, first = self._started
         rate = (done - first) / (now - since) if now - since >= RATE_SECONDS else 0.0
         left = f", {duration((total - done) / rate)} left" if rate and done < total else ""
-        speed = f", {rate:.3g} {unit}s/s" if rate else ""
+        speed = f", {rate:.3g} {noun}s/s" if rate else ""
         detail = detail if isinstance(detail, str) else detail()
-        text = f"{unit} {done}/{total}{speed}{left}{'  ' + detail if detail else ''}"
+        text = f"{noun} {done}/{total}{speed}{left}{'  ' + detail if detail else ''}"
         self.event(text)
 
     def table(self, title: str, columns: list[str], rows: list[list[Any]]) -> None:

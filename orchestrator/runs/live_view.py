@@ -73,17 +73,17 @@ def sweep_view(
     return Group(*lines)
 
 
-def run_view(status: DriverStatus, unit: str, values: Mapping[str, float], seconds: float) -> Group:
+def run_view(status: DriverStatus, noun: str, values: Mapping[str, float], seconds: float) -> Group:
     """Epoch, last values, best value, device time and time left of a run.
 
-    ``unit`` is "epochs" or "refit epochs", ``seconds`` the time since the run began.
+    ``noun`` is "epochs" or "refit epochs", ``seconds`` the time since the run began.
     """
     from rich.console import Group
     from rich.text import Text
 
     best = [f"best {name} {show(value)}" for name, value in (status.best or {}).items()]
     text = "  ".join([*(f"{name} {value:.4g}" for name, value in values.items()), *best])
-    line = _progress_line(unit, status, "", status.seconds_left, seconds)
+    line = _progress_line(noun, status, "", status.seconds_left, seconds)
     return Group(line, Text(text, overflow="ellipsis", no_wrap=True))
 
 
@@ -102,7 +102,7 @@ def _running_table(running: Sequence[RunningTrial], metric: str, now: float) -> 
     return table
 
 
-def _progress_line(unit: str, status: DriverStatus, detail: str, left: float | None, seconds: float) -> RenderableType:
+def _progress_line(noun: str, status: DriverStatus, detail: str, left: float | None, seconds: float) -> RenderableType:
     from rich.progress_bar import ProgressBar
     from rich.table import Table
     from rich.text import Text
@@ -115,7 +115,7 @@ def _progress_line(unit: str, status: DriverStatus, detail: str, left: float | N
     line = Table.grid(padding=(0, 1))
     line.add_row(
         ProgressBar(max(1, status.target), status.done, width=BAR),
-        Text(f"{status.done}/{status.target} {unit}", style="bold"),
+        Text(f"{status.done}/{status.target} {noun}", style="bold"),
         Text(", ".join(filter(None, [detail, *times])), overflow="ellipsis", no_wrap=True),
     )
     return line

@@ -40,27 +40,27 @@ class UsageLog:
         self._wrote = 0.0
         disk.drop_half_line(self._file)
         closed, last, left = _replay(_read(self._file))
-        for unit in left:
-            self._write(last, event="stop", unit=unit)
+        for holder in left:
+            self._write(last, event="stop", unit=holder)
         ended = [*((start, end) for _, start, end in closed), *((start, last) for start in left.values())]
         self._spent = {kind: sum(start.get(kind, 0) * (end - start["time"]) for start, end in ended) for kind in KINDS}
 
-    def start(self, unit: str, resources: Resources) -> None:
-        """Record that ``unit`` acquired its devices."""
+    def start(self, holder: str, resources: Resources) -> None:
+        """Record that ``holder`` acquired its devices."""
         cpus = resources.workers * resources.cpus_per_worker
         gpus = resources.workers * resources.gpus_per_worker
         now = time.time()
-        self._settle(unit, now)
+        self._settle(holder, now)
         with self._counting:
-            self._open[unit] = {"time": now, "cpus": cpus, "gpus": gpus}
-        self._write(now, event="start", unit=unit, cpus=cpus, gpus=gpus)
+            self._open[holder] = {"time": now, "cpus": cpus, "gpus": gpus}
+        self._write(now, event="start", unit=holder, cpus=cpus, gpus=gpus)
 
-    def stop(self, unit: str) -> None:
-        """Record that ``unit`` released its devices. Does nothing if it holds none."""
-        if unit in self._open:
+    def stop(self, holder: str) -> None:
+        """Record that ``holder`` released its devices. Does nothing if it holds none."""
+        if holder in self._open:
             now = time.time()
-            self._settle(unit, now)
-            self._write(now, event="stop", unit=unit)
+            self._settle(holder, now)
+            self._write(now, event="stop", unit=holder)
 
     def seconds(self) -> dict[str, float]:
         """Device seconds since the beginning, as ``cpus`` and ``gpus``. Thread-safe."""
@@ -77,21 +77,21 @@ class UsageLog:
             self._write(time.time(), event="beat")
 
     @contextmanager
-    def holding(self, unit: str, resources: Resources) -> Iterator[None]:
-        """Record that ``unit`` holds its devices within the block."""
-        self.start(unit, resources)
+    def holding(self, holder: str, resources: Resources) -> Iterator[None]:
+        """Record that ``holder`` holds its devices within the block."""
+        self.start(holder, resources)
         try:
             yield
         finally:
-            self.stop(unit)
+            self.stop(holder)
 
     def close(self) -> None:
-        for unit in sorted(self._open):
-            self.stop(unit)
+        for holder in sorted(self._open):
+            self.stop(holder)
 
-    def _settle(self, unit: str, now: float) -> None:
+    def _settle(self, holder: str, now: float) -> None:
         with self._counting:
-            if held := self._open.pop(unit, None):
+            if held := self._open.pop(holder, None):
                 for kind in KINDS:
                     self._spent[kind] += held[kind] * (now - held["time"])
 
@@ -103,10 +103,10 @@ class UsageLog:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """``unit`` of the run or sweep ``id`` held ``cpus`` and ``gpus`` from ``start`` to ``end`` (Unix seconds)."""
+    """``holder`` of the run or sweep ``id`` held ``cpus`` and ``gpus`` from ``start`` to ``end`` (Unix seconds)."""
 
     id: str
-    unit: str
+    holder: str
     start: float
     end: float
     cpus: float
@@ -123,7 +123,7 @@ class Span:
     def after(self, moment: float) -> Span | None:
         """The part of the span since ``moment``; None if there is none."""
         start = max(self.start, moment)
-        return Span(self.id, self.unit, start, self.end, self.cpus, self.gpus) if start < self.end else None
+        return Span(self.id, self.holder, start, self.end, self.cpus, self.gpus) if start < self.end else None
 
 
 def spans(folder: RunFolder) -> list[Span]:
@@ -135,8 +135,8 @@ def spans(folder: RunFolder) -> list[Span]:
         end = time.time()
     elif left and folder.record.get("ended"):
         end = max(last, datetime.fromisoformat(folder.record["ended"]).timestamp())
-    ended = closed + [(unit, start, end) for unit, start in left.items()]
-    return [Span(folder.id, unit, start["time"], end, start["cpus"], start["gpus"]) for unit, start, end in ended]
+    ended = closed + [(holder, start, end) for holder, start in left.items()]
+    return [Span(folder.id, holder, start["time"], end, start["cpus"], start["gpus"]) for holder, start, end in ended]
 
 
 def mean_devices(folder: RunFolder) -> float:
@@ -185,7 +185,7 @@ def moment(text: str) -> float:
 def _name(folder: RunFolder, span: Span, by: By) -> str:
     match by:
         case "trial":
-            return f"{folder.id} {span.unit}"
+            return f"{folder.id} {span.holder}"
         case "sweep":
             return folder.id
         case "workload":
@@ -202,7 +202,7 @@ def _days(span: Span) -> Iterator[Span]:
     while start < span.end:
         midnight = datetime.combine(datetime.fromtimestamp(start).date() + timedelta(days=1), datetime.min.time())
         end = min(span.end, midnight.timestamp())
-        yield Span(span.id, span.unit, start, end, span.cpus, span.gpus)
+        yield Span(span.id, span.holder, start, end, span.cpus, span.gpus)
         start = end
 
 
@@ -215,11 +215,11 @@ def _replay(events: list[Event]) -> tuple[list[tuple[str, Event, float]], float,
     left: dict[str, Event] = {}
     last = 0.0
     for event in events:
-        unit = event.get("unit")
-        if event["event"] != "beat" and unit in left:
-            closed.append((unit, left.pop(unit), event["time"]))
+        holder = event.get("unit")
+        if event["event"] != "beat" and holder in left:
+            closed.append((holder, left.pop(holder), event["time"]))
         if event["event"] == "start":
-            left[str(unit)] = event
+            left[str(holder)] = event
         last = max(last, event["time"])
     return closed, last, left
 

@@ -25,11 +25,11 @@ class Budget:
         hours = spec.search.max_device_hours
         self._limit = None if hours is None else hours * 3600
         gpus = spec.resources.gpus_per_worker > 0
-        earlier = [span for span in usage_log.spans(folder) if span.unit.startswith("trial")]
+        earlier = [span for span in usage_log.spans(folder) if span.holder.startswith("trial")]
         self._since: dict[int, float] = {}
         self._costs: dict[int, float] = {}
         for span in earlier:
-            number, _, seed = span.unit.removeprefix("trial ").partition(" seed ")
+            number, _, seed = span.holder.removeprefix("trial ").partition(" seed ")
             seed_run = int(number) * spec.search.seeds + int(seed or 0)
             cost = 3600 * (span.gpu_hours if gpus else span.cpu_hours)
             self._costs[seed_run] = self._costs.get(seed_run, 0.0) + cost

@@ -64,15 +64,15 @@ def of(samples: Samples, metric: str, **labels: str) -> list[float]:
 
 
 def starts(spans: list[Span]) -> list[float]:
-    return [span.start for span in spans if span.unit.startswith("trial")]
+    return [span.start for span in spans if span.holder.startswith("trial")]
 
 
 def stops(spans: list[Span]) -> list[float]:
-    return [span.end for span in spans if span.unit.startswith("trial")]
+    return [span.end for span in spans if span.holder.startswith("trial")]
 
 
 def at_once(spans: list[Span], moment: float) -> int:
-    return sum(span.start <= moment < span.end for span in spans if span.unit.startswith("trial"))
+    return sum(span.start <= moment < span.end for span in spans if span.holder.startswith("trial"))
 
 
 def test_neither_of_two_sweeps_starves_and_both_are_seen(home: Path, start: Start, port: int) -> None:
