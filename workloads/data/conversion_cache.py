@@ -56,17 +56,17 @@ def load_or_convert(
     return build_once(path, mapped, lambda: write(path, read(name, root)))
 
 
-def build_once(path: Path, kept: Callable[[Path], T | None], make: Callable[[], None]) -> T:
-    """Load ``path``, a file or a folder, with ``kept``; if that returns None, build it with ``make`` and load again.
+def build_once(path: Path, load: Callable[[Path], T | None], make: Callable[[], None]) -> T:
+    """Load ``path``, a file or a folder, with ``load``; if that returns None, build it with ``make`` and load again.
 
     Raises:
         DataError: what was built cannot be loaded.
         CacheUnwritable: the cache cannot be written.
     """
     with _explained(path), file_lock(path.with_name(f"{path.name}.lock")):
-        if (value := kept(path)) is None:
+        if (value := load(path)) is None:
             make()
-            value = kept(path)
+            value = load(path)
     if value is None:
         raise DataError("what was made of the dataset cannot be read back", file=path, fix="Check the disk")
     return value
@@ -82,7 +82,7 @@ def cached_arrays(folder: str, identity: str, make: Callable[[], Mapping[str, An
 
     path = cache_dir() / folder / f"{hashlib.sha256(identity.encode()).hexdigest()[:32]}.npz"
 
-    def kept(path: Path) -> dict[str, Any] | None:
+    def load(path: Path) -> dict[str, Any] | None:
         try:
             with np.load(path, allow_pickle=False) as arrays:
                 return dict(arrays)
@@ -94,7 +94,7 @@ def cached_arrays(folder: str, identity: str, make: Callable[[], Mapping[str, An
         with replacing(path) as file:
             np.savez(file, **arrays)
 
-    return build_once(path, kept, write)
+    return build_once(path, load, write)
 
 
 @contextmanager

@@ -176,7 +176,7 @@ def verify(name: str, root: Path) -> list[str]:
     """
     entry = dataset(name)
     problems = list(_problems(entry, root, sha256))
-    if not problems and not entry.verified and (fault := _parse_fault(entry, root)):
+    if not problems and not entry.verified and (fault := _parse_error(entry, root)):
         problems = [fault]
     return [str(problem) for problem in problems]
 
@@ -273,7 +273,7 @@ def _problems(entry: Dataset, root: Path, digest_of: Callable[[Path], str]) -> I
     problems = [problem for problem in damages if problem is not None]
     if not problems:
         return
-    fault = _parse_fault(entry, root)
+    fault = _parse_error(entry, root)
     # A pair in both parts is found in the second file although the first may be the damaged one.
     elsewhere = fault is not None and fault.file not in {problem.file for problem in problems}
     for problem in problems:
@@ -304,7 +304,7 @@ def _damage(entry: Dataset, source: SourceFile, root: Path, digest_of: Callable[
     return DataError(what, file=path, got=got, expected=expected, fix=fix)
 
 
-def _parse_fault(entry: Dataset, root: Path) -> DataError | None:
+def _parse_error(entry: Dataset, root: Path) -> DataError | None:
     """First parse error, if all files are present."""
     if all(plain_or_gz(entry.folder_in(root) / source.path).is_file() for source in entry.files):
         try:

@@ -35,7 +35,7 @@ class Columns(NamedTuple):
     rating: NDArray[np.float32] | None
     timestamp: NDArray[np.int64] | None
 
-    def fault(self, row: int, what: str, got: str, expected: str) -> DataError:
+    def error(self, row: int, what: str, got: str, expected: str) -> DataError:
         """The error for a row, counted from 0."""
         return _fault(self.file, row, what, got, expected)
 

@@ -141,7 +141,7 @@ def _check_disjoint(tables: list[Columns], codes: list[NDArray[np.int64]]) -> No
         row = int(shared[0])
         test = tables[1]
         got = f"user {test.user[row].as_py()}, item {test.item[row].as_py()}, as in {tables[0].file.name}"
-        raise test.fault(row, "a pair of the test part is also in the train part", got, "no pair in both")
+        raise test.error(row, "a pair of the test part is also in the train part", got, "no pair in both")
 
 
 def _last(codes: NDArray[np.int64]) -> NDArray[np.int64]:

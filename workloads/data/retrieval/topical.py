@@ -68,10 +68,10 @@ def read_topics(folder: Path, topics: Mapping[str, tuple[str, ...]]) -> Retrieva
     for topic, files in topics.items():
         form = next(form for form in FORMS if form.docs in files)
         parts[topic] = form.read(folder / topic, files)
-    return parts[""] if "" in parts else together(parts)
+    return parts[""] if "" in parts else merge_collections(parts)
 
 
-def together(parts: Mapping[str, Retrieval]) -> Retrieval:
+def merge_collections(parts: Mapping[str, Retrieval]) -> Retrieval:
     """Merge collections in order, with ids like ``topic/id``."""
     import numpy as np
     import pyarrow as pa
