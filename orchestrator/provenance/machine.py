@@ -11,7 +11,7 @@ from typing import Any
 GIB = 2**30
 
 
-def this() -> dict[str, Any]:
+def describe() -> dict[str, Any]:
     """This machine: ``cpu`` and ``gpus`` by model name, ``cpus`` usable here, ``memory_gib``."""
     import psutil
 

@@ -116,7 +116,7 @@ def environment(
         "data": data,
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "machine": machine.this(),
+        "machine": machine.describe(),
         "cluster": machine.cluster(),
         "variables": variables(),
         "code": code(sources),

@@ -166,7 +166,7 @@ def _packages(then: Mapping[str, str], now: Mapping[str, str]) -> list[Differenc
 
 def _machine(then: Mapping[str, Any], settings: Settings) -> list[Difference]:
     old = then.get("machine", {})
-    new = machine.this()
+    new = machine.describe()
     pairs = {
         "python": (then.get("python"), platform.python_version()),
         "platform": (then.get("platform"), platform.platform()),

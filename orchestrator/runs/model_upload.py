@@ -28,7 +28,7 @@ from workloads.catalog import catalog
 from workloads.data.cache import file_lock
 from workloads.predictor_sources import predictor_sources
 
-OWED = "owed"
+PENDING_MODEL = "owed"
 
 
 class UntrustedModel(UserError):
@@ -43,9 +43,9 @@ def deliver(session: Session, outcome: Path, register: str | None) -> Logged | N
     folder = session.folder
     tracker = session.tracker
     assert tracker is not None
-    if folder.record.get(OWED):  # an earlier attempt may have failed for a predictor that is fixed now
+    if folder.record.get(PENDING_MODEL):  # an earlier attempt may have failed for a predictor that is fixed now
         _renew(outcome, workload_loader.predictor(folder.record["workload"]))
-    folder.update(**{OWED: {"outcome": outcome.relative_to(folder.path).as_posix(), "register": register}})
+    folder.update(**{PENDING_MODEL: {"outcome": outcome.relative_to(folder.path).as_posix(), "register": register}})
     if not tracker.flush():
         return None
     run_id = tracker.run_id(folder.id)
@@ -69,7 +69,7 @@ def deliver(session: Session, outcome: Path, register: str | None) -> Logged | N
             ) from None
         session.console.say(f"The model could not be logged ({cause}); it is kept, deliver it with: {later}")
         return None
-    folder.update(**{OWED: None})
+    folder.update(**{PENDING_MODEL: None})
     session.discard(outcome / SEALED)  # they are registered, or were not requested
     return logged
 
@@ -166,7 +166,7 @@ def _sync_storage(folder: RunFolder) -> list[str]:
 
 def _sync_tracking(settings: Settings, folder: RunFolder) -> list[str]:
     journal = folder.path / JOURNAL
-    owed = folder.record.get(OWED)
+    owed = folder.record.get(PENDING_MODEL)
     if not owed and not journal.exists():
         return []
     settings = adopt(settings, folder)
@@ -205,5 +205,5 @@ def _complete(settings: Settings, folder: RunFolder, run_id: str, owed: dict[str
     shutil.rmtree(folder.path / owed["outcome"] / SEALED, ignore_errors=True)
     result = folder.record.get("result") or {}
     upload = {"run_id": run_id, "model_uri": logged.uri, "registered_version": logged.version}
-    folder.update(**{OWED: None, "run_id": run_id, "result": {**result, **upload} if result else None})
+    folder.update(**{PENDING_MODEL: None, "run_id": run_id, "result": {**result, **upload} if result else None})
     return f"registered as models:/{name}/{logged.version}" if name else f"model {logged.uri}"

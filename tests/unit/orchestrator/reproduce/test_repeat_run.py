@@ -66,7 +66,7 @@ def test_another_machine(known: Recorded, settings: Settings, monkeypatch: pytes
         variables={**known.environment["variables"], "OMP_NUM_THREADS": "1"},
     )
     told = {name: (one.then, one.now) for name, one in seen(then, settings).items()}
-    here = machine.this()
+    here = machine.describe()
     assert told.pop("python")[0] == "3.0"
     assert told == {
         "processor": ("Other", here["cpu"]),
@@ -81,7 +81,7 @@ def test_a_gpu_is_the_same_under_each_of_its_names(
     known: Recorded, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ray calls an ``NVIDIA H100 80GB HBM3`` H100."""
-    here = {**machine.this(), "gpus": ["NVIDIA H100 80GB HBM3"] * 2}
+    here = {**machine.describe(), "gpus": ["NVIDIA H100 80GB HBM3"] * 2}
     monkeypatch.setattr(machine, "this", lambda: here)
     monkeypatch.setattr(differences, "this_machine", lambda: [{"CPU": 8.0, "GPU": 2.0}])
     for kind, now in (("H100", None), ("A100", "1 x 8 CPU, 2 GPU NVIDIA H100 80GB HBM3")):
