@@ -1,4 +1,4 @@
-"""The journal file of a study: opened whole by its driver, and without suggestions by whoever only counts trials."""
+"""The journal file of a study: read whole by its driver, and without suggestions by processes that count trials."""
 
 from __future__ import annotations
 
