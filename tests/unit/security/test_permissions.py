@@ -150,7 +150,7 @@ def test_a_home_that_is_made_is_this_users_alone(
     name: str, umask: int, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     no_schema(monkeypatch)
-    monkeypatch.setattr(disk.remote, "behind", lambda _: None)
+    monkeypatch.setattr(disk.remote, "location_of", lambda _: None)
     monkeypatch.setenv("ORCHESTRATOR_HOME", str(home / "of" / "mine"))
     MAKERS[name]()
     assert mode(home / "of" / "mine") == 0o700

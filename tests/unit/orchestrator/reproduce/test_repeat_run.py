@@ -82,7 +82,7 @@ def test_a_gpu_is_the_same_under_each_of_its_names(
 ) -> None:
     """Ray calls an ``NVIDIA H100 80GB HBM3`` H100."""
     here = {**machine.describe(), "gpus": ["NVIDIA H100 80GB HBM3"] * 2}
-    monkeypatch.setattr(machine, "this", lambda: here)
+    monkeypatch.setattr(machine, "describe", lambda: here)
     monkeypatch.setattr(differences, "this_machine", lambda: [{"CPU": 8.0, "GPU": 2.0}])
     for kind, now in (("H100", None), ("A100", "1 x 8 CPU, 2 GPU NVIDIA H100 80GB HBM3")):
         nodes = [{"CPU": 8.0, "GPU": 2.0, "gpus": [kind]}]
