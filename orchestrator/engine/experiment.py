@@ -50,8 +50,9 @@ class Outcome:
 class Experiment:
     """Iterate over :meth:`stream`. When it is exhausted, ``outcome`` is set, unless it was stopped or is a trial's.
 
-    ``on_sealed`` is called with the final model at each of the objective's ``test_epochs``, with its values, including
-    those on the test split. No other model is evaluated on test. After a crash it may be called again for an epoch.
+    ``on_test_epoch`` is called with the final model at each of the objective's ``test_epochs``, with its values,
+    including those on the test split. No other model is evaluated on test. After a crash it may be called again for an
+    epoch.
 
     ``accumulate`` is the number of micro-batches, for the reports, where the plan leaves it open.
 
@@ -67,13 +68,13 @@ class Experiment:
     identity: Mapping[str, str]
     final: bool = True
     rank: int = 0
-    agree: Callable[[Any], Any] = lambda value: value
+    broadcast: Callable[[Any], Any] = lambda value: value
     stop: Callable[[], bool] = lambda: False
     every_epoch: bool = False
     clock: Callable[[], float] | None = None
     report_seconds: Callable[[], float] | None = None
     units_at_rungs: bool = False
-    on_sealed: Callable[[Workload, Row, Evaluation | None], None] = lambda workload, row, evaluation: None
+    on_test_epoch: Callable[[Workload, Row, Evaluation | None], None] = lambda workload, row, evaluation: None
     accumulate: int | None = None
     outcome: Outcome | None = field(default=None, init=False)
     _phase: Phase = field(default="select", init=False)
@@ -198,10 +199,10 @@ class Experiment:
             plan,
             progress,
             validate=validate,
-            agree=self.agree,
+            broadcast=self.broadcast,
             stop=self.stop,
             on_best=lambda evaluation: self._keep_best(workload, evaluation),
-            on_sealed=partial(self.on_sealed, workload) if self._makes_final_model else None,
+            on_test_epoch=partial(self.on_test_epoch, workload) if self._makes_final_model else None,
             prefix=prefix,
             every_epoch=self.every_epoch,
             clock=self.clock,
@@ -235,7 +236,7 @@ class Experiment:
         if self._phase == "refit":
             seconds += self._selected.train_seconds if self._selected else 0.0
         elif progress.best_epoch != progress.epoch:
-            best = self.agree(self._best)  # one rank has kept it
+            best = self.broadcast(self._best)  # one rank has kept it
             assert best is not None
             workload.load_state_dict(best)
             epochs = progress.best_epoch

@@ -112,10 +112,10 @@ def run_epochs(
     resume: Progress | None = None,
     *,
     validate: bool = True,
-    agree: Callable[[Any], Any] = lambda value: value,
+    broadcast: Callable[[Any], Any] = lambda value: value,
     stop: Callable[[], bool] = lambda: False,
     on_best: Callable[[Evaluation], None] = lambda evaluation: None,
-    on_sealed: Callable[[Row, Evaluation | None], None] | None = None,
+    on_test_epoch: Callable[[Row, Evaluation | None], None] | None = None,
     prefix: str = "train",
     every_epoch: bool = False,
     clock: Callable[[], float] | None = None,
@@ -126,13 +126,13 @@ def run_epochs(
     Args:
         resume: progress that the workload's loaded state belongs to.
         validate: False in a refit, which has no validation split.
-        agree: broadcasts rank 0's value to all ranks.
+        broadcast: broadcasts rank 0's value to all ranks.
         stop: called after each epoch on rank 0. When it returns True, the state is reported, due for a checkpoint, and
             the stream stops without ``ended``.
         on_best: called with the evaluation of a new best epoch while the workload has that epoch's state. A report may
             come some epochs later.
-        on_sealed: called with the row of each epoch of ``test_epochs``, and its evaluation on validation if there is
-            one. The test split is evaluated at these epochs. None unless the model is the final one.
+        on_test_epoch: called with the row of each epoch of ``test_epochs``, and its evaluation on validation if there
+            is one. The test split is evaluated at these epochs. None unless the model is the final one.
         every_epoch: report each epoch by itself.
         clock: returns the seconds that training is charged with, if these are not those that pass: a member of a pack
             is charged its share. The checkpoint interval uses it too.
@@ -150,7 +150,7 @@ def run_epochs(
         yield EpochReport((), progress, False, ended)
         return
     chosen = objectives.chosen(workload.objective, plan.objective)
-    test_epochs = chosen[0].test_epochs if on_sealed else ()
+    test_epochs = chosen[0].test_epochs if on_test_epoch else ()
     rows: list[Row] = []
     reported = time.monotonic()
     saved = spent()
@@ -174,8 +174,8 @@ def run_epochs(
         if evaluation is not None and progress.best_epoch == epoch:
             on_best(evaluation)
         rows.append(Row(epoch, time.time(), metrics | seen))
-        if on_sealed and epoch in test_epochs:
-            on_sealed(rows[-1], evaluation)
+        if on_test_epoch and epoch in test_epochs:
+            on_test_epoch(rows[-1], evaluation)
 
         ended = progress.ended(plan)
         stopping = ended is None and stop()
@@ -185,7 +185,7 @@ def run_epochs(
         rested = spent() - saved >= CHECKPOINT_SECONDS and (ended or epoch - saved_epoch >= plan.checkpoint_every)
         # Without a refit, the last checkpoint has the weights to be tested.
         due = report and bool(stopping or rested or (ended and plan.refit is False))
-        report, due, stopping = agree((report, due, stopping))  # the ranks' clocks differ
+        report, due, stopping = broadcast((report, due, stopping))  # the ranks' clocks differ
         if report:
             yield EpochReport(tuple(rows), progress, due, ended)
             rows = []

@@ -134,9 +134,9 @@ def train_worker(config: dict[str, Any]) -> Exception | None:
         accumulate=config["accumulate"],
         rank=rank,
         world_size=world_size,
-        agree=distributed.broadcast,
+        broadcast=distributed.broadcast,
         stop=_stop_when(Path(config["stop_file"]), spec.resources, world_size) if rank == 0 else lambda: False,
-        on_sealed=partial(worker.write_sealed, Path(config["outcome"] or home)) if rank == 0 else lambda *_: None,
+        on_test_epoch=partial(worker.write_sealed, Path(config["outcome"] or home)) if rank == 0 else lambda *_: None,
     )
     work.report_seconds = ReportPace(config["pace"]).seconds
     work.units_at_rungs = config["outcome"] is None
@@ -145,8 +145,8 @@ def train_worker(config: dict[str, Any]) -> Exception | None:
     parts = (home.name, *worker.WRITTEN) if config["outcome"] else ()
     with RemoteFolder(Path(config["outcome"] or home), parts, reads=rank > 0):
         try:
-            if config["profile"] and not work.agree(bool(profiling.files(Path(config["outcome"])))):
-                group = {"rank": rank, "world_size": world_size, "agree": distributed.broadcast}
+            if config["profile"] and not work.broadcast(bool(profiling.files(Path(config["outcome"])))):
+                group = {"rank": rank, "world_size": world_size, "broadcast": distributed.broadcast}
                 build = worker.builder(Path(config["data"]), device, accumulate=config["accumulate"], **group)
                 target = Path(config["outcome"]) if rank == 0 else None
                 profiling.trace(build, spec, config["profile"], device, target)
@@ -213,7 +213,7 @@ def _stream(
         saved = work.checkpoint() if report.checkpoint_due else None  # a collective: every rank takes part
         if saved is not None or report.ended:
             trouble = _written(work, report, saved, home) if rank == 0 else None
-            if trouble := work.agree(trouble):
+            if trouble := work.broadcast(trouble):
                 raise trouble
         ray.train.report(reports.payload(report))
         ended = report.ended is not None

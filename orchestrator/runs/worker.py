@@ -48,9 +48,9 @@ def experiment(
     accumulate: int | None = None,
     rank: int = 0,
     world_size: int = 1,
-    agree: Callable[[Any], Any] = lambda value: value,
+    broadcast: Callable[[Any], Any] = lambda value: value,
     stop: Callable[[], bool] = lambda: False,
-    on_sealed: Callable[[Workload, Row, Evaluation | None], None] = lambda workload, row, evaluation: None,
+    on_test_epoch: Callable[[Workload, Row, Evaluation | None], None] = lambda workload, row, evaluation: None,
 ) -> Experiment:
     """The experiment of ``spec`` on this process' device.
 
@@ -78,7 +78,7 @@ def experiment(
             steps_per_epoch=spec.plan.steps_per_epoch,
             precision=spec.plan.precision,
             accumulate=accumulate,
-            broadcast=agree,
+            broadcast=broadcast,
         )
         return workload_class(params, runtime)
 
@@ -88,9 +88,9 @@ def experiment(
         spec.identity,
         final=final,
         rank=rank,
-        agree=agree,
+        broadcast=broadcast,
         stop=stop,
-        on_sealed=on_sealed,
+        on_test_epoch=on_test_epoch,
         accumulate=accumulate if spec.plan.accumulate == "auto" else None,
     )
 
@@ -155,7 +155,9 @@ def reports(
     while again:
         again = False
         accumulate = micro_batches.chosen(spec, folder)
-        work = experiment(spec, data, device, accumulate=accumulate, stop=stop, on_sealed=partial(write_sealed, folder))
+        work = experiment(
+            spec, data, device, accumulate=accumulate, stop=stop, on_test_epoch=partial(write_sealed, folder)
+        )
         start = checkpoint.latest(folder / "checkpoints") or resume
         try:
             for report in work.stream(checkpoint.read(start, spec.identity) if start else None, selected):

@@ -99,11 +99,11 @@ def test_one_rank_keeps_the_best_state_for_all() -> None:
         sent.append(value)
         return value
 
-    first = Bench().experiment(refit=False, rank=0, agree=send)
+    first = Bench().experiment(refit=False, rank=0, broadcast=send)
     expected = finish(first)
     assert expected.epochs < EPOCHS
     received = iter(sent)
-    second = Bench().experiment(refit=False, rank=1, agree=lambda value: next(received))
+    second = Bench().experiment(refit=False, rank=1, broadcast=lambda value: next(received))
     assert finish(second).metrics == expected.metrics
     assert first._best is not None
     assert second._best is None
@@ -154,7 +154,7 @@ def test_the_final_model_alone_is_sealed_and_evaluated_on_test(
         seen.append((row.epoch, float(workload.x), evaluation is not None))
 
     bench = Bench()
-    reports = list(bench.experiment(refit, final=final, on_sealed=look).stream())
+    reports = list(bench.experiment(refit, final=final, on_test_epoch=look).stream())
     rows = [row.metrics for report in reports for row in report.rows]
     assert seen == [(epoch, float(toy(holdout=not refit, epochs=epoch).x), not refit) for epoch in expected]
     opened = [values for values in rows if any(name.startswith("test/") for name in values)]

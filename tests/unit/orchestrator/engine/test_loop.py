@@ -228,7 +228,7 @@ def test_sealed_test_values_are_logged_and_not_shown_to_what_selects() -> None:
     workload = build(Sealed)
     sealed: list[int] = []
     (report,) = run_epochs(
-        workload, Plan(epochs=5, evaluate_every=5), on_sealed=lambda row, evaluation: sealed.append(row.epoch)
+        workload, Plan(epochs=5, evaluate_every=5), on_test_epoch=lambda row, evaluation: sealed.append(row.epoch)
     )
     assert [row.epoch for row in report.rows if "test/error" in row.metrics] == sealed == [2, 4]
     assert workload.calls.count("test") == 2
@@ -417,7 +417,7 @@ def test_training_time_is_the_epochs_own(clock: Clock) -> None:
 
 
 class Group:
-    """A process group of threads: ``agree`` gives rank 0's value to every rank, and fails where one is missing."""
+    """A process group of threads: ``broadcast`` gives rank 0's value to every rank, and fails where one is missing."""
 
     def __init__(self, size: int) -> None:
         self._barrier = threading.Barrier(size, timeout=HANG_SECONDS)
@@ -442,7 +442,7 @@ def streams(slow: tuple[float, ...], agree: Callable[[int], Callable[[Any], Any]
     def consume(rank: int) -> None:
         workload = build(slow=slow[rank])
         stop = (lambda: workload.epoch == 37) if rank == 0 else (lambda: False)
-        for report in run_epochs(workload, Plan(epochs=40, decide_at=(5,)), agree=agree(rank), stop=stop):
+        for report in run_epochs(workload, Plan(epochs=40, decide_at=(5,)), broadcast=agree(rank), stop=stop):
             seen[rank].append((report.epoch, len(report.rows), report.checkpoint_due, report.ended))
 
     threads = [threading.Thread(target=consume, args=(rank,)) for rank in range(len(slow))]
@@ -471,7 +471,7 @@ def test_agreement_is_asked_for_once_an_epoch() -> None:
         asked.append(value)
         return value
 
-    assert len(list(run_epochs(build(slow=0.1), Plan(epochs=15), agree=agree))) < 15
+    assert len(list(run_epochs(build(slow=0.1), Plan(epochs=15), broadcast=agree))) < 15
     assert len(asked) == 15
 
 

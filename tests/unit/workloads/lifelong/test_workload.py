@@ -393,7 +393,7 @@ def test_a_topic_that_no_query_of_the_split_has_is_left_out() -> None:
 
 def test_the_engine_seals_test_after_every_session_and_selects_the_last_epoch() -> None:
     workload = build(replace(RUNTIME, epochs=6))
-    reports = list(run_epochs(workload, Plan(epochs=6, refit=False), on_sealed=lambda *_: None))
+    reports = list(run_epochs(workload, Plan(epochs=6, refit=False), on_test_epoch=lambda *_: None))
     rows = [row for report in reports for row in report.rows]
     sealed = [row for row in rows if "test/average_mrr_at_10" in row.metrics]
     assert [row.epoch for row in sealed] == list(workload.ends) == [3, 4, 6]
