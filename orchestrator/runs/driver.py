@@ -163,7 +163,7 @@ def _drive(
             session.tracker.tag(folder.id, {description.NOTE: note})
         if options.keep == "none":
             discard_checkpoints(session, folder.path)
-        session.settle("finished", DONE, run_id=result.run_id, result=result.to_json())
+        session.set_end("finished", DONE, run_id=result.run_id, result=result.to_json())
     return result
 
 

@@ -214,7 +214,7 @@ class Session:
         if self._sync is not None:
             self._sync.discard(folder.relative_to(self.folder.path).as_posix())
 
-    def settle(self, status: Status, code: int, **values: Any) -> None:
+    def set_end(self, status: Status, code: int, **values: Any) -> None:
         """Set the end that is recorded on exit."""
         self._status = (status, code, values)
 
@@ -290,7 +290,7 @@ class Session:
     def _ending(self, error: BaseException | None) -> tuple[Status, int, dict[str, Any]]:
         if error is not None:
             return ending(error)
-        assert self._status is not None, "a session ends with settle() or an exception"
+        assert self._status is not None, "a session ends with set_end() or an exception"
         return self._status
 
 

@@ -46,7 +46,7 @@ def choose_sampler(
     return next((sampler, reason) for applies, sampler, reason in rules if applies)
 
 
-def settle(
+def complete(
     search: Search,
     plan: Plan,
     resources: Resources,

@@ -144,7 +144,7 @@ def sweep(
     for note in sorted(filter(None, notes)):
         say(note)
     devices = request.decide_gpus(devices, settings, sampled, say, local=local)
-    chosen, plan = strategy.settle(chosen, plan, devices, selects_by, survey, params, local=local)
+    chosen, plan = strategy.complete(chosen, plan, devices, selects_by, survey, params, local=local)
     spec = SweepSpec(
         workload=request.workload, fixed=fixed, plan=plan, seed=request.seed, resources=devices, search=chosen,
         sampler_reason=why,

@@ -202,7 +202,7 @@ def finalize(
                       "test_opened": opened, "best_params": best.user_attrs["params"]},
         }
     )  # fmt: skip
-    session.settle("partial" if failed else "finished", code, run_id=full.run_id, result=full.to_json())
+    session.set_end("partial" if failed else "finished", code, run_id=full.run_id, result=full.to_json())
     return full
 
 

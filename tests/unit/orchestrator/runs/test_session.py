@@ -42,7 +42,7 @@ def ended(folder: RunFolder) -> tuple[str, Any, Any]:
 def test_it_ends_as_it_was_settled(folder: RunFolder) -> None:
     with opened(folder) as running:
         assert ended(folder)[0] == "running"
-        running.settle("finished", DONE)
+        running.set_end("finished", DONE)
     assert ended(folder) == ("finished", DONE, None)
 
 
@@ -82,7 +82,7 @@ def test_a_signal_is_recorded_at_once_and_the_true_end_replaces_it(database: Pat
         assert statuses(database) == {"one": "KILLED", "one/0": "KILLED", "one/1": "FINISHED"}
         assert ended(folder)[:2] == ("running", INTERRUPTED), "while it saves it is driven"
         running.tracker.end("one/0", "FINISHED")
-        running.settle("finished", DONE)
+        running.set_end("finished", DONE)
     assert ended(folder) == ("finished", DONE, None)
     assert statuses(database) == {"one": "FINISHED", "one/0": "FINISHED", "one/1": "FINISHED"}
 
@@ -98,7 +98,7 @@ def test_a_signal_before_there_is_a_tracker_ends_its_run_too(database: Path, mon
     folder = records.create(resolve().storage, "run", "toy", {}, "orchestrator run toy", "one")
     with opened(folder, None) as running:
         assert soon(lambda: statuses(database) == {"one": "KILLED"})
-        running.settle("interrupted", INTERRUPTED)
+        running.set_end("interrupted", INTERRUPTED)
     assert ended(folder)[:2] == ("interrupted", INTERRUPTED)
 
 
@@ -187,7 +187,7 @@ def test_ctrl_c_on_the_way_in_is_a_clean_stop(
     monkeypatch.setattr(owner, name, pressed)
     with opened(folder) as running:
         assert running.interrupts.stop_requested()
-        running.settle("interrupted", INTERRUPTED)
+        running.set_end("interrupted", INTERRUPTED)
     assert ended(folder)[:2] == ("interrupted", INTERRUPTED)
     assert "Press Ctrl-C again" in capsys.readouterr().out
 
@@ -217,5 +217,5 @@ def test_a_driver_that_was_overtaken_leaves_its_successors_mlflow_run(database: 
         successor = folder.path.with_name("one@2")
         successor.mkdir()
         (successor / RECORD).write_text((folder.path / RECORD).read_text())
-        running.settle("interrupted", INTERRUPTED)
+        running.set_end("interrupted", INTERRUPTED)
     assert statuses(database) == {"one": "RUNNING"}

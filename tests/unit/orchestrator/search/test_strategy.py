@@ -30,7 +30,7 @@ def settle(
     local: bool = False,
     **resources: Any,
 ) -> tuple[Search, Plan]:
-    return strategy.settle(
+    return strategy.complete(
         Search(**search), Plan(**plan or {}), Resources(**resources), objectives, Survey(searched, False), Params,
         local=local,
     )  # fmt: skip

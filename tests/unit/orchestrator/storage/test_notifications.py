@@ -363,7 +363,7 @@ def test_a_session_says_when_it_starts_and_how_it_ends(
 ) -> None:
     with session(tmp_path, hook, monkeypatch) as running:
         running.notify("budget", "80% of the device hours are used")
-        running.settle("finished", DONE, result={"metrics": {"test/error": 0.5}})
+        running.set_end("finished", DONE, result={"metrics": {"test/error": 0.5}})
     assert [(body["event"], body["status"]) for body in hook.received] == [
         ("start", "running"), ("budget", "running"), ("finish", "finished"),
     ]  # fmt: skip
@@ -386,7 +386,7 @@ def test_a_webhook_that_never_answers_is_one_line_in_the_log(
     hook.answers = [-1]
     monkeypatch.setattr(notifications, "TRY_SECONDS", 0.2)
     with session(tmp_path, hook, monkeypatch) as running:
-        running.settle("finished", DONE)
+        running.set_end("finished", DONE)
     lines = [line for line in running.folder.log.read_text().splitlines() if "otif" in line]
     assert len(lines) == 1
     assert "Not notified of start, finish: the webhook at http://127.0.0.1:" in lines[0]
