@@ -24,7 +24,7 @@ from orchestrator.storage.settings import Settings
 if TYPE_CHECKING:
     from orchestrator.jobs.dashboard import Dashboard
     from orchestrator.jobs.job_state import Job
-    from orchestrator.sweeps.steering import Verdict
+    from orchestrator.sweeps.steering import StopState
 
 POLL_SECONDS = 0.5
 
@@ -71,7 +71,7 @@ def logs(settings: Settings, reference: str, *, follow: bool, address: str | Non
     return DONE
 
 
-def stop(settings: Settings, reference: str, verdict: Verdict = "pruned", *, address: str | None) -> None:
+def stop(settings: Settings, reference: str, verdict: StopState = "pruned", *, address: str | None) -> None:
     """Stop a run, sweep or job cleanly, or a trial (``SWEEP/7``), which ends by ``verdict``. Raises UserError.
 
     A run, sweep or job that is not running is reported, which is no error.

@@ -21,7 +21,7 @@ from optuna.trial import TrialState
 from orchestrator.engine import checkpoint
 from orchestrator.engine.loop import Row
 from orchestrator.errors import UserError
-from orchestrator.search.study import Study, Trial, Verdict
+from orchestrator.search.study import Study, Trial, TrialDecision
 
 QUANTILE = 0.25
 RESAMPLE = 0.25
@@ -62,7 +62,7 @@ class Population(Study):
 
     def report(
         self, seed_run: int, rows: Sequence[Row], best: float | None, ended: bool, attributes: Mapping[str, Any]
-    ) -> Verdict:
+    ) -> TrialDecision:
         verdict = super().report(seed_run, rows, best, ended, attributes)
         met = self.met
         if verdict != "go on" or not rows or rows[-1].epoch not in self.spec.plan.decide_at or rows[-1].epoch <= met:

@@ -33,7 +33,7 @@ from orchestrator.search.selection import Selection
 from orchestrator.storage import disk
 from workloads.contract import Objective
 
-Verdict = Literal["go on", "paused", "pruned", "complete", "failed"]
+TrialDecision = Literal["go on", "paused", "pruned", "complete", "failed"]
 
 AHEAD_FROM = 8
 """Number of trials at once from which the next suggestion is computed ahead. It lacks one result more."""
@@ -188,7 +188,7 @@ class Study:
 
     def report(
         self, seed_run: int, rows: Sequence[Row], best: float | None, ended: bool, attributes: Mapping[str, Any]
-    ) -> Verdict:
+    ) -> TrialDecision:
         """Handle the values of a seed run and decide whether it continues. ``best`` is its best value so far."""
         trial = self._open[seed_run]
         if seed_run % self.spec.search.seeds == 0:  # further seeds are not pruned
@@ -228,7 +228,7 @@ class Study:
     def _end(self, trial: optuna.Trial, state: TrialState) -> None:
         self._rungs.end(self.optuna_study.tell(trial, state=state))
 
-    def fail(self, seed_run: int, cause: str) -> Verdict:
+    def fail(self, seed_run: int, cause: str) -> TrialDecision:
         """Fail a trial with all of its seeds."""
         trial = self._open[seed_run]
         number, seed = self.trial_of(seed_run)
@@ -434,7 +434,7 @@ class Study:
             self._open[seed_run] = trial
             self._more.append(Trial(seed_run, trial.number, seed, trial.number, params))
 
-    def _stopped(self, seed_run: int, verdict: str, attributes: Mapping[str, Any]) -> Verdict:
+    def _stopped(self, seed_run: int, verdict: str, attributes: Mapping[str, Any]) -> TrialDecision:
         """End a trial as it was requested."""
         if verdict == "failed":
             self.cut(seed_run, STOPPED)
@@ -449,7 +449,7 @@ class Study:
         if len(self.objectives) == 1:  # Optuna does not support intermediate values of several
             self._rungs.record(trial, rows)
 
-    def _ended(self, seed_run: int, best: float | None, attributes: Mapping[str, Any]) -> Verdict:
+    def _ended(self, seed_run: int, best: float | None, attributes: Mapping[str, Any]) -> TrialDecision:
         if best is None or not math.isfinite(best):
             return self.fail(seed_run, f"the objective validation/{self.objective.metric} was never reported")
         try:

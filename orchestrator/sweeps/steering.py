@@ -14,8 +14,8 @@ from orchestrator.storage import requests
 from orchestrator.storage.records import SETTLED, RunFolder
 from orchestrator.storage.settings import Settings
 
-Verdict = Literal["pruned", "failed"]
-VERDICTS: tuple[Verdict, ...] = ("pruned", "failed")
+StopState = Literal["pruned", "failed"]
+VERDICTS: tuple[StopState, ...] = ("pruned", "failed")
 
 
 def add(folder: RunFolder, settings: Settings, params: Mapping[str, Any]) -> dict[str, Any]:
@@ -35,7 +35,7 @@ def add(folder: RunFolder, settings: Settings, params: Mapping[str, Any]) -> dic
     return accepted
 
 
-def stop(folder: RunFolder, number: int, verdict: Verdict) -> str:
+def stop(folder: RunFolder, number: int, verdict: StopState) -> str:
     """Request that a running trial ends at its next report, or a waiting one before it starts. Returns when it ends.
 
     Raises UserError if it has ended.

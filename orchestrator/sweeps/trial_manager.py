@@ -23,7 +23,7 @@ from orchestrator.search.constraints import OF_MODEL, Constraint, unknown_metric
 from orchestrator.search.curves import Curves
 from orchestrator.search.pbt import MEMBER_CHECKPOINTS_KEPT, Population
 from orchestrator.search.progress import search_progress
-from orchestrator.search.study import STOPPED, Study, Trial, Verdict
+from orchestrator.search.study import STOPPED, Study, Trial, TrialDecision
 from orchestrator.storage.usage_log import UsageLog
 from orchestrator.sweeps import steering
 from orchestrator.sweeps.budget import Budget
@@ -334,7 +334,7 @@ class TrialManager:
             numbers = {f"pbt/{k}": float(v) for k, v in values.items() if type(v) in (int, float)}
             tracker.log(self._key(trial.seed_run), [Row(study.met, time.time(), numbers)])
 
-    def _ended(self, seed_run: int, verdict: Verdict, detail: str) -> None:
+    def _ended(self, seed_run: int, verdict: TrialDecision, detail: str) -> None:
         running = self._running.get(seed_run)
         self._stop_clock(seed_run)
         self._begun.discard(seed_run)
