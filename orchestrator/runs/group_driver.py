@@ -150,8 +150,8 @@ def _watch(
 ) -> Exception | None:
     """Start a group and pass its rows on until it has ended. Returns the value of ``Group.result``."""
     home = folder / TRAIN
-    watch = heartbeat.TrialMonitor(timeout)
-    watch.begin(0, home)
+    monitor = heartbeat.TrialMonitor(timeout)
+    monitor.begin(0, home)
     group = start(
         spec,
         home,
@@ -172,11 +172,11 @@ def _watch(
                 group.kill(END_SECONDS)  # there are no workers to save
                 return Stopped()
             if deliver(inbox, rows, session.console.say):
-                watch.heard(0)
+                monitor.heard(0)
             if devices:
                 devices.look()
-            if watch.silent():
-                watch.end(0)
+            if monitor.silent():
+                monitor.end(0)
                 heartbeat.kill(home, timeout or 0.0)
     if hung := heartbeat.given_up(home):
         return hung

@@ -254,15 +254,15 @@ def _in_process(spec: SweepSpec, session: Session, study: Study, manager: TrialM
         manager.close()
     memory.release(device)
     winner = select_winner(session, spec, study, manager)
-    follow = ProgressReporter(session, winner.spec, winner.before, winner.selected)
-    session.console.view(follow.view)
+    progress = ProgressReporter(session, winner.spec, winner.before, winner.selected)
+    session.console.view(progress.view)
     with manager.usage_log.holding("winner", winner.spec.resources):
         complete = in_process(
             winner.spec,
             session.folder.path / WINNER,
             device,
             session,
-            follow.rows,
+            progress.rows,
             resume=winner.checkpoint,
             selected=winner.selected,
         )
@@ -300,8 +300,8 @@ def _on_ray(spec: SweepSpec, session: Session, study: Study, manager: TrialManag
             finally:
                 manager.close()
             winner = select_winner(session, spec, study, manager)
-            follow = ProgressReporter(session, winner.spec, winner.before, winner.selected)
-            session.console.view(follow.view)
+            progress = ProgressReporter(session, winner.spec, winner.before, winner.selected)
+            session.console.view(progress.view)
             share(1)
             with manager.usage_log.holding("winner", winner.spec.resources):
                 complete = placement.run_winner(
@@ -311,7 +311,7 @@ def _on_ray(spec: SweepSpec, session: Session, study: Study, manager: TrialManag
                     winner.checkpoint,
                     winner.selected,
                     session,
-                    follow.rows,
+                    progress.rows,
                     devices,
                 )
     if not complete:

@@ -21,9 +21,7 @@ from orchestrator.config.spec import ExperimentSpec, SweepSpec
 from orchestrator.engine import checkpoint
 from orchestrator.engine.loop import Progress, Row
 from orchestrator.errors import RunFailed
-from orchestrator.runs import heartbeat as watch
-from orchestrator.runs import micro_batches, worker
-from orchestrator.runs import reports as messages
+from orchestrator.runs import heartbeat, micro_batches, reports, worker
 from orchestrator.runs.group_driver import follow
 from orchestrator.runs.heartbeat import TrialMonitor
 from orchestrator.runs.session import Session
@@ -41,7 +39,7 @@ class _SweepState:
     """State shared by the Tune searcher, stopper and callback."""
 
     manager: TrialManager
-    watch: TrialMonitor
+    monitor: TrialMonitor
     slots: int
     slot_limit: SlotLimit
     lost: Callable[[str], None] = lambda cause: None
@@ -99,7 +97,7 @@ class _StudySearcher(_Unsaved, Searcher):  # type: ignore[misc]
         state.seed_runs[trial_id], state.configs[seed_run] = seed_run, config
         state.open.add(seed_run)
         state.starting.add(seed_run)
-        state.watch.begin(seed_run, state.home(seed_run))
+        state.monitor.begin(seed_run, state.home(seed_run))
         return config
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
@@ -109,7 +107,7 @@ class _StudySearcher(_Unsaved, Searcher):  # type: ignore[misc]
             remove_groups(state.home(seed_run))
             state.open.discard(seed_run)
         if error:
-            hung = watch.given_up(state.home(seed_run))
+            hung = heartbeat.given_up(state.home(seed_run))
             trial = state.trials.get(trial_id)
             cause = str(hung or actor_failures.cause(trial))
             state.lost(cause)
@@ -157,18 +155,18 @@ class _ReportStopper(_Unsaved, tune.Stopper):  # type: ignore[misc]
             result.pop(bulky, None)
         seed_run = self._state.seed_runs[trial_id]
         self._state.starting.discard(seed_run)
-        if cause := payload.get(messages.LOST):
+        if cause := payload.get(reports.LOST):
             self._state.lost(cause)
         stop = self._state.manager.result(seed_run, payload)
-        self._state.watch.end(seed_run) if stop else self._state.watch.heard(seed_run)
+        self._state.monitor.end(seed_run) if stop else self._state.monitor.heard(seed_run)
         return stop
 
     def stop_all(self) -> bool:
         """Kill silent trials and return whether the sweep stops. Tune calls it several times a second."""
-        watched = self._state.watch
+        watched = self._state.monitor
         for seed_run, folder in watched.silent().items():
             watched.end(seed_run)
-            watch.kill(folder, watched.timeout or 0.0)
+            heartbeat.kill(folder, watched.timeout or 0.0)
         return self._state.manager.stopping()
 
 
@@ -185,12 +183,12 @@ class _ProcessCallback(_Unsaved, tune.Callback):  # type: ignore[misc]
         seed_run = self._state.seed_runs[trial.trial_id]
         cause = actor_failures.cause(trial)
         self._state.lost(cause)
-        self._state.watch.lost(seed_run)
-        if cause.startswith(messages.OUT_OF_MEMORY):  # the same settings would need the same memory
+        self._state.monitor.lost(seed_run)
+        if cause.startswith(reports.OUT_OF_MEMORY):  # the same settings would need the same memory
             home = self._state.home(seed_run)
             spec = ExperimentSpec.model_validate(self._state.configs[seed_run]["spec"])
             if not micro_batches.increase(spec, home, ray.exceptions.OutOfMemoryError(cause)):
-                watch.give_up(home, cause)  # the next process reports it and does not train
+                heartbeat.give_up(home, cause)  # the next process reports it and does not train
 
     def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
         self._state.manager.ask_ahead()
@@ -262,30 +260,30 @@ def run_winner(
     lost = 0
     while True:
         ended = True
-        reports = task.remote(spec, folder, data, resume, selected, session.folder.stop_file)
+        stream = task.remote(spec, folder, data, resume, selected, session.folder.stop_file)
         try:
-            for payload in _arriving(reports, session, devices):
+            for payload in _arriving(stream, session, devices):
                 if node := payload.get("node"):
                     session.task_nodes = {node}
                     continue
                 ended = payload["ended"] is not None  # None: its node was taken away
-                rows(list(messages.rows_from_json(payload["rows"])))
+                rows(list(reports.rows_from_json(payload["rows"])))
         except ray.exceptions.LocalRayletDiedError:  # no task can start: a resume goes on
             session.interrupts.stop(RAY_DIED)
             return False
         except ray.exceptions.RayError as error:
-            device_lost = isinstance(getattr(error, "cause", None), messages.DeviceLost)
+            device_lost = isinstance(getattr(error, "cause", None), reports.DeviceLost)
             if isinstance(error, ray.exceptions.RayTaskError) and not device_lost:  # a retry would raise it again
-                raise messages.failed_there(session.folder, error) from error
+                raise reports.failed_there(session.folder, error) from error
             lost += 1
-            cause = messages.death_cause(str(error))
+            cause = reports.death_cause(str(error))
             devices.report(cause)
-            if messages.killed_for_memory(error):
+            if reports.killed_for_memory(error):
                 if micro_batches.increase(spec, folder, error):
                     continue
                 lost = RETRIES + 1
             if lost > RETRIES:
-                cause = messages.repeated(cause, lost)
+                cause = reports.repeated(cause, lost)
                 raise RunFailed(session.folder.id, cause, str(session.folder.log)) from error
         else:
             if session.interrupts.stop_requested():
@@ -295,15 +293,15 @@ def run_winner(
                 return True
 
 
-def _arriving(reports: Any, session: Session, devices: LostDevices) -> Iterator[dict[str, Any]]:
+def _arriving(stream: Any, session: Session, devices: LostDevices) -> Iterator[dict[str, Any]]:
     """Yield the results of a streaming task as they arrive. A stop may be requested in between."""
     while True:
-        ready, _ = ray.wait([reports], timeout=0.2)
+        ready, _ = ray.wait([stream], timeout=0.2)
         session.interrupts.stop_requested()
         devices.look()
         if ready:
             try:
-                reference = next(reports)
+                reference = next(stream)
             except StopIteration:
                 return
             yield ray.get(reference)
@@ -324,7 +322,7 @@ def _winner_task(
                 spec, folder, data, device,
                 stop=lambda: stop_requested() or node_leaves(), resume=resume, selected=selected,
             ):  # fmt: skip
-                yield messages.payload(report)
+                yield reports.payload(report)
         except Exception as error:
-            messages.check_device(error)
+            reports.check_device(error)
             raise

@@ -76,7 +76,7 @@ def test_a_replaced_process_is_forgotten_and_counted(state: _SweepState, tmp_pat
     restarts.on_trial_start(1, [], tunes)
     for times in (1, 2):
         (tmp_path / PROCESS).write_text("{}")
-        state.watch.heard(7)
+        state.monitor.heard(7)
         tunes.num_failures = times
         restarts.on_trial_recover(1, [], tunes)
         assert not (tmp_path / PROCESS).exists()
@@ -192,7 +192,7 @@ def test_a_winner_that_loses_its_device_goes_on_on_another(
         interrupts=SimpleNamespace(stop_requested=lambda: False),
     )
     spec = ExperimentSpec(workload="toy", params={}, plan=Plan(epochs=2, refit="only"), seed=0)
-    devices: Any = SimpleNamespace(report=losses.append, look=lambda: None)
+    devices: Any = SimpleNamespace(report=losses.append, poll=lambda: None)
     assert run_winner(spec, tmp_path / "winner", tmp_path, None, None, session, lambda rows: None, devices)
     assert losses == ["the accelerator was lost: CUDA error: an illegal memory access was encountered"] * 2
     assert session.task_nodes == {"ab"}, "no actor of the job shows this node to the system metrics"
