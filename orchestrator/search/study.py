@@ -247,7 +247,7 @@ class Study:
         """The constraints that the trial of a seed run violates. Empty before the end of its last seed."""
         return violated(self.optuna_study.get_trials(deepcopy=False)[self.trial_of(seed_run)[0]])
 
-    def cut(self, seed_run: int, cause: str) -> None:
+    def discard(self, seed_run: int, cause: str) -> None:
         """Fail a trial for good: it is not ranked, resumed or retried."""
         trial = self._open.setdefault(seed_run, self._optuna_trial(self.trial_of(seed_run)[0]))
         trial.set_user_attr("cut", True)
@@ -305,13 +305,13 @@ class Study:
             self.optuna_study.enqueue_trial(trial.params, user_attrs=about)
         return len(again)
 
-    def learn(self, lessons: Sequence[FrozenTrial]) -> None:
+    def add_earlier(self, earlier: Sequence[FrozenTrial]) -> None:
         """Add trials of earlier sweeps for the sampler, each once.
 
         They have numbers in the journal and do not count as trials of this sweep.
         """
         added = {trial.user_attrs.get("warm_from") for trial in self.optuna_study.get_trials(deepcopy=False)}
-        for trial in lessons:
+        for trial in earlier:
             if trial.user_attrs["warm_from"] not in added:
                 self.optuna_study.add_trial(trial)
 
@@ -437,7 +437,7 @@ class Study:
     def _stopped(self, seed_run: int, verdict: str, attributes: Mapping[str, Any]) -> TrialDecision:
         """End a trial as it was requested."""
         if verdict == "failed":
-            self.cut(seed_run, STOPPED)
+            self.discard(seed_run, STOPPED)
             return "failed"
         trial = self._open[seed_run]
         self._more = deque(more for more in self._more if more.number != trial.number)

@@ -19,7 +19,7 @@ NAMED = "spaces"
 """Folder in the home with empty files, named by the SHA-256 of the path and the content of each trusted file."""
 
 
-def give(space: str, home: Path) -> None:
+def trust(space: str, home: Path) -> None:
     """Remember the file of ``file.py:function``, which the user has named. Does nothing for a preset."""
     for mark in _marks(space, home):
         with suppress(OSError):  # the user is asked again

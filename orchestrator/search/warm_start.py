@@ -25,7 +25,7 @@ PUBLISHED = "published"
 """What ``--warm-start`` takes in addition to sweeps: the workload's presets, published tables and defaults."""
 
 
-def lessons(
+def earlier_trials(
     spec: SweepSpec, settings: Settings, objectives: Sequence[Objective], distributions: Mapping[str, BaseDistribution]
 ) -> tuple[list[FrozenTrial], list[str]]:
     """Trials of the sweeps of ``--warm-start`` that fit this search, and a line about each sweep.
@@ -41,8 +41,8 @@ def lessons(
         source = records.find(settings.storage, reference, "sweep")
         _check(source, spec, settings)
         trials = recorded.own(open_study(source.path))
-        fitting = [trial for trial in trials if lesson(source.id, trial, objectives, distributions)]
-        each = (lesson(source.id, trial, objectives, distributions, constraints) for trial in fitting)
+        fitting = [trial for trial in trials if fitting_trial(source.id, trial, objectives, distributions)]
+        each = (fitting_trial(source.id, trial, objectives, distributions, constraints) for trial in fitting)
         learnt = [one for one in each if one]
         if not learnt:
             raise UserError(
@@ -73,7 +73,7 @@ def enqueue_published(spec: SweepSpec, study: Study) -> str:
     return f"{line}. They are all of the {spec.search.trials} trials ({len(every)} settings): nothing else is searched"
 
 
-def lesson(
+def fitting_trial(
     source: str,
     trial: FrozenTrial,
     objectives: Sequence[Objective],

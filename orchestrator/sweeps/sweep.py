@@ -55,7 +55,7 @@ class ResumeOptions:
 
 def sweep(spec: SweepSpec, settings: Settings, options: Options, console: Console) -> Result:
     """Run a sweep to its end. Raises UserError, RunFailed (all trials failed) or Interrupted."""
-    trusted_spaces.give(spec.search.space, settings.home)
+    trusted_spaces.trust(spec.search.space, settings.home)
     preflight.services(settings, spec.resources, ray=not options.local, workload=spec.workload)
     if spec.search.warm_start:
         # Resolved to ids now: `latest` changes when this sweep gets its folder.
@@ -64,7 +64,9 @@ def sweep(spec: SweepSpec, settings: Settings, options: Options, console: Consol
             for source in spec.search.warm_start
         )
         spec = spec.model_copy(update={"search": spec.search.model_copy(update={"warm_start": sources})})
-        warm_start.lessons(spec, settings, objectives.of(spec.workload, spec.plan), _distributions(_survey(spec)))
+        warm_start.earlier_trials(
+            spec, settings, objectives.of(spec.workload, spec.plan), _distributions(_survey(spec))
+        )
     folder = records.create(
         settings.storage,
         "sweep",
@@ -139,7 +141,7 @@ def _with_space(spec: SweepSpec, folder: RunFolder, settings: Settings, space: s
         trusted_spaces.check(spec.search.space, settings.home, folder.id)
         return spec
     space = spaces.absolute(space)
-    trusted_spaces.give(space, settings.home)
+    trusted_spaces.trust(space, settings.home)
     return spec.model_copy(update={"search": spec.search.model_copy(update={"space": space})})
 
 
@@ -228,8 +230,8 @@ def _study(spec: SweepSpec, folder: RunFolder, session: Session, again: ResumeOp
     study = Study(*common)
     begun = any(trial.state.name != "WAITING" for trial in study.trials)
     if spec.search.warm_start and not begun:  # a driver that died before may have added some
-        learnt, lines = warm_start.lessons(spec, session.settings, study.objectives, first)
-        study.learn(learnt)
+        learnt, lines = warm_start.earlier_trials(spec, session.settings, study.objectives, first)
+        study.add_earlier(learnt)
         for line in lines:
             session.console.say(line)
         if PUBLISHED in spec.search.warm_start:

@@ -285,7 +285,7 @@ class TrialManager:
         tracker = self._session.tracker
         for seed_run in sorted({*self._study.unfinished(), *self._begun}):
             if spent and seed_run in self._study.unfinished():  # this cuts its other seeds too
-                self._study.cut(seed_run, spent)
+                self._study.discard(seed_run, spent)
             if (
                 tracker and seed_run not in self._begun and tracker.opened(self._key(seed_run))
             ):  # a run of a dead process

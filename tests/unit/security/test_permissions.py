@@ -117,7 +117,7 @@ def make_mirror() -> None:
 
 def name_a_space() -> None:
     space = Path(__file__).with_name("strangers.py")
-    trusted_spaces.give(f"{space}:space", resolve().home)
+    trusted_spaces.trust(f"{space}:space", resolve().home)
 
 
 class Empty:

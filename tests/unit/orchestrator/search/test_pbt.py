@@ -254,7 +254,7 @@ def test_a_budget_gives_up_who_waits_and_who_trains(tmp_path: Path) -> None:
         members.reach(seed_run, 1, float(seed_run))
     assert members.study.unfinished() == [0, 1, 2, 3]
     for seed_run in range(4):
-        members.study.cut(seed_run, "the device-hour budget was spent")
+        members.study.discard(seed_run, "the device-hour budget was spent")
     assert states(members.study) == ["FAIL"] * 4
     assert members.study.exhausted()
 

@@ -93,7 +93,7 @@ def test_what_was_learnt_hides_no_trial_of_the_front(tmp_path: Path) -> None:
     lesson = earlier.trials[0]
     lesson.user_attrs["warm_from"] = "earlier/0"
     running = study(tmp_path / "now", [ERROR, X], trials=1)
-    running.learn([lesson])
+    running.add_earlier([lesson])
     begin(running)
     complete(running, 1, 0.5, x=1.0)
     assert [trial.number for trial in front_of(running)] == [1]

@@ -177,7 +177,7 @@ def test_a_budget_cuts_a_configuration_with_all_its_seeds(tmp_path: Path) -> Non
     complete(running, 0, 0.3)
     running.next()
     assert running.unfinished() == [1, 2]
-    running.cut(1, "the time budget was spent")
+    running.discard(1, "the time budget was spent")
     assert running.unfinished() == []
     assert running.trials[0].user_attrs["cause"] == "the time budget was spent (seed 1)"
     assert running.exhausted()

@@ -40,7 +40,7 @@ def test_every_end_counts(tmp_path: Path) -> None:
     for value in (1.0, 2.0):
         at_rung(running, begin(running).number, 3, value)
     running.fail(begin(running).number, "train/loss is nan at epoch 2")
-    running.cut(begin(running).number, "the time budget was spent")
+    running.discard(begin(running).number, "the time budget was spent")
     assert running.next() is None
 
 
@@ -71,7 +71,7 @@ def test_what_was_interrupted_comes_first_and_with_the_same_parameters(tmp_path:
 
 def test_what_was_given_up_is_not_taken_up(tmp_path: Path) -> None:
     first = study(tmp_path)
-    first.cut(begin(first).number, "the time budget was spent")
+    first.discard(begin(first).number, "the time budget was spent")
     assert begin(study(tmp_path)).number == 1
     assert first.trials[0].user_attrs == {
         "params": first.trials[0].params,
@@ -330,7 +330,7 @@ def test_a_trial_that_waits_is_begun_before_new_ones_and_after_a_restart(tmp_pat
 
 def test_what_a_budget_ended_is_not_tried_again(tmp_path: Path) -> None:
     running = study(tmp_path)
-    running.cut(begin(running).number, "the time budget was spent")
+    running.discard(begin(running).number, "the time budget was spent")
     assert running.retry_failed() == 0
     assert running.failed() == []
 
@@ -354,7 +354,7 @@ def test_what_a_dead_process_left_can_be_given_up_before_it_was_taken_up(tmp_pat
     second = study(tmp_path)
     assert second.unfinished() == [0, 1]
     for number in (0, 1):
-        second.cut(number, "the device-hour budget was spent")
+        second.discard(number, "the device-hour budget was spent")
     assert states(second) == ["FAIL", "FAIL"]
     assert second.unfinished() == []
 

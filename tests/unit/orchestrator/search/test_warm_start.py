@@ -40,7 +40,7 @@ def earlier(folder: Path, **asked: Any) -> Study:
 
 
 def lesson(trial: FrozenTrial, distributions: Any = None, objectives: Any = (ERROR,)) -> FrozenTrial | None:
-    return warm_start.lesson("old", trial, objectives, WIDE if distributions is None else distributions)
+    return warm_start.fitting_trial("old", trial, objectives, WIDE if distributions is None else distributions)
 
 
 def test_what_ended_with_a_value_is_taken_as_what_it_was(tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_lessons_have_the_constraints_of_the_search_or_are_left_out(tmp_path: Pa
     """The earlier sweep had none. GP refuses trials of which some have constraints."""
     trials = earlier(tmp_path / "old").trials
     constraints = [Constraint.parse("x<=0.4")]
-    found = [warm_start.lesson("old", trial, (ERROR,), WIDE, constraints) for trial in trials]
+    found = [warm_start.fitting_trial("old", trial, (ERROR,), WIDE, constraints) for trial in trials]
     assert [one and one.constraints for one in found] == [
         {"x<=0.4": 0.5 - 0.4},
         {"x<=0.4": 0.3 - 0.4},
@@ -66,7 +66,7 @@ def test_lessons_have_the_constraints_of_the_search_or_are_left_out(tmp_path: Pa
         None,
     ]
     running = study(tmp_path / "new", sampler="gp", trials=12, constraint=("x<=0.4",))
-    running.learn([one for one in found if one])
+    running.add_earlier([one for one in found if one])
     while trial := running.next():
         complete(running, trial.seed_run, trial.params["lr"], x=trial.params["lr"])
     assert states(running) == ["COMPLETE"] * 12
@@ -131,7 +131,7 @@ def test_a_schedule_of_parameters_lies_nowhere(tmp_path: Path) -> None:
 
 def taught(folder: Path, old: Path, **asked: Any) -> Study:
     found = study(folder, **{"trials": 3} | asked)
-    found.learn([one for trial in earlier(old).trials if (one := lesson(trial))])
+    found.add_earlier([one for trial in earlier(old).trials if (one := lesson(trial))])
     return found
 
 
@@ -160,7 +160,7 @@ def test_what_was_learnt_stops_nobody(scheduler: Any, tmp_path: Path) -> None:
     verdicts = []
     for name, known in (("new", lessons), ("alone", [])):
         running = study(tmp_path / name, trials=3, decide_at=(3, 9), scheduler=scheduler)
-        running.learn(known)
+        running.add_earlier(known)
         # Hyperband draws a trial's bracket by its number, and all of these take part in the first rung or in none.
         verdicts.append([at_rung(running, begin(running).number, 3, 0.5) for _ in range(1)])
     assert verdicts[0] == verdicts[1] == ["go on"]
@@ -175,7 +175,7 @@ def test_a_sampler_begins_where_the_last_one_ended(tmp_path: Path) -> None:
 
     def first(folder: Path, known: list[FrozenTrial]) -> float:
         running = study(folder, trials=8, sampler="tpe")
-        running.learn(known)
+        running.add_earlier(known)
         distances = []
         for _ in range(8):
             trial = begin(running)
@@ -189,10 +189,10 @@ def test_a_sampler_begins_where_the_last_one_ended(tmp_path: Path) -> None:
 def test_each_is_learnt_once_though_its_driver_dies(tmp_path: Path) -> None:
     lessons = [one for trial in earlier(tmp_path / "old").trials if (one := lesson(trial))]
     first = study(tmp_path / "new")
-    first.learn(lessons[:2])
+    first.add_earlier(lessons[:2])
     second = study(tmp_path / "new")
-    second.learn(lessons)
-    second.learn(lessons)
+    second.add_earlier(lessons)
+    second.add_earlier(lessons)
     known = [trial.user_attrs["warm_from"] for trial in second.optuna_study.get_trials()]
     assert known == ["old/0", "old/1", "old/2"]
 
@@ -215,7 +215,7 @@ def kept(settings: Settings, name: str, workload: str = "toy", **fixed: Any) -> 
 
 def lessons(settings: Settings, *sources: str, **fixed: Any) -> tuple[list[FrozenTrial], list[str]]:
     spec = sweep(warm_start=sources).model_copy(update={"fixed": fixed})
-    return warm_start.lessons(spec, settings, [ERROR], WIDE)
+    return warm_start.earlier_trials(spec, settings, [ERROR], WIDE)
 
 
 def test_several_sweeps_teach_together(toy_workload: str, settings: Settings) -> None:
@@ -228,7 +228,7 @@ def test_several_sweeps_teach_together(toy_workload: str, settings: Settings) ->
 def test_a_sweep_that_learnt_itself_teaches_its_own_alone(toy_workload: str, settings: Settings) -> None:
     kept(settings, "one"), kept(settings, "two")
     found, _ = lessons(settings, "one")
-    study(settings.storage / "two", trials=5, decide_at=(3,)).learn(found)
+    study(settings.storage / "two", trials=5, decide_at=(3,)).add_earlier(found)
     assert len(lessons(settings, "two")[0]) == 3
 
 
@@ -260,4 +260,4 @@ def test_a_sweep_that_searched_on_other_data(
 def test_a_sweep_without_a_trial_in_this_space(toy_workload: str, settings: Settings) -> None:
     kept(settings, "one")
     with pytest.raises(UserError, match="one has no trial that lies in this search space and has this objective"):
-        warm_start.lessons(sweep(warm_start=("one",)), settings, [Objective("recall", "max")], WIDE)
+        warm_start.earlier_trials(sweep(warm_start=("one",)), settings, [Objective("recall", "max")], WIDE)
