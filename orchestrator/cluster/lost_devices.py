@@ -79,9 +79,9 @@ class LostDevices:
                 )
                 self._wanted.add(device)
         self._next_round = 0.0  # the process that held it has ended
-        self.look()
+        self.poll()
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Continue to take devices. Called regularly by the loop that waits for reports."""
         answers = list(self._asked)
         for answer in ray.wait(answers, num_returns=len(answers), timeout=0)[0] if answers else ():

@@ -130,7 +130,7 @@ class StatusPublisher:
                 values["seconds_left"] = round((status.target - status.done) / values["epochs_per_second"], 1)
             self._write(values)
             if self._exported:
-                self._exported.tell(status.trials, self._epochs, status.device_seconds, unsent)
+                self._exported.update(status.trials, self._epochs, status.device_seconds, unsent)
 
     def _rate(self) -> float:
         """Epochs per second over the last changes of their number."""

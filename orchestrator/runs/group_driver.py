@@ -174,7 +174,7 @@ def _watch(
             if deliver(inbox, rows, session.console.say):
                 monitor.heard(0)
             if devices:
-                devices.look()
+                devices.poll()
             if monitor.silent():
                 monitor.end(0)
                 heartbeat.kill(home, timeout or 0.0)
@@ -206,7 +206,7 @@ def _patience(session: Session, begun: bool, devices: LostDevices | None) -> Cal
     def waiting() -> bool:
         nonlocal announced
         if devices:
-            devices.look()
+            devices.poll()
         waited = time.monotonic() - began
         if not announced and waited > PATIENCE_SECONDS:
             announced = True

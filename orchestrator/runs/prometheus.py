@@ -43,7 +43,7 @@ class Exported:
             metric.set_default_tags(about)
         self._states = STATES if kind == "sweep" else ()
 
-    def tell(self, trials: Mapping[str, int], epochs: float, device_seconds: Mapping[str, float], spool: int) -> None:
+    def update(self, trials: Mapping[str, int], epochs: float, device_seconds: Mapping[str, float], spool: int) -> None:
         """Set all metrics."""
         for state in self._states:
             self._trials.set(trials.get(state, 0), {"state": state})

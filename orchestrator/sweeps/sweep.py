@@ -325,7 +325,7 @@ def _on_working_devices(share: SlotLimit, devices: LostDevices, slots: int, mana
     """Reduce ``share`` by the lost devices. When none is left, the sweep stops."""
 
     def slot_limit(wanted: int) -> int:
-        devices.look()
+        devices.poll()
         room = devices.room(slots)
         if not room:
             manager.refusal = UserError(

@@ -298,7 +298,7 @@ def _arriving(stream: Any, session: Session, devices: LostDevices) -> Iterator[d
     while True:
         ready, _ = ray.wait([stream], timeout=0.2)
         session.interrupts.stop_requested()
-        devices.look()
+        devices.poll()
         if ready:
             try:
                 reference = next(stream)

@@ -59,7 +59,7 @@ class Sender:
             self._refused.append(f"{path} is not sent: it lies outside the run's folder")
         return within
 
-    def doubt(self, operation: Operation) -> None:
+    def note_unanswered(self, operation: Operation) -> None:
         """Note that an operation got no answer: a run that it should create may exist."""
         if operation["op"] == "start":
             self._in_doubt.add(operation["key"])

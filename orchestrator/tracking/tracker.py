@@ -222,7 +222,7 @@ class Tracker:
                 self._trouble = f"{type(error).__name__}: {one_line(error)[:200]}"
                 self._away_since = self._away_since or time.monotonic()
                 if self._sender:
-                    self._sender.doubt(operation)
+                    self._sender.note_unanswered(operation)
                 if time.monotonic() > self._deadline:
                     return False
                 wait = RETRY_SECONDS[min(attempt, len(RETRY_SECONDS) - 1)]

@@ -41,7 +41,7 @@ def _assigned(gpus: int = 1) -> str:
 
 def _settled(devices: LostDevices, holders: int) -> Callable[[], bool]:
     def settled() -> bool:
-        devices.look()
+        devices.poll()
         return not devices._asked and len(named("_Holder")) == holders
 
     return settled

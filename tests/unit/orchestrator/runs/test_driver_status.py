@@ -165,8 +165,8 @@ def test_a_cluster_hears_it_until_the_end(
 
 def test_a_state_that_nobody_is_in_any_more_is_0(series: Callable[[str], dict[str, float]]) -> None:
     exported = Exported("s", "sweep", "toy")
-    exported.tell({"running": 2}, 3, {"cpus": 10.0}, 0)
-    exported.tell({"complete": 2}, 9, {"cpus": 25.0}, 0)
+    exported.update({"running": 2}, 3, {"cpus": 10.0}, 0)
+    exported.update({"complete": 2}, 9, {"cpus": 25.0}, 0)
     assert series(TRIALS) == {**dict.fromkeys(STATES, 0), "complete": 2}
     assert series(DEVICE_SECONDS) == {"cpus": 25, "gpus": 0}
 
