@@ -230,7 +230,7 @@ class Params(WorkloadParams):
     )
 
     @model_validator(mode="after")
-    def _no_idle_parameter(self) -> Self:
+    def _no_unused_parameter(self) -> Self:
         """Reject parameters without effect and combinations that are not supported."""
         fields = type(self).model_fields
         if self.backbone == "mf" and self.layers != fields["layers"].default:

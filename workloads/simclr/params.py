@@ -173,7 +173,7 @@ class Params(WorkloadParams):
         return value
 
     @model_validator(mode="after")
-    def _no_idle_parameter(self) -> Self:
+    def _no_unused_parameter(self) -> Self:
         """Refuse parameters without effect."""
         if message := combination_error(self.model_dump()):
             raise ValueError(message)
