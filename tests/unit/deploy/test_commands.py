@@ -85,7 +85,10 @@ def entrypoint(name: str) -> tuple[str, list[str]]:
     return run, words
 
 
-@pytest.mark.parametrize("words", list(map(tuple, ray_starts())), ids=" ".join)
+RAY_STARTS = list(map(tuple, ray_starts()))
+
+
+@pytest.mark.parametrize("words", RAY_STARTS, ids=range(len(RAY_STARTS)))  # Slurm's nodes draw their ports
 def test_ray_knows_every_word_of_ray_start(words: tuple[str, ...]) -> None:
     ray_commands.start.make_context("ray start", list(words))
 
