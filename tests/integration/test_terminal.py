@@ -1,0 +1,83 @@
+"""A sweep on a terminal of 80 columns: its live view, and Ctrl-C as the terminal sends it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import struct
+import subprocess
+import sys
+import termios
+import threading
+from pathlib import Path
+
+import pytest
+from rich.text import Text
+
+from orchestrator.errors import INTERRUPTED
+from tests.support.commands import ROOT, SPACES, THIRD_PARTY
+from tests.support.waiting import HANG_SECONDS, until
+
+COLUMNS, LINES = 80, 24
+
+
+class Terminal:
+    """A command on a pseudo-terminal. ``text`` is what it has written."""
+
+    def __init__(self, *words: str) -> None:
+        self._master, slave = pty.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, COLUMNS, 0, 0))
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "orchestrator", *words],
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # the terminal signals its session
+            env=os.environ | {"PYTHONPATH": os.pathsep.join([str(THIRD_PARTY), str(ROOT)]), "TERM": "xterm-256color"},
+        )
+        os.close(slave)
+        self.text = ""
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        while True:
+            try:
+                content = os.read(self._master, 65536)
+            except OSError:  # the command has closed its side
+                return
+            self.text += content.decode(errors="replace")
+
+    def press(self, key: bytes) -> None:
+        os.write(self._master, key)
+
+    def end(self) -> int:
+        code = self.process.wait(HANG_SECONDS)
+        self._reader.join(HANG_SECONDS)
+        return code
+
+    def lines(self) -> list[str]:
+        """Everything written, in lines, without escape sequences."""
+        return [Text.from_ansi(line).plain.rstrip() for line in self.text.replace("\r", "\n").split("\n")]
+
+
+@pytest.mark.faults
+@pytest.mark.usefixtures("third_party")
+def test_a_sweep_on_80_columns_and_ctrl_c(home: Path) -> None:
+    space = ["--space", f"{SPACES}:space", "--trials", "500", "--scheduler", "none"]
+    terminal = Terminal("sweep", "toy", "slow=0.05", "epochs=4", *space, "--local", "--tracking", "none", "--name", "s")
+    try:
+        until(lambda: "1 complete" in terminal.text, HANG_SECONDS)
+        terminal.press(b"\x03")
+        assert terminal.end() == INTERRUPTED, terminal.text
+    finally:
+        terminal.process.kill()
+    lines = terminal.lines()
+    view = [line.partition("^C")[0].rstrip() for line in lines if "/500 trials" in line or line.startswith("trial   ")]
+    assert [line for line in view if len(line) > COLUMNS] == [], "it would wrap"
+    assert any(line.split()[:2] == ["trial", "epoch"] for line in lines), "the view's head"
+    assert any("/500 trials" in line for line in lines)
+    assert any("Press Ctrl-C again to end at once." in line for line in lines)
+    assert any("orchestrator sweep --resume s" in line for line in lines)
