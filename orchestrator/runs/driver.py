@@ -206,7 +206,7 @@ def in_process(
             selected=selected,
             profile=profile,
             traced=lambda: session.console.say(profiling.sentence(folder) or ""),
-            split=partial(micro_batches.record, session),
+            split=session.split_batch,
         )
     except UserError:
         raise

@@ -113,7 +113,7 @@ def follow(
             check_writable(session.settings.storage)  # an unwritable storage is the cause then
             small = needs_less_memory(error)
             if small and micro_batches.increase(spec, home, small):
-                micro_batches.record(session, micro_batches.chosen(spec, home))
+                session.split_batch(micro_batches.chosen(spec, home))
                 continue
             lost += 1
             if devices:

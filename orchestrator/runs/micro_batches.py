@@ -10,14 +10,10 @@ import json
 import math
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from orchestrator.config.spec import ExperimentSpec
 from orchestrator.runs import reports
 from orchestrator.storage import disk
-
-if TYPE_CHECKING:
-    from orchestrator.runs.session import Session
 
 FILE = "accumulate.json"
 TAG = "orchestrator.accumulate"
@@ -63,11 +59,3 @@ def increase(spec: ExperimentSpec, folder: Path, error: BaseException) -> bool:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / FILE).write_text(json.dumps(more))
     return True
-
-
-def record(session: Session, parts: int) -> None:
-    """Note a run's new number of micro-batches in its record, which ``status`` shows, its tags and the console."""
-    session.console.say(f"Out of memory; continuing with {parts} micro-batches of a batch")
-    session.folder.update(accumulate=parts)
-    if session.tracker:
-        session.tracker.tag(session.folder.id, {TAG: str(parts)})

@@ -22,7 +22,7 @@ from orchestrator.console import Console
 from orchestrator.errors import DONE, INTERRUPTED, Interrupted, UserError, mask
 from orchestrator.provenance import record as provenance
 from orchestrator.provenance.source import Source
-from orchestrator.runs import description
+from orchestrator.runs import description, micro_batches
 from orchestrator.runs.driver_status import StatusPublisher
 from orchestrator.storage import disk, notifications
 from orchestrator.storage.names import HISTORY, TRIALS
@@ -213,6 +213,13 @@ class Session:
         shutil.rmtree(folder, ignore_errors=True)
         if self._sync is not None:
             self._sync.discard(folder.relative_to(self.folder.path).as_posix())
+
+    def split_batch(self, parts: int) -> None:
+        """Note the new number of micro-batches in the record, which ``status`` shows, in MLflow and on the console."""
+        self.console.say(f"Out of memory; continuing with {parts} micro-batches of a batch")
+        self.folder.update(accumulate=parts)
+        if self.tracker:
+            self.tracker.tag(self.folder.id, {micro_batches.TAG: str(parts)})
 
     def set_end(self, status: Status, code: int, **values: Any) -> None:
         """Set the end that is recorded on exit."""

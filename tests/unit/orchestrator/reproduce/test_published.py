@@ -67,8 +67,8 @@ def test_a_quick_look_is_kept_apart() -> None:
     asked = ReproductionRequest(TABLES["thesis-4.2"], {"dataset": ("ml-100k",), "backbone": ("mf",)}, ("|M|=5",))
     assert asked.name(ReproductionBudget()) == "thesis-4.2-ml-100k-mf--M--5"
     assert asked.name(ReproductionBudget(quick=True)) != asked.name(ReproductionBudget())
-    assert ReproductionBudget(quick=True).settled().seeds == 2
-    assert ReproductionBudget(quick=True, seeds=1).settled().seeds == 1
+    assert ReproductionBudget(quick=True).limited().seeds == 2
+    assert ReproductionBudget(quick=True, seeds=1).limited().seeds == 1
 
 
 # -- the order of methods ------------------------------------------------------------------------------------
