@@ -28,6 +28,8 @@ class TrialActor(tune.Trainable):  # type: ignore[misc]
     _hung: TrialTimeout | None
 
     def setup(self, config: dict[str, Any]) -> None:
+        import torch  # noqa: F401  # takes seconds, which are no silence of the trial
+
         self._slot = PackActor(Resources.model_validate(config["spec"]["resources"]))
         self._begin(config)
 
