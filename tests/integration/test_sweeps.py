@@ -136,6 +136,7 @@ def test_repeated_seeds_survive_their_drivers_death(home: Path, start: Start) ->
 
 
 @pytest.mark.faults
+@pytest.mark.long
 @pytest.mark.parametrize("where", [["--local"], ["--concurrency", "2"]])
 def test_finalists_are_repeated_when_the_search_ends(where: list[str], home: Path, start: Start) -> None:
     """In this process and on Ray: the same trials, repeats that are tagged, and a winner among the finalists."""
