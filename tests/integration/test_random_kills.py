@@ -22,7 +22,7 @@ from tests.support.commands import SPACES, Command, Start, Store, starting, tria
 
 VICTIMS = ("driver", "TrialActor", "raylet/raylet", "gcs_server")
 ROUNDS = int(os.environ.get("KILL_ROUNDS", len(VICTIMS)))
-TRIALS, EPOCHS = 6 * ROUNDS, 12
+TRIALS, EPOCHS = 4 * ROUNDS, 12
 
 pytestmark = pytest.mark.faults
 
