@@ -57,24 +57,21 @@ class Racing:
             self.unpaired = True
             return
         self._current[number] = units
-        value = float(units.values.mean())
-        best = self._best.setdefault(epoch, [])
-        if any(other == number for _, other, _ in best):
-            return
-        if len(best) < KEPT or value > best[-1][0]:
-            self._write(number, epoch, units)
-            self._insert(number, epoch, units)
 
     def prunes(self, number: int, epoch: int, trials: Trials) -> bool:
         """Whether the trial cannot become the best. ``observe`` was called with its units at ``epoch``."""
         own = self._current.pop(number, None)
-        allowance = _allowance(trials[number].values, epoch, self._epochs)
-        if own is None or allowance is None:
+        if own is None:
             return False
+        self._keep(number, epoch, own)
+        allowance = _allowance(trials[number].values, epoch, self._epochs)
+        if allowance is None:
+            return False
+        # With an order, what became of a trial after this rung does not count: it may or may not be known yet.
         rivals = (
             units
-            for _, other, units in self._best.get(epoch, [])
-            if other != number and not trials[other].is_out and (other < number or not self._ordered)
+            for _, other, units in self._best[epoch]
+            if other != number and (self._ordered or not trials[other].is_out)
         )
         leader = next(rivals, None)
         if leader is None:
@@ -83,6 +80,14 @@ class Racing:
             self.unpaired = True
             return False
         return _is_behind(leader, own, allowance)
+
+    def _keep(self, number: int, epoch: int, units: UnitValues) -> None:
+        """Keep the units if they are among the best. Decisions with an order are made by number, and so is this."""
+        best = self._best.setdefault(epoch, [])
+        new = all(other != number for _, other, _ in best)
+        if new and (len(best) < KEPT or float(units.values.mean()) > best[-1][0]):
+            self._write(number, epoch, units)
+            self._insert(number, epoch, units)
 
     def _insert(self, number: int, epoch: int, units: UnitValues) -> None:
         best = [*self._best.get(epoch, []), (float(units.values.mean()), number, units)]

@@ -228,6 +228,35 @@ class TestOrdered:
             folder = tmp_path / f"{seed}"
             assert self.play(folder, scheduler, 2 + 2 * seed, seed, deaths=seed % 2 == 1) == one_by_one
 
+    def at(self, running: Study, number: int, epoch: int, level: float) -> str:
+        running.observe(number, epoch, encoded(level + np.arange(4) * 0.01))
+        level = float(level + 0.015)
+        return running.report(number, rows((epoch, level)), level, False, attributes(level, epoch, epoch))
+
+    def test_later_trials_that_arrive_first_hide_no_earlier_one(self, tmp_path: Path) -> None:
+        running = racing(tmp_path, ordered=True, trials=8)
+        levels = [0.6, 0.2, *[0.9] * 6]
+        for number, level in enumerate(levels):
+            assert begin(running).number == number
+            assert self.at(running, number, 4, level) == "go on"
+        for number in range(2, 8):
+            assert self.at(running, number, 8, levels[number]) == "paused"
+        assert self.at(running, 0, 8, levels[0]) == "go on"
+        assert self.at(running, 1, 8, levels[1]) == "pruned"
+
+    @pytest.mark.parametrize("first", [1, 2])
+    def test_what_becomes_of_a_trial_later_does_not_count(self, first: int, tmp_path: Path) -> None:
+        """Trial 1 is the best at epoch 8 and is stopped at 12, before or after trial 2 is judged at 8."""
+        running = racing(tmp_path, ordered=True, trials=3)
+        for number, level in enumerate((0.5, 0.8, 0.6)):
+            assert begin(running).number == number
+            assert self.at(running, number, 4, level) == "go on"
+        assert self.at(running, 0, 8, 0.5) == "go on"
+        assert self.at(running, 0, 12, 2.0) == "go on"
+        assert self.at(running, 1, 8, 0.8) == "go on"
+        steps = {1: lambda: self.at(running, 1, 12, 0.8), 2: lambda: self.at(running, 2, 8, 0.6)}
+        assert [steps[number]() for number in sorted(steps, reverse=first == 2)] == ["pruned", "pruned"]
+
     def test_it_waits_for_earlier_trials_only(self, tmp_path: Path) -> None:
         running = racing(tmp_path, ordered=True, trials=3)
         first, second = begin(running).number, begin(running).number
