@@ -41,6 +41,8 @@ def test_a_sweep_and_its_model_are_where_a_user_looks(
         see_run(chromium, f"{runs}/{parent.info.run_id}", shots / "mlflow-sweep.png")
         see_report(chromium, f"{runs}/{parent.info.run_id}/artifacts/report.html", shots / "mlflow-report.png")
         see_models(chromium, f"{runs.removesuffix('/runs')}/models", shots / "mlflow-models.png")
+        (model,) = user.mlflow().search_logged_models([experiment])  # the page draws the columns that fit
+        assert {"test/ndcg_at_20", "test/recall_at_5"} <= {metric.key for metric in model.metrics or ()}
         see_model(chromium, f"{user.topology.mlflow.uri}/#/models", shots / "mlflow-registry.png")
         see_version(chromium, f"{user.topology.mlflow.uri}/#/models/{MODEL}/versions/1", shots / "mlflow-version.png")
         assert len(user.mlflow().get_model_version(MODEL, "1").tags) == VERSION_TAGS
