@@ -37,6 +37,8 @@ class Rungs:
         self._scheduler = _scheduler(folder, spec)
         self._observed: dict[int, Observed] = {}
         for trial in trials:
+            if trial.state == TrialState.WAITING:  # it may be stopped before it begins
+                continue
             values = {epoch: self._sign * value for epoch, value in trial.intermediate_values.items()}
             self._observed[trial.number] = Observed(values)
             if trial.state.is_finished():

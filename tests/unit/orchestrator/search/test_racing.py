@@ -257,6 +257,15 @@ class TestOrdered:
         steps = {1: lambda: self.at(running, 1, 12, 0.8), 2: lambda: self.at(running, 2, 8, 0.6)}
         assert [steps[number]() for number in sorted(steps, reverse=first == 2)] == ["pruned", "pruned"]
 
+    def test_it_does_not_wait_for_a_trial_that_was_stopped_before_it_began(self, tmp_path: Path) -> None:
+        first = racing(tmp_path, ordered=True, trials=3)
+        for _ in range(2):
+            first.optuna_study.enqueue_trial({"lr": 0.5})
+        running = racing(tmp_path, ordered=True, trials=3)
+        assert running.stop_trial(0, "pruned", "a request") == "WAITING"
+        assert begin(running).number == 1
+        assert self.at(running, 1, 4, 0.5) == "go on"
+
     def test_it_waits_for_earlier_trials_only(self, tmp_path: Path) -> None:
         running = racing(tmp_path, ordered=True, trials=3)
         first, second = begin(running).number, begin(running).number
