@@ -12,7 +12,7 @@ import pytest
 
 from orchestrator.errors import UserError
 from orchestrator.search import unit_values
-from orchestrator.search.racing import LEVEL, UNITS, Racing
+from orchestrator.search.racing import LEVEL, UNITS, Racing, _allowance
 from orchestrator.search.schedulers import Observed, rungs
 from orchestrator.search.study import Study
 from orchestrator.search.unit_values import UnitValues
@@ -84,6 +84,19 @@ def test_a_slow_trial_that_will_win_goes_on(tmp_path: Path) -> None:
     assert float(np.mean(fast[8] - slow[8])) > 0.15
     assert run_trial(running, begin(running).number, fast) == "complete"
     assert run_trial(running, begin(running).number, slow) == "complete"
+
+
+@pytest.mark.parametrize(
+    ("values", "epoch", "gain"),
+    [
+        ({4: 0.2, 8: 0.4}, 8, 0.4),  # two further doublings, as much in each as in the last one
+        ({4: 0.2, 8: 0.3, 12: 0.35, 16: 0.5}, 16, 0.2),  # from 8 to 16, once more
+        ({4: 0.5, 8: 0.7, 16: 0.6}, 16, 0.0),  # its best value counts: it loses nothing
+        ({8: 0.3, 12: 0.9}, 12, None),  # no rung up to the half
+    ],
+)
+def test_what_a_trial_may_still_gain(values: dict[int, float], epoch: int, gain: float | None) -> None:
+    assert _allowance(values, epoch, 32) == (None if gain is None else pytest.approx(gain))
 
 
 def test_the_best_is_stopped_at_most_as_often_as_promised() -> None:
