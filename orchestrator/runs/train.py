@@ -55,14 +55,15 @@ def start(
     selected: Progress | None = None,
     profile: int | None = None,
     pace: Mapping[str, float] | None = None,
+    units_at_rungs: bool = False,
 ) -> Group:
     """Start ``spec`` on a group of workers. Its reports are appended to ``home / INBOX``, one per line.
 
     Checkpoints are kept in ``home``; the group starts from the newest valid one. ``workers`` is the current number of
     workers of an elastic run. ``pace`` is the report interval, as :class:`~orchestrator.runs.report_pace.ReportPace`
-    takes it. ``outcome`` is the folder of the final model and its test values, or None for a trial,
-    which only selects. The group's result is the error that ended it, or None. A group that loses a process ends, and
-    its owner starts another one.
+    takes it, ``units_at_rungs`` as in :class:`~orchestrator.engine.experiment.Experiment`. ``outcome`` is the folder of
+    the final model and its test values, or None for a trial, which only selects. The group's result is the error that
+    ended it, or None. A group that loses a process ends, and its owner starts another one.
     """
     from ray.train import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig
@@ -87,6 +88,7 @@ def start(
             "profile": profile,
             "timeout": timeouts.collective,
             "pace": pace,
+            "units_at_rungs": units_at_rungs,
         },
         torch_config=TorchConfig(timeout_s=timeouts.collective),
         scaling_config=ScalingConfig(
@@ -139,7 +141,7 @@ def train_worker(config: dict[str, Any]) -> Exception | None:
         on_test_epoch=partial(worker.write_sealed, Path(config["outcome"] or home)) if rank == 0 else lambda *_: None,
     )
     work.report_seconds = ReportPace(config["pace"]).seconds
-    work.units_at_rungs = config["outcome"] is None
+    work.units_at_rungs = config["units_at_rungs"]
     resume = Path(config["resume"]) if config["resume"] else None
     selected = Progress.from_json(config["selected"]) if config["selected"] else None
     parts = (home.name, *worker.WRITTEN) if config["outcome"] else ()

@@ -51,6 +51,7 @@ class GroupTrial(tune.Trainable):  # type: ignore[misc]
         self._stop_file = Path(config["stop_file"])
         self._timeouts = train.Timeouts(*config["timeouts"])
         self._pace = config.get("pace")
+        self._units_at_rungs = config.get("units_at_rungs", False)
         self._stopped = worker.stop_when(self._stop_file)
         self._group, self._deaths = None, 0
         self._last = reports.payload(EpochReport((), Progress(), False, None))
@@ -80,6 +81,7 @@ class GroupTrial(tune.Trainable):  # type: ignore[misc]
                 self._group = train.start(
                     self._spec, self._home, self._data,
                     stop_file=self._stop_file, timeouts=self._timeouts, pace=self._pace,
+                    units_at_rungs=self._units_at_rungs,
                 )  # fmt: skip
                 self._inbox = (self._home / train.INBOX).open()
             ended = False

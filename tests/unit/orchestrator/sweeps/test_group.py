@@ -33,6 +33,7 @@ def trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     trial._stop_file, trial._timeouts = tmp_path / "stop", group.train.Timeouts(1, 1)
     trial._stopped = trial._stop_file.exists
     trial._pace = {"seconds": 4.0}
+    trial._units_at_rungs = False
     trial._group, trial._deaths, trial._last = None, 0, {"epoch": 3, "rows": ["of before"]}
 
     def wait_for_room(resources: Resources, waiting: Callable[[], bool]) -> Resources | None:
@@ -108,7 +109,15 @@ def test_its_workers_report_at_the_drivers_pace(
     for pace in ({"seconds": 3.0}, None):
         home = tmp_path / str(pace)
         group.train.start(
-            spec, home, tmp_path, stop_file=tmp_path / "stop", timeouts=group.train.Timeouts(1, 1), pace=pace
+            spec,
+            home,
+            tmp_path,
+            stop_file=tmp_path / "stop",
+            timeouts=group.train.Timeouts(1, 1),
+            pace=pace,
+            units_at_rungs=pace is None,
         )
         group.train.train_worker(loops.pop())
     assert [payload["epoch"] for payload in payloads] == [3, 4, 7, 9, *range(1, 10)]
+    with_units = [payload["epoch"] for payload in payloads if payload["units"]]
+    assert with_units == [9, 4, 9], "at the rung only where they are wanted, as for racing"
