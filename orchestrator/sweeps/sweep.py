@@ -353,8 +353,11 @@ def _check_shared(spec: SweepSpec, settings: Settings, nodes: int) -> None:
     """Raise UserError for options that read the trials' folders while they run, unless all nodes share a folder."""
     if settings.remote is None or nodes == 1:
         return
-    waits = spec.search.scheduler == "pbt" or spec.search.ordered
-    options = {"--scheduler pbt and --ordered": waits, "--trial-timeout": spec.search.trial_timeout}
+    options = {
+        "--scheduler pbt": spec.search.scheduler == "pbt",
+        "--ordered": spec.search.ordered,
+        "--trial-timeout": spec.search.trial_timeout,
+    }
     for name, used in options.items():
         if used:
             raise UserError(

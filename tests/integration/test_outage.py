@@ -167,7 +167,7 @@ def test_a_sync_that_is_cut_off_repeats_nothing(server: Server, home: Path, star
     (folder / "record.json").write_text(json.dumps(record | {"owed": {"outcome": ".", "register": "kept"}}))
     sync = start("sync", "latest")
     assert sync.end() == 0, sync.text()
-    assert sync.text().strip() == f"{folder.name}: delivered; registered as models:/kept/1"
+    assert sync.text().strip() == f"{folder.name}: uploaded; registered as models:/kept/1"
     assert store.query("select count(*) from model_versions") == [(1,)]
     assert store.query("select count(*) from logged_models") == [(1,)]
     assert store.query("select run_uuid, status, end_time from runs") == before
