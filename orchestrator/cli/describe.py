@@ -163,7 +163,7 @@ def _where(dataset: Dataset, root: Path) -> str:
 
 
 def _exists(dataset: Dataset, root: Path) -> bool:
-    return any(plain_or_gz(dataset.folder_in(root) / source.path).exists() for source in dataset.files)
+    return any(plain_or_gz(dataset.folder_in(root) / source.path).exists() for source in dataset.files_in(root))
 
 
 def _properties(schema: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -26,7 +26,7 @@ def dataset(params: Mapping[str, Any], root: Path) -> dict[str, str] | None:
 def _described(name: str, root: Path) -> dict[str, str]:
     from workloads.data import datasets
 
-    files = datasets.dataset(name).files
+    files = datasets.dataset(name).files_in(root)
     return {
         "name": name,
         "digest": datasets.fingerprint(name, root)[:DIGEST],

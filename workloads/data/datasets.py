@@ -209,7 +209,7 @@ def fingerprint(name: str, root: Path) -> str:
     """
     entry = dataset(name)
     identity = [entry.name, entry.version]
-    for source in entry.files:
+    for source in entry.files_in(root):
         path = plain_or_gz(entry.folder_in(root) / source.path)
         try:
             identity.append(f"{source.path} {digest(path)}")
@@ -269,7 +269,7 @@ def _problems(entry: Dataset, root: Path, digest_of: Callable[[Path], str]) -> I
         what = f"dataset {entry.name} is read with the package {missing[0]}, which is missing"
         yield DataError(what, fix=f"Install it: {install(entry)}")
         return
-    damages = (_damage(entry, source, root, digest_of) for source in entry.files)
+    damages = (_damage(entry, source, root, digest_of) for source in entry.files_in(root))
     problems = [problem for problem in damages if problem is not None]
     if not problems:
         return
@@ -306,7 +306,7 @@ def _damage(entry: Dataset, source: SourceFile, root: Path, digest_of: Callable[
 
 def _parse_error(entry: Dataset, root: Path) -> DataError | None:
     """First parse error, if all files are present."""
-    if all(plain_or_gz(entry.folder_in(root) / source.path).is_file() for source in entry.files):
+    if all(plain_or_gz(entry.folder_in(root) / source.path).is_file() for source in entry.files_in(root)):
         try:
             read(entry.name, root)
         except DataError as fault:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from workloads.data.files import plain_or_gz
+
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
@@ -46,7 +48,7 @@ class Dataset:
     ``extras`` are files that training does not need; ``occupations`` reads from them a group 0, 1, ... for each user.
     ``obtain`` says where to get files without a public address. ``needs``: optional packages that reading requires.
     ``clean_from``: lowest rating of the source's own test part that the split ``clean`` keeps; without it ``clean``
-    draws from the highest ratings.
+    draws from the highest ratings. ``instead``: files that the reader takes where none of ``files`` is present.
     """
 
     name: str
@@ -61,15 +63,24 @@ class Dataset:
     obtain: str = ""
     needs: tuple[str, ...] = ()
     clean_from: float | None = None
+    instead: tuple[SourceFile, ...] = ()
 
     def folder_in(self, root: Path) -> Path:
         """Folder of the dataset's files."""
         return root / (self.folder or self.name)
 
+    def files_in(self, root: Path) -> tuple[SourceFile, ...]:
+        """``files``, or ``instead`` where only those are present."""
+
+        def present(sources: tuple[SourceFile, ...]) -> bool:
+            return any(plain_or_gz(self.folder_in(root) / source.path).exists() for source in sources)
+
+        return self.instead if present(self.instead) and not present(self.files) else self.files
+
     @property
     def verified(self) -> bool:
         """Whether a checksum is known for every file, so that damage shows without parsing."""
-        return all(source.sha256 for source in self.files)
+        return all(source.sha256 for source in (*self.files, *self.instead))
 
 
 def own_dataset(name: str, kind: str, folder: Path, files: Iterable[str], reader: Callable[[Path], Any]) -> Dataset:
@@ -91,7 +102,7 @@ class ReadOptions:
     @property
     def change_parts(self) -> bool:
         """Whether the parts are others than those of the files."""
-        return self.split == "clean" or bool(self.noise)
+        return self.split in ("clean", "leave_last_out", "global_time") or bool(self.noise)
 
 
 @dataclass(frozen=True, slots=True)

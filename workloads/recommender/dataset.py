@@ -138,11 +138,17 @@ def prepare(data: Interactions, split_seed: int, holdout: bool, device: torch.de
 
     Without ``holdout`` all interactions are in train, and validation is empty.
     """
-    held = np.zeros(len(data.train), np.bool_)
-    if holdout:
+    if not holdout:
+        held: NDArray[np.bool_] = np.zeros(len(data.train), np.bool_)
+    elif data.held_out is None:
         held = hold_out(data.train, data.n_users, VALIDATION_FRACTION, split_seed)
+    else:
+        held = data.held_out
+    # A cut in time may hold out all that a user has: then there is no user to validate on.
+    evaluated = held & np.isin(data.train[:, 0], data.train[~held, 0])
     train, validation, seen, test = (
-        History(pairs, data.n_users, device) for pairs in (data.train[~held], data.train[held], data.train, data.test)
+        History(pairs, data.n_users, device)
+        for pairs in (data.train[~held], data.train[evaluated], data.train, data.test)
     )
     indptr = torch.from_numpy(train.indptr).to(device)
     unobserved = Unobserved(indptr, train.items, data.n_items)

@@ -58,10 +58,10 @@ class Params(WorkloadParams):
         le=1,
         description="Random interactions injected into train, as a share of it (thesis 3.5.3, figure 3.5).",
     )
-    split: Literal["official", "random", "clean"] = Field(
+    split: Literal["official", "random", "clean", "leave_last_out", "global_time"] = Field(
         "official",
-        description="Test part: the source's own (random where it has none), 20% of all interactions, or half of "
-        "those of highest rating (thesis 3.5.1, E-3.D).",
+        description="Test part: the source's own (random where it has none), 20% of all interactions, half of those of "
+        "highest rating (thesis 3.5.1, E-3.D), each user's last, or the latest 20% of all; the last two need times.",
     )
     backbone: Backbone = Field(
         "mf",
@@ -115,7 +115,9 @@ class Params(WorkloadParams):
         description="Interactions in a global batch, over all workers (thesis 4.5.1.2: 1, 128 and 1024).",
     )
     split_seed: int = Field(
-        0, ge=0, description="Seed of the validation split: 10% of each user's training interactions."
+        0,
+        ge=0,
+        description="Seed of the validation split: 10% of each user's training interactions. Splits by time have none.",
     )
 
     negatives: int | None = Field(
@@ -236,6 +238,11 @@ class Params(WorkloadParams):
         if self.backbone == "mf" and self.layers != fields["layers"].default:
             raise ValueError(
                 f"layers={self.layers} has no effect with backbone=mf. Drop layers, or set backbone=lightgcn"
+            )
+        if self.split in ("leave_last_out", "global_time") and self.split_seed:
+            raise ValueError(
+                f"split_seed={self.split_seed} has no effect with split={self.split}, whose validation part is the "
+                "latest of train. Drop split_seed, or set another split"
             )
         if self.lr_decay == 1 and self.lr_decay_every != fields["lr_decay_every"].default:
             raise ValueError(

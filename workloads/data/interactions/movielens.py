@@ -3,8 +3,8 @@
 Harper and Konstan, "The MovieLens Datasets", ACM TiiS 5(4), 2015. ``ml-100k`` is the split of Liu and Wang,
 "Bayesian Negative Sampling for Recommendation", ICDE 2023 (80,000 and 20,000 ratings, per user at random), which
 numbers users and items by their first appearance in ``u.data``; ``ml-100k-raw`` and ``ml-1m`` are the files of
-GroupLens: ids, ratings and times, without a split. Ids without a rating keep their numbers (ml-1m: 3,952 items, 3,706
-rated), as in the counts of the source document.
+GroupLens: ids, ratings and times, without a split. ``ml-1m`` may also be a table without times. Ids without a rating
+keep their numbers (ml-1m: 3,952 items, 3,706 rated), as in the counts of the source document.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ if TYPE_CHECKING:
 _SPLIT = RatingColumns("user", "item", "rating", n_users=943, n_items=1682, lowest=1, highest=5)
 _100K = replace(_SPLIT, timestamp="timestamp", separator="\t", header=False, first=1)
 _1M = replace(_100K, n_users=6040, n_items=3952, separator="::")
+_1M_UNTIMED = replace(_1M, item="movie", timestamp="", separator=",", header=True)
 
 _TRAIN, _TEST = "100k_train.csv", "100k_test.csv"
+_RATINGS, _UNTIMED = "ratings.dat", "ratings.csv"
 _BNS = "https://raw.githubusercontent.com/liubin06/BNS/854e96181a1516ea4057c8e4594f582f15f5a910/BNS_MF"
 _GROUPLENS = "https://files.grouplens.org/datasets/movielens"
 
@@ -46,7 +48,7 @@ def read_ml_100k(folder: Path) -> Interactions:
 
 
 def read_unsplit(folder: Path, file: str, columns: RatingColumns) -> Interactions:
-    """Read a file of ratings with times. All of it is train.
+    """Read a file of ratings, with times if it has them. All of it is train.
 
     Raises:
         DataError: the file is damaged.
@@ -54,13 +56,22 @@ def read_unsplit(folder: Path, file: str, columns: RatingColumns) -> Interaction
     import numpy as np
 
     pairs, ratings, times = read_ratings(folder / file, columns)
-    assert times is not None
     users, items = (np.arange(1, count + 1) for count in (columns.n_users, columns.n_items))
-    none = np.empty((0, 2), np.int32), np.empty(0, np.float32), np.empty(0, np.int64)
+    none = np.empty((0, 2), np.int32), np.empty(0, np.float32), None if times is None else np.empty(0, np.int64)
     return Interactions(
         columns.n_users, columns.n_items, pairs, none[0], ratings, none[1],
         train_times=times, test_times=none[2], user_ids=users, item_ids=items,
     )  # fmt: skip
+
+
+def read_ml_1m(folder: Path) -> Interactions:
+    """Read ``ratings.dat``, or, where it is missing, ``ratings.csv``: the same ratings without their times.
+
+    Raises:
+        DataError: the file is damaged.
+    """
+    timed = plain_or_gz(folder / _RATINGS).exists() or not plain_or_gz(folder / _UNTIMED).exists()
+    return read_unsplit(folder, *((_RATINGS, _1M) if timed else (_UNTIMED, _1M_UNTIMED)))
 
 
 def _occupations(folder: Path, file: str, separator: str, n_users: int) -> NDArray[np.int32]:
@@ -142,16 +153,23 @@ ML_100K_RAW = Dataset(
 
 ML_1M = Dataset(
     name="ml-1m",
-    summary="MovieLens 1M, 6,040 users, 3,952 items, 1,000,209 ratings with times, no split (research use)",
+    summary="MovieLens 1M, 6,040 users, 3,952 items, 1,000,209 ratings, no split (research use)",
     kind="interactions",
-    reader=partial(read_unsplit, file="ratings.dat", columns=_1M),
+    reader=read_ml_1m,
     files=(
         SourceFile(
-            "ratings.dat",
+            _RATINGS,
             size=24_594_131,
             sha256="506d64ca44484487c11dc2d9a28de5c54948213e6b96285e298afe28d6ea4e0f",
             url=f"{_GROUPLENS}/ml-1m.zip",
             member="ml-1m/ratings.dat",
+        ),
+    ),
+    instead=(
+        SourceFile(
+            _UNTIMED,
+            size=11_553_474,
+            sha256="4484680f0e3feb32aa8cebb3bda04ad89909ecde75205bad129f4902e7ce116a",
         ),
     ),
     extras=(SourceFile("users.dat", size=134_368, url=f"{_GROUPLENS}/ml-1m.zip", member="ml-1m/users.dat"),),

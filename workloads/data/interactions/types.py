@@ -19,7 +19,7 @@ class Interactions:
     model. Ratings (float32) and times (int64, seconds since 1970) are by row, None if the source has none. ``noise``,
     boolean by row of ``train``, marks injected interactions, which have rating and time 0. ``truth``, boolean
     (n_users, n_items), is the items that a user truly likes, for generated data only; those not in ``train`` are the
-    false negatives.
+    false negatives. ``held_out``, boolean by row of ``train``, is the validation part of a split by time; None: drawn.
 
     ``user_ids`` and ``item_ids`` are the source's ids of numbers 0, 1, ...: int64, or text as UTF-8 bytes of one width
     (dtype ``S``). None if the source numbers from 0.
@@ -37,6 +37,7 @@ class Interactions:
     train_times: NDArray[np.int64] | None = None
     test_times: NDArray[np.int64] | None = None
     noise: NDArray[np.bool_] | None = None
+    held_out: NDArray[np.bool_] | None = None
     user_ids: NDArray[Any] | None = None
     item_ids: NDArray[Any] | None = None
 

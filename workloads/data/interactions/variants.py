@@ -13,10 +13,13 @@ from workloads.data.errors import DataError
 from workloads.data.interactions.codes import decode, distinct, encode
 from workloads.data.interactions.types import Interactions
 
-Split: TypeAlias = Literal["official", "random", "clean"]
+Split: TypeAlias = Literal["official", "random", "clean", "leave_last_out", "global_time"]
 
 TEST_FRACTION = 0.2
 """Share of all interactions in a random test part."""
+
+VALIDATION_FRACTION = 0.1
+"""Share of the training interactions, the latest, in the validation part of a global cut in time."""
 
 CLEAN_FRACTION = 0.5
 """Share of the interactions with the highest rating in a clean test part."""
@@ -36,15 +39,20 @@ def resplit(data: Interactions, split: Split, seed: int = TEST_SEED, clean_from:
         data: the dataset in its own split; if it has none, its test part is empty.
         split: ``official`` keeps the dataset's split, or draws a random one if it has none. ``random``: 20% of all
             interactions, of any user, are the test part. ``clean``: half of the interactions with the highest rating
-            are the test part and all others train, so that test items are certainly liked.
+            are the test part and all others train, so that test items are certainly liked. ``leave_last_out``: each
+            user's last interaction is the test part and the one before it validation. ``global_time``: the latest 20%
+            of all interactions are the test part, without users who have none before, and the latest 10% of the others
+            validation; interactions of one time are never divided.
         seed: seed of the draw.
         clean_from: for ``clean``, keep train, and keep of the source's own test part the ratings from this one on.
 
     Raises:
-        DataError: ``clean`` without ratings, or with almost none that are the highest.
+        DataError: ``clean`` without ratings, or with almost none that are the highest; a split by time without times.
     """
     if split == "official" and len(data.test):
         return data
+    if split in ("leave_last_out", "global_time"):
+        return _by_time(data, split)
     if split != "clean":
         return _divided(data, _drawn(_pairs(data), TEST_FRACTION, seed))
     if data.train_ratings is None or data.test_ratings is None:
@@ -98,7 +106,48 @@ def with_noise(data: Interactions, rate: float, seed: int = TEST_SEED) -> Intera
         train_ratings=_padded(data.train_ratings, count),
         train_times=_padded(data.train_times, count),
         noise=np.arange(len(data.train) + count) >= len(data.train),
+        held_out=_padded(data.held_out, count),
     )
+
+
+def _by_time(data: Interactions, split: Split) -> Interactions:
+    """The splits by time. Of a user's interactions at one time that with the higher item number is the later."""
+    if data.train_times is None or data.test_times is None:
+        raise DataError(
+            f"split={split} needs the times of interactions, and the dataset has none", expected="timestamps",
+            fix="Use split=official or split=random, or a dataset with timestamps",
+        )  # fmt: skip
+    pairs = _pairs(data)
+    times = np.concatenate([data.train_times, data.test_times])
+    if split == "leave_last_out":
+        place = _places_from_the_end(pairs, times)
+        count = np.bincount(pairs[:, 0], minlength=data.n_users)[pairs[:, 0]]
+        test = (place == 0) & (count > 1)
+        return replace(_divided(data, test), held_out=((place == 1) & (count > 2))[~test])
+    test = _latest(times, TEST_FRACTION)
+    divided = _divided(data, test)
+    assert divided.train_times is not None
+    divided = replace(divided, held_out=_latest(divided.train_times, VALIDATION_FRACTION))
+    known = np.isin(divided.test[:, 0], divided.train[:, 0])
+    ratings = None if divided.test_ratings is None else divided.test_ratings[known]
+    test_times = None if divided.test_times is None else divided.test_times[known]
+    return replace(divided, test=divided.test[known], test_ratings=ratings, test_times=test_times)
+
+
+def _latest(times: NDArray[np.int64], fraction: float) -> NDArray[np.bool_]:
+    """Mask (n,) of the latest ``fraction``, with all that are as late as the first of them; never all."""
+    cut = np.sort(times)[int(np.floor((1 - fraction) * len(times)))]
+    late: NDArray[np.bool_] = times >= cut
+    return late if not late.all() else times > cut
+
+
+def _places_from_the_end(pairs: NDArray[np.int32], times: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Place of each row among those of its user, 0 is the last in time, (n,)."""
+    order = np.lexsort((pairs[:, 1], times, pairs[:, 0]))
+    ends = np.searchsorted(pairs[order, 0], pairs[order, 0], side="right")
+    place = np.empty(len(pairs), np.int64)
+    place[order] = ends - 1 - np.arange(len(pairs))
+    return place
 
 
 def _drawn(pairs: NDArray[np.int32], fraction: float, seed: int) -> NDArray[np.bool_]:

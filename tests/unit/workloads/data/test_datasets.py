@@ -168,6 +168,27 @@ def test_a_compressed_copy_is_as_good(tiny: Dataset, root: Path) -> None:
         check("tiny", root)
 
 
+def test_a_file_that_stands_in_for_another(
+    tiny: Dataset, root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Only where the dataset's own files are missing; then it is the one that is checked and named."""
+    other = SourceFile("other.csv", 3, hashlib.sha256(b"abc").hexdigest())
+    known = dataclasses.replace(tiny, instead=(other,), reader=lambda folder: (folder / "other.csv").read_bytes())
+    monkeypatch.setitem(DATASETS, "tiny", known)
+    (root / "tiny" / "other.csv").write_bytes(b"xyz")
+    assert known.files_in(root) == known.files
+    before = fingerprint("tiny", root)
+    for source in known.files:
+        (root / "tiny" / source.path).unlink()
+    with pytest.raises(DataError, match=r"other\.csv: the checksum differs"):
+        check("tiny", root)
+    (root / "tiny" / "other.csv").write_bytes(b"abc")
+    assert verify("tiny", root) == []
+    assert fingerprint("tiny", root) != before
+    (root / "tiny" / "other.csv").unlink()
+    assert known.files_in(root) == known.files
+
+
 def test_other_line_ends_may_be_as_good(tiny: Dataset, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     content = FILES["100k_train.csv"].replace(b"\r\n", b"\n")
     (root / "tiny" / "100k_train.csv").write_bytes(content)

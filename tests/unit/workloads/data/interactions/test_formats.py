@@ -53,6 +53,19 @@ def test_ratings_of_movielens_1m(write: Callable[..., Path]) -> None:
     assert (data.user_ids[6039], data.item_ids[1192]) == (6040, 1193)
 
 
+def test_movielens_1m_without_times(write: Callable[..., Path]) -> None:
+    """The table without times stands in only where ``ratings.dat`` is missing."""
+    folder = write({"ratings.csv": "user,movie,rating\n1,1193,5\n6040,3952,1\n"})
+    data = ML_1M.reader(folder)
+    np.testing.assert_array_equal(data.train, [[0, 1192], [6039, 3951]])
+    assert data.train_times is None
+    assert data.test_times is None
+    (folder / "ratings.dat").write_text("1::1193::5::978300760\n")
+    assert ML_1M.reader(folder).train_times is not None
+    (folder / "ratings.dat").unlink()
+    refused(ML_1M.reader, write({"ratings.csv": "user,movie,rating\n1,3953,5\n"}), "ratings.csv", 2, "column movie")
+
+
 def test_an_id_without_a_rating_keeps_its_number(write: Callable[..., Path]) -> None:
     """Ids with gaps: nothing moves up, and the item is a candidate like the others."""
     data = ML_100K_RAW.reader(write({"u.data": "3\t5\t1\t1\n1\t9\t2\t1\n"}))

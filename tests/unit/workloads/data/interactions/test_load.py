@@ -165,6 +165,7 @@ def test_every_array_survives(tmp_path: Path) -> None:
     data = Interactions(
         3, 5, pairs, pairs[:0], ratings, ratings[:0], truth,
         train_times=np.array([5, 2**40, -1]), test_times=np.array([], np.int64), noise=pairs[:, 0] > 1,
+        held_out=pairs[:, 0] > 0,
         user_ids=np.char.encode(names, "utf-8"), item_ids=np.array([-5, 2**62, 3, 7, 8]),
     )  # fmt: skip
     assert len(data.arrays()) == len(fields(data)) - 2

@@ -12,6 +12,7 @@ import pytest
 
 from workloads.data import DataError, Interactions, check, fingerprint, load_interactions, occupations, verify
 from workloads.data.interactions.splits import hold_out
+from workloads.data.interactions.variants import Split
 
 pytestmark = pytest.mark.data
 
@@ -98,6 +99,32 @@ def test_the_original_format_holds_the_same_ratings(data: Interactions, root: Pa
         found |= {(users[user], items[item], rating) for user, item, rating in names}
     split = ((data.train, data.train_ratings), (data.test, data.test_ratings))
     assert found == {(*pair, float(r)) for pairs, ratings in split for pair, r in zip(pairs.tolist(), ratings)}
+
+
+def test_movielens_1m_without_times(root: Path) -> None:
+    if not (root / "ml-1m" / "ratings.csv.gz").exists() or (root / "ml-1m" / "ratings.dat").exists():
+        pytest.skip("ORCHESTRATOR_DATA holds no ml-1m without times")
+    check("ml-1m", root)
+    assert fingerprint("ml-1m", root) == "15ccff646bc9286d72b8b57e6226fc7f32e75e65e05715d6e0ca908d7d26ec7d"
+    data = load_interactions("ml-1m", root)
+    assert data.train_ratings is not None
+    assert (len(data.train), len(data.test), len(np.unique(data.train[:, 1]))) == (800_167, 200_042, 3_675)
+    assert occupations("ml-1m", root).max() == 20
+    with pytest.raises(DataError, match="split=leave_last_out needs the times"):
+        load_interactions("ml-1m", root, "leave_last_out")
+
+
+@pytest.mark.parametrize("split", ["leave_last_out", "global_time"])
+def test_a_split_by_time(root: Path, split: Split) -> None:
+    data = load_interactions("ml-100k-raw", root, split)
+    assert data.train_times is not None
+    assert data.test_times is not None
+    assert data.held_out is not None
+    sizes = (int((~data.held_out).sum()), int(data.held_out.sum()), len(data.test))
+    assert sizes == {"leave_last_out": (98_114, 943, 943), "global_time": (71_996, 8_003, 2_953)}[split]
+    if split == "global_time":
+        assert data.train_times[~data.held_out].max() < data.train_times[data.held_out].min()
+        assert data.train_times.max() < data.test_times.min()
 
 
 def test_the_clean_split(root: Path) -> None:

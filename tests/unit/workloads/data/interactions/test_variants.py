@@ -9,11 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from workloads.data import DataError, Interactions, ReadOptions, check_readable, load_interactions
 from workloads.data.interactions.variants import Split, resplit, with_noise
+from workloads.recommender.dataset import prepare
+from workloads.recommender.params import Params
 
 N_USERS, N_ITEMS = 7, 9
 rated = st.dictionaries(
@@ -147,6 +151,84 @@ def test_truth_and_names_are_kept(tmp_path: Path) -> None:
     assert len(other.train) + len(other.test) == len(own.train) + len(own.test)
     assert len(other.test) == round(0.2 * 20_669)
     assert load_interactions("synthetic", tmp_path, "random") is other
+
+
+# Splits by time
+
+timed = st.lists(
+    st.tuples(st.integers(0, N_USERS - 1), st.integers(0, N_ITEMS - 1), st.integers(0, 12)),
+    min_size=1, max_size=50, unique_by=lambda row: row[:2],
+)  # fmt: skip
+
+
+def timed_interactions(rows: list[tuple[int, int, int]], n_test: int = 0) -> Interactions:
+    table = np.array(rows, np.int64)
+    pairs, times = table[:, :2].astype(np.int32), table[:, 2]
+    cut = max(1, len(rows) - n_test)
+    return Interactions(N_USERS, N_ITEMS, pairs[:cut], pairs[cut:], train_times=times[:cut], test_times=times[cut:])
+
+
+def parts(data: Interactions) -> list[set[tuple[int, int]]]:
+    """Train without validation, validation, test."""
+    assert data.held_out is not None
+    return [
+        set(map(tuple, rows.tolist())) for rows in (data.train[~data.held_out], data.train[data.held_out], data.test)
+    ]
+
+
+@given(timed, st.integers(0, 10))
+def test_leave_last_out(rows: list[tuple[int, int, int]], n_test: int) -> None:
+    expected: list[set[tuple[int, int]]] = [set(), set(), set()]
+    for user in range(N_USERS):
+        own = [(user, item) for _, item in sorted((time, item) for u, item, time in rows if u == user)]
+        test = own[-1:] if len(own) > 1 else []
+        validation = own[-2:-1] if len(own) > 2 else []
+        expected[0] |= set(own) - set(test) - set(validation)
+        expected[1] |= set(validation)
+        expected[2] |= set(test)
+    assert parts(resplit(timed_interactions(rows, n_test), "leave_last_out")) == expected
+
+
+@given(timed, st.integers(0, 10))
+def test_a_global_cut_trains_on_nothing_that_is_as_late_as_what_it_tests(
+    rows: list[tuple[int, int, int]], n_test: int
+) -> None:
+    when = {(user, item): time for user, item, time in rows}
+    train, validation, test = parts(resplit(timed_interactions(rows, n_test), "global_time"))
+    latest = [max((when[pair] for pair in part), default=-1) for part in (train, validation)]
+    assert all(when[pair] > latest[0] for pair in validation | test)
+    assert all(when[pair] > latest[1] for pair in test)
+    left = set(when) - train - validation - test
+    assert {user for user, _ in left}.isdisjoint({user for user, _ in train | validation})
+    assert {user for user, _ in test} <= {user for user, _ in train | validation}
+    if len(set(when.values())) == len(when):
+        assert len(test) + len(left) == (0 if len(when) == 1 else len(when) - int(np.floor(0.8 * len(when))))
+
+
+def test_a_split_by_time_in_training(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The validation part of the workload is the split's own, without users who have nothing earlier."""
+    monkeypatch.setenv("ORCHESTRATOR_CACHE", str(tmp_path / "cache"))
+    path = tmp_path / "own.csv"
+    lines = [f"{user},{item},{10 * item + user}" for user in range(4) for item in range(6)]
+    late = ["9,0,41", "9,1,41"]
+    path.write_text("\n".join(["user,item,timestamp", *lines, *late]))
+    data = load_interactions(str(path), tmp_path, "global_time")
+    made = prepare(data, 0, True, torch.device("cpu"))
+    assert data.user_ids is not None
+    named = data.user_ids[made.validation.users.numpy()].tolist()
+    assert named == [1]
+    assert 9 in data.user_ids[made.seen.users.numpy()].tolist()
+    assert made.validation.items.tolist() == [4]
+    assert prepare(data, 0, False, torch.device("cpu")).train.items.numel() == len(data.train)
+
+
+@pytest.mark.parametrize("split", ["leave_last_out", "global_time"])
+def test_a_split_by_time_without_times(split: Split, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("ORCHESTRATOR_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(DataError, match=rf"split={split} needs the times .*Use split=official or split=random"):
+        refuse_unreadable("synthetic", tmp_path, split)
+    with pytest.raises(ValidationError, match=rf"split_seed=1 has no effect with split={split}"):
+        Params(split=split, split_seed=1)
 
 
 # Noise
