@@ -3,7 +3,8 @@
     python -m benchmarks.replay.record dns
 
 Trials are drawn at random from the space. A model is evaluated ten times, among them at every epoch at which a
-scheduler decides. An interrupted recording begins again.
+scheduler decides. An interrupted recording is continued by the same command, and has what was recorded meanwhile; one
+that was interrupted before the further seeds gets them with ``--trials 1``.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import argparse
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ import optuna
 import torch
 
 from benchmarks.harness import commit, data_root
-from benchmarks.replay.recording import Recording
+from benchmarks.replay.recording import Recording, read
 from search_spaces import recommender as presets
 from workloads.contract import Runtime
 from workloads.recommender.dataset import History
@@ -35,6 +36,12 @@ BLOCK = 2**22
 
 VALUES = 10
 """Number of models of a trial that are evaluated."""
+
+PIECE = 25
+"""Trainings between two writes of the file."""
+
+Run = tuple[np.ndarray[Any, Any], float, float]
+"""Units (K, U), the test value of the best of the K models, and the median CPU seconds between two of them."""
 
 
 @dataclass(frozen=True)
@@ -111,8 +118,8 @@ class Recorder:
         self.search = SEARCHES[name]
         self._rankings: dict[str, Ranking] = {}
 
-    def trial(self, params: dict[str, Any], seed: int) -> tuple[np.ndarray[Any, Any], float, float]:
-        """Units (K, U), the test value of the best of the K models, and the median CPU seconds between two of them."""
+    def trial(self, params: dict[str, Any], seed: int) -> Run:
+        """Train one trial and evaluate its models."""
         search = self.search
         runtime = Runtime(device=torch.device("cpu"), data=data_root(), seed=seed, epochs=search.epochs, holdout=True)
         workload = Recommender(Params(dataset=search.dataset, **search.fixed, **params), runtime)
@@ -146,46 +153,99 @@ def _check(workload: Recommender, ranking: Ranking) -> None:
         raise SystemExit("the recorder's NDCG@20 is not the workload's")
 
 
-def record(name: str, trials: int, repeated: int, seeds: int, say: Callable[[str], None] = print) -> Recording:
-    """A recording of ``trials``: the best ``repeated``, and half as many others, with ``seeds`` further seeds."""
-    recorder = Recorder(name)
-    search = recorder.search
-    survey = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
-    drawn = []
-    for _ in range(trials):
-        trial = survey.ask()
-        drawn.append((search.space(trial), dict(trial.params)))
-    distributions = {key: optuna.distributions.distribution_to_json(d) for key, d in trial.distributions.items()}
+def record(
+    file: Path, name: str, trials: int, repeated: int | None, seeds: int, say: Callable[[str], None] = print
+) -> Recording:
+    """A recording of ``trials``: the best ``repeated``, and half as many others, with ``seeds`` further seeds.
+
+    The file is written after each :data:`PIECE` of trainings. One that exists is continued.
+    """
+    train = Recorder(name).trial
+    recording = read(file) if file.exists() else None
+    given, searched, about = _draw(name, max(trials, len(recording.test) if recording else 0))
+    if recording:
+        _check_continues(recording, about, searched, seeds)
+        commits = list(dict.fromkeys([*recording.about["commit"].split(), about["commit"]]))
+        recording = replace(recording, about=recording.about | {"commit": " ".join(commits)})
     started = time.monotonic()
-    runs = []
-    for number, (params, _) in enumerate(drawn):
-        runs.append(recorder.trial(params, seed=number))
-        if number % 50 == 49:
-            say(f"{number + 1} of {trials} trials, {time.monotonic() - started:.0f} s")
-    best = np.array([units.astype(np.float32).mean(axis=1).max() for units, _, _ in runs])
-    order = np.argsort(-best)
-    others = np.random.default_rng(0).permutation(order[repeated:])[: repeated // 2]
-    again = np.sort(np.concatenate([order[:repeated], others]))
-    further = [[recorder.trial(drawn[i][0], seed=int(i) + 1_000_003 * k) for k in range(1, seeds + 1)] for i in again]
-    say(f"all, {time.monotonic() - started:.0f} s")
+
+    def add(piece: Recording, progress: str) -> Recording:
+        longer = recording.joined(piece) if recording else piece
+        longer.write(file)
+        say(f"{progress}, {time.monotonic() - started:.0f} s")
+        return longer
+
+    while recording is None or len(recording.test) < trials:
+        first = len(recording.test) if recording else 0
+        last = min(first + PIECE, trials)
+        runs = [train(given[number], seed=number) for number in range(first, last)]
+        recording = add(_trials(about, searched[first:last], runs, seeds), f"{last} of {trials} trials")
+    again = _to_repeat(recording, repeated)
+    for first in range(0, len(again), PIECE):
+        numbers = again[first : first + PIECE]
+        further = [[train(given[i], seed=int(i) + 1_000_003 * k) for k in range(1, seeds + 1)] for i in numbers]
+        recording = add(_repeats(recording, numbers, further), f"{first + len(numbers)} of {len(again)} repeated")
+    return recording
+
+
+def _draw(name: str, trials: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, Any]]:
+    """Parameters of the workload and searched parameters of each trial; ``about`` of the recording."""
+    search = SEARCHES[name]
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    drawn = [study.ask() for _ in range(trials)]
+    given = [search.space(trial) for trial in drawn]
+    distributions = drawn[0].distributions.items()
+    about = {
+        "search": name,
+        "dataset": search.dataset,
+        "fixed": search.fixed,
+        "every": search.epochs // VALUES,
+        "metric": "ndcg_at_20",
+        "distributions": {key: optuna.distributions.distribution_to_json(each) for key, each in distributions},
+        "commit": commit(),
+    }
+    return given, [dict(trial.params) for trial in drawn], about
+
+
+def _check_continues(recording: Recording, about: dict[str, Any], searched: list[dict[str, Any]], seeds: int) -> None:
+    """That the recording has the same search, trials and number of seeds."""
+    same = {key: value for key, value in recording.about.items() if key != "commit"}
+    if same != {key: value for key, value in about.items() if key != "commit"}:
+        raise SystemExit("the file records another search; give another folder with --out")
+    if recording.params != searched[: len(recording.params)] or recording.repeat_test.shape[1] != seeds:
+        raise SystemExit("the file records other trials or another number of seeds; give another folder with --out")
+
+
+def _trials(about: dict[str, Any], searched: list[dict[str, Any]], runs: list[Run], seeds: int) -> Recording:
+    units = np.stack([units for units, _, _ in runs])
     return Recording(
-        {
-            "search": name,
-            "dataset": search.dataset,
-            "fixed": search.fixed,
-            "every": search.epochs // VALUES,
-            "metric": "ndcg_at_20",
-            "distributions": distributions,
-            "commit": commit(),
-        },
-        [searched for _, searched in drawn],
-        np.stack([units for units, _, _ in runs]),
+        about,
+        searched,
+        units,
         np.array([test for _, test, _ in runs], dtype=np.float32),
         np.array([seconds for _, _, seconds in runs], dtype=np.float32),
-        again,
-        np.stack([np.stack([units for units, _, _ in each]) for each in further]),
-        np.array([[test for _, test, _ in each] for each in further], dtype=np.float32),
+        np.empty(0, dtype=np.int64),
+        np.empty((0, seeds, *units.shape[1:]), dtype=np.float16),
+        np.empty((0, seeds), dtype=np.float32),
     )
+
+
+def _repeats(recording: Recording, numbers: np.ndarray[Any, Any], further: list[list[Run]]) -> Recording:
+    return replace(
+        recording.first(0, recording.units.shape[2]),
+        repeated=numbers,
+        repeat_units=np.stack([np.stack([units for units, _, _ in each]) for each in further]),
+        repeat_test=np.array([[test for _, test, _ in each] for each in further], dtype=np.float32),
+    )
+
+
+def _to_repeat(recording: Recording, repeated: int | None) -> np.ndarray[Any, Any]:
+    """The best trials and others that have no further seeds yet, mixed, so that an interrupted recording has both."""
+    repeated = repeated or max(2, len(recording.test) // 10)
+    order = np.argsort(-recording.values.max(axis=1))
+    random = np.random.default_rng(0)
+    others = random.permutation(order[repeated:])[: repeated // 2]
+    return random.permutation(np.setdiff1d(np.concatenate([order[:repeated], others]), recording.repeated))
 
 
 def main() -> None:
@@ -200,9 +260,8 @@ def main() -> None:
     torch.set_num_threads(1)
     os.environ.setdefault("NUMBA_NUM_THREADS", "1")
     trials = options.trials or SEARCHES[options.search].trials
-    repeated = options.repeated or max(2, trials // 10)
-    recording = record(options.search, trials, repeated, options.seeds, partial(print, flush=True))
-    recording.write(options.out / f"{options.search}.npz")
+    file = options.out / f"{options.search}.npz"
+    record(file, options.search, trials, options.repeated, options.seeds, partial(print, flush=True))
 
 
 if __name__ == "__main__":

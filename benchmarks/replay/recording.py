@@ -5,7 +5,7 @@ U units of the validation split. R of them, the best ones and some at random, ar
 
 | array | shape, type | content |
 |---|---|---|
-| ``about`` | JSON | dataset, fixed parameters, metric, ``every``, distributions of the searched parameters, commit |
+| ``about`` | JSON | dataset, fixed parameters, metric, ``every``, distributions of the searched parameters, commits |
 | ``params`` | JSON | the searched parameters of each trial |
 | ``units`` | (T, K, U) float16 | the objective of each unit of the validation split |
 | ``test`` | (T,) float32 | the objective on the test split, of the model that is best on validation (not refitted) |
@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 
 Array = np.ndarray[Any, Any]
+ARRAYS = ("units", "test", "seconds", "repeated", "repeat_units", "repeat_test")
 
 
 @dataclass(frozen=True)
@@ -68,14 +69,18 @@ class Recording:
             self.repeat_test[kept],
         )
 
+    def joined(self, more: Recording) -> Recording:
+        """With the trials and the further seeds of ``more``."""
+        arrays = {name: np.concatenate([getattr(self, name), getattr(more, name)]) for name in ARRAYS}
+        return Recording(self.about, [*self.params, *more.params], **arrays)
+
     def write(self, file: Path) -> None:
-        """Write the file, with its folder."""
+        """Write the file, with its folder, in one step."""
         file.parent.mkdir(parents=True, exist_ok=True)
         texts = {name: np.array(json.dumps(getattr(self, name))) for name in ("about", "params")}
-        arrays = {name: value for name, value in vars(self).items() if isinstance(value, np.ndarray)}
-        arrays.pop("values", None)
-        arrays.pop("best", None)
-        np.savez_compressed(file, **texts, **arrays)
+        partial = file.with_suffix(".partial.npz")
+        np.savez_compressed(partial, **texts, **{name: getattr(self, name) for name in ARRAYS})
+        partial.replace(file)
 
 
 def read(file: Path) -> Recording:

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.replay import compare
-from benchmarks.replay.recording import Recording, read
+from benchmarks.replay import compare, record
+from benchmarks.replay.recording import ARRAYS, Recording, read
 from orchestrator.search import unit_values
 from orchestrator.search.schedulers import rungs
 from tests.support.searching import attributes, begin, complete, rows, study
@@ -29,11 +29,48 @@ def test_a_recording_is_read_as_it_was_written(sample: Recording, tmp_path: Path
     sample.write(tmp_path / "copy.npz")
     again = read(tmp_path / "copy.npz")
     assert (again.about, again.params) == (sample.about, sample.params)
-    for name in ("units", "test", "seconds", "repeated", "repeat_units", "repeat_test"):
+    for name in ARRAYS:
         assert np.array_equal(getattr(again, name), getattr(sample, name)), name
     assert len(sample.params) == len(sample.test) == len(sample.units) == 40
     assert sample.repeat_units.shape[0] == len(sample.repeated) > 0
     assert set(sample.about["distributions"]) == set(sample.params[0])
+
+
+class Simulated:
+    """Recorder of random values, a pure function of parameters and seed, that is interrupted after some trainings."""
+
+    trainings = 10**6
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def trial(self, params: dict[str, Any], seed: int) -> tuple[np.ndarray[Any, Any], float, float]:
+        type(self).trainings -= 1
+        if self.trainings < 0:
+            raise KeyboardInterrupt
+        random = np.random.default_rng([seed, params["candidates"]])
+        return random.random((10, 7)).astype(np.float16), float(random.random()), 0.1
+
+
+def test_an_interrupted_recording_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record, "Recorder", Simulated)
+    monkeypatch.setattr(record, "PIECE", 4)
+    one = record.record(tmp_path / "one.npz", "dns", 10, 2, 2, str)
+    monkeypatch.setattr(Simulated, "trainings", 6)
+    with pytest.raises(KeyboardInterrupt):
+        record.record(tmp_path / "two.npz", "dns", 10, 2, 2, str)
+    assert len(read(tmp_path / "two.npz").test) == 4, "what was recorded is in the file"
+    monkeypatch.setattr(Simulated, "trainings", 10**6)
+    record.record(tmp_path / "two.npz", "dns", 10, 2, 2, str)
+    two = read(tmp_path / "two.npz")
+    assert two.params == one.params
+    assert one.repeat_units.shape == (3, 2, 10, 7)
+    for name in ARRAYS:
+        assert np.array_equal(getattr(two, name), getattr(one, name)), name
+    with pytest.raises(SystemExit, match="another number of seeds"):
+        record.record(tmp_path / "two.npz", "dns", 10, 2, 3, str)
+    with pytest.raises(SystemExit, match="another search"):
+        record.record(tmp_path / "two.npz", "bce", 10, 2, 2, str)
 
 
 @pytest.mark.parametrize("scheduler", ["asha", "hyperband", "median", "racing"])
