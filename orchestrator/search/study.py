@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any, Literal
 
 import optuna
@@ -24,25 +24,18 @@ from orchestrator.config import objectives
 from orchestrator.config.spec import SweepSpec
 from orchestrator.engine.loop import Row
 from orchestrator.errors import UserError
-from orchestrator.search import gain, grid, samplers, selection, spaces, unit_values
-from orchestrator.search.constraints import OF_MODEL, SECONDS, Constraint, violated, violations
-from orchestrator.search.journal import JOURNAL, Journal, open_study
-from orchestrator.search.ranking import REPEAT, ranked, repeats
+from orchestrator.search import grid, samplers, spaces, unit_values
+from orchestrator.search.constraints import OF_MODEL, SECONDS, Constraint, violations
+from orchestrator.search.journal import JOURNAL, Journal
+from orchestrator.search.ranking import REPEAT
 from orchestrator.search.rungs import Rungs
-from orchestrator.search.selection import Selection
-from orchestrator.storage import disk
+from orchestrator.search.sweep_trials import SweepTrials, is_additional, over_seeds
 from workloads.contract import Objective
 
 TrialDecision = Literal["go on", "paused", "pruned", "complete", "failed"]
 
 AHEAD_FROM = 8
 """Number of trials at once from which the next suggestion is computed ahead. It lacks one result more."""
-
-FINALISTS = "finalists"
-"""Attribute of the study: the number of trials after which its finalists were last chosen."""
-
-ENDED = "ended by gain"
-"""Attribute of the study: the number of trials it was to have when its search ended by ``--until-gain``."""
 
 STOP = "stop"
 """Attribute of a trial that is to stop: how it ends."""
@@ -67,22 +60,15 @@ class Trial:
     repeat_of: int | None = None
 
 
-class Study:
-    """The trials of one sweep. Not thread-safe: only the driver's main thread asks and tells."""
+class Study(SweepTrials):
+    """Runs the trials of one sweep. Not thread-safe: only the driver's main thread asks and tells."""
 
     def __init__(
         self, folder: Path, spec: SweepSpec, objective: Sequence[Objective], space: spaces.Space, conditional: bool
     ) -> None:
-        self.folder = folder
-        self.spec = spec
-        self.objectives = tuple(objective)
+        super().__init__(folder, spec, objective)
         self._space = space
         self._conditional = conditional
-        # A killed driver may leave both. The folder's lock ensures that no other driver is alive.
-        disk.drop_half_line(folder / JOURNAL)
-        (folder / f"{JOURNAL}.lock").unlink(missing_ok=True)  # Optuna would wait 30 s for it
-        directions = ["maximize" if o.direction == "max" else "minimize" for o in self.objectives]
-        self.optuna_study = open_study(folder, directions)
         self._grid = grid.points(space, spec.fixed) if spec.search.sampler == "grid" else None
         self._open: dict[int, optuna.Trial] = {}
         self._more: deque[Trial] = deque()  # further seeds of trials whose first seed is complete
@@ -90,28 +76,9 @@ class Study:
         self._ahead: optuna.Trial | None = None
         self._to_stop = {t.number: str(t.user_attrs[STOP]) for t in self.trials if STOP in t.user_attrs}
         self._rungs = Rungs(folder, spec, self.objective, self.trials)
-        self.gain: gain.Gain | None = None
-        """The last estimate for ``--until-gain``."""
-        self._next_gain = gain.LEAST
         self._paused: dict[int, int] = {}
         """Rungs at which trials wait for those with lower numbers."""
         self._constraints = [Constraint.parse(text) for text in spec.search.constraint]
-
-    @property
-    def trials(self) -> list[FrozenTrial]:
-        """The sweep's own trials, in the order of their numbers."""
-        every = self.optuna_study.get_trials(deepcopy=False)
-        return [trial for trial in every if "warm_from" not in trial.user_attrs]
-
-    @property
-    def objective(self) -> Objective:
-        """The first objective. It selects epochs and the winner, and schedulers use it."""
-        return self.objectives[0]
-
-    @property
-    def target(self) -> int:
-        """Total number of trials: the requested ones, and one for each retry and each added trial."""
-        return self.spec.search.trials + sum(map(_is_additional, self.trials))
 
     def next(self, fresh: bool = True, final: bool = True) -> Trial | None:
         """The next seed run: interrupted ones first, then further seeds, retries and new trials, then finalists.
@@ -177,10 +144,6 @@ class Study:
             if f"seed_{seed}" not in trial.user_attrs
         ]
 
-    def trial_of(self, seed_run: int) -> tuple[int, int]:
-        """Trial number and seed of a seed run."""
-        return divmod(seed_run, self.spec.search.seeds)
-
     def home(self, seed_run: int) -> Path:
         """Folder of a seed run's checkpoints and other files."""
         number, seed = self.trial_of(seed_run)
@@ -238,35 +201,11 @@ class Study:
         self._end(trial, TrialState.FAIL)
         return "failed"
 
-    def cause(self, seed_run: int) -> str:
-        """Cause of a failed seed run."""
-        attributes = self.optuna_study.get_trials(deepcopy=False)[self.trial_of(seed_run)[0]].user_attrs
-        return str(attributes.get("cause", "unknown"))
-
-    def violations(self, seed_run: int) -> list[str]:
-        """The constraints that the trial of a seed run violates. Empty before the end of its last seed."""
-        return violated(self.optuna_study.get_trials(deepcopy=False)[self.trial_of(seed_run)[0]])
-
     def discard(self, seed_run: int, cause: str) -> None:
         """Fail a trial for good: it is not ranked, resumed or retried."""
         trial = self._open.setdefault(seed_run, self._optuna_trial(self.trial_of(seed_run)[0]))
         trial.set_user_attr("cut", True)
         self.fail(seed_run, cause)
-
-    def applied(self, request: str) -> bool:
-        """Whether a request was applied or refused."""
-        if f"request {request}" in self.optuna_study.user_attrs:
-            return True
-        return any(trial.user_attrs.get("request") == request for trial in self.trials)
-
-    def refuse(self, request: str, reason: str) -> None:
-        """Record that a request cannot be applied."""
-        self.optuna_study.set_user_attr(f"request {request}", reason)
-
-    def add(self, params: Mapping[str, Any], request: str) -> int:
-        """Enqueue a trial with ``params``; the sampler suggests what they lack. Returns its number."""
-        self.optuna_study.enqueue_trial(dict(params), user_attrs={"request": request})
-        return len(self.optuna_study.get_trials(deepcopy=False)) - 1
 
     def stop_trial(self, number: int, verdict: str, request: str) -> str | None:
         """Stop a running trial at its next report, as ``pruned`` or ``failed``, or end a waiting one now.
@@ -287,105 +226,6 @@ class Study:
         self.optuna_study.set_user_attr(f"request {request}", verdict if open_now else "it was not running")
         return state.name if state is not None and open_now else None
 
-    def failed(self) -> list[FrozenTrial]:
-        """The failed trials, without those that were cut or retried."""
-        trials = self.trials
-        retried = {trial.user_attrs.get("retry_of") for trial in trials}
-        return [
-            t for t in trials if t.state == TrialState.FAIL and "cut" not in t.user_attrs and t.number not in retried
-        ]
-
-    def retry_failed(self) -> int:
-        """Enqueue each failed trial again as a new one with its parameters and seed. Returns their number."""
-        again = [trial for trial in self.failed() if "params" in trial.user_attrs]
-        for trial in again:
-            first = trial.user_attrs.get("seed_of", trial.number)
-            about = {"retry_of": trial.number, "seed_of": first, "params": trial.user_attrs["params"]}
-            about |= {name: trial.user_attrs[name] for name in (REPEAT,) if name in trial.user_attrs}
-            self.optuna_study.enqueue_trial(trial.params, user_attrs=about)
-        return len(again)
-
-    def add_earlier(self, earlier: Sequence[FrozenTrial]) -> None:
-        """Add trials of earlier sweeps for the sampler, each once.
-
-        They have numbers in the journal and do not count as trials of this sweep.
-        """
-        added = {trial.user_attrs.get("warm_from") for trial in self.optuna_study.get_trials(deepcopy=False)}
-        for trial in earlier:
-            if trial.user_attrs["warm_from"] not in added:
-                self.optuna_study.add_trial(trial)
-
-    def best(self) -> FrozenTrial | None:
-        """The best complete trial by the first objective."""
-        return next(iter(ranked(self.trials, self.objective)), None)
-
-    def winner(self) -> FrozenTrial | None:
-        """The trial to be refitted and tested: the best, or with ``select="cheapest"`` the cheapest contender."""
-        found = self.selection()
-        if found is None:
-            return None
-        of_number = {trial.number: trial for trial in self.trials}
-        if found.contenders is None or self.spec.search.select == "best":
-            return of_number[found.best]
-        return min(
-            (of_number[number] for number in found.contenders),
-            key=lambda trial: (trial.user_attrs["train_seconds"], trial.number),
-        )
-
-    def result(self, trial: FrozenTrial) -> dict[str, Any]:
-        """``epoch``, ``best_epoch``, ``best_value`` and ``best_metrics`` of a complete trial over all of its seeds."""
-        runs = [{"best_value": each.values[0], **each.user_attrs} for each in (trial, *repeats(self.trials, trial))]
-        if len(runs) == 1:
-            return dict(trial.user_attrs)
-        return _over_seeds(runs) | {"best_value": fmean(run["best_value"] for run in runs)}
-
-    def _finalists_due(self) -> bool:
-        """Whether the search is to be followed by repeats of the finalists that are not enqueued yet."""
-        return bool(self.spec.search.finalists) and self.optuna_study.user_attrs.get(FINALISTS) != self._searched()
-
-    def _searched(self) -> int:
-        """Number of trials that are no repeats."""
-        return sum(REPEAT not in trial.user_attrs for trial in self.trials)
-
-    def _repeats_wait(self) -> bool:
-        return any(trial.state == TrialState.WAITING and REPEAT in trial.user_attrs for trial in self.trials)
-
-    def _repeat_finalists(self) -> None:
-        """Enqueue the runs that the best trials lack to have all of their seeds."""
-        found = self.selection()
-        order = {one.trial: position for position, one in enumerate(found.estimates if found else ())}
-        candidates = sorted(ranked(self.trials, self.objective), key=lambda trial: order.get(trial.number, 0))
-        for trial in candidates[: self.spec.search.finalists]:
-            have = 1 + sum(each.user_attrs.get(REPEAT) == trial.number for each in self.trials)
-            for _ in range(have, self.spec.search.finalist_seeds):
-                about = {REPEAT: trial.number, "params": trial.user_attrs["params"]}
-                self.optuna_study.enqueue_trial(trial.params, user_attrs=about)
-        self.optuna_study.set_user_attr(FINALISTS, self._searched())
-
-    def selection(self) -> Selection | None:
-        """The best trial and its contenders. None if no trial is complete."""
-        return selection.of_sweep(self.folder, self.trials, self.objective)
-
-    @property
-    def is_ended_by_gain(self) -> bool:
-        """Whether the search has ended by ``--until-gain``. With ``--more-trials`` it goes on to its last trial."""
-        return bool(self.optuna_study.user_attrs.get(ENDED) == self.spec.search.trials)
-
-    def _only_noise_is_left(self) -> bool:
-        """Estimate the gain of further trials, each time a tenth more trials have ended. Record when it is noise."""
-        further = self.spec.search.until_gain
-        if further is None or ENDED in self.optuna_study.user_attrs:
-            return self.is_ended_by_gain
-        ended = sum(trial.state.is_finished() for trial in self.trials)
-        if ended < self._next_gain:
-            return False
-        self._next_gain = ended + max(1, ended // 10)
-        self.gain = gain.expected_gain(self.trials, self.objective, self.selection(), further)
-        if self.gain is None or not self.gain.is_noise:
-            return False
-        self.optuna_study.set_user_attr(ENDED, self.spec.search.trials)
-        return True
-
     def _ask(self) -> optuna.Trial | None:
         """A new trial or a retry. None when all trials exist."""
         trials = self.trials
@@ -394,7 +234,7 @@ class Study:
             return None
         number = len(self.optuna_study.get_trials(deepcopy=False))
         if self._grid is not None and not waiting:
-            self.optuna_study.enqueue_trial(self._grid[sum(not _is_additional(trial) for trial in trials)])
+            self.optuna_study.enqueue_trial(self._grid[sum(not is_additional(trial) for trial in trials)])
         self._prepare_sampler(number)
         return self.optuna_study.ask()
 
@@ -481,7 +321,7 @@ class Study:
         if len(results) < self.spec.search.seeds:
             return
         values = [fmean(column) for column in zip(*(result["values"] for result in results))]
-        mean = _over_seeds(results)
+        mean = over_seeds(results)
         self._close(trial, mean | {"best_value": values[0]})
         measured = {name: fmean(result[name] for result in results) for name in OF_MODEL if name in results[0]}
         measured[SECONDS] = mean[SECONDS] / len(results)
@@ -499,22 +339,3 @@ class Study:
         self._open = {other: t for other, t in self._open.items() if t.number != trial.number}
         for key, value in attributes.items():
             trial.set_user_attr(key, value)
-
-    def _optuna_trial(self, number: int) -> optuna.Trial:
-        return optuna.Trial(self.optuna_study, number)  # in a journal of one study a trial's id is its number
-
-
-def _is_additional(trial: FrozenTrial) -> bool:
-    """Whether a trial is not one of those that the sweep was asked for: a retry, added while it ran, or a repeat."""
-    return any(name in trial.user_attrs for name in ("retry_of", "request", REPEAT))
-
-
-def _over_seeds(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Attributes of a trial over its seeds: mean metrics and the median best epoch."""
-    metrics = {name: fmean(result["best_metrics"][name] for result in results) for name in results[0]["best_metrics"]}
-    return {
-        "epoch": max(result["epoch"] for result in results),
-        "best_epoch": round(median(result["best_epoch"] for result in results)),
-        "best_metrics": metrics,
-        "train_seconds": sum(result["train_seconds"] for result in results),
-    }

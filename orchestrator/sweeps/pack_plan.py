@@ -9,23 +9,23 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from orchestrator.config import workload_loader
 from orchestrator.config.spec import ExperimentSpec, SweepSpec
-from orchestrator.engine import checkpoint, loop
-from orchestrator.engine.experiment import Experiment
-from orchestrator.engine.loop import EpochReport, Progress, Row
+from orchestrator.engine import checkpoint
+from orchestrator.engine.loop import Progress
 from orchestrator.errors import UserError
 from orchestrator.runs import micro_batches, reports, worker
 from orchestrator.runs.report_pace import ReportPace
 from orchestrator.search import spaces
 from orchestrator.storage.object_sync import RemoteFolder
+from orchestrator.sweeps.pack_trial import Member, PackTrial
 from workloads import memory
-from workloads.contract import Evaluation, Metrics, Pack, Packable, Servable, Split, State, Workload
+from workloads.contract import Pack, Packable, Workload
 
 if TYPE_CHECKING:
     import torch
@@ -83,109 +83,6 @@ def run_together(manager: TrialManager, runner: PackRunner, size: int) -> None:
                 runner.drop(seed_run)
 
 
-_Result: TypeAlias = Metrics | Evaluation | Exception
-
-
-class Member:
-    """Proxy workload that returns results precomputed by the pack and delegates everything else."""
-
-    def __init__(self, workload: Workload) -> None:
-        self.workload = workload
-        self.objective = workload.objective
-        self.pretrained = loop.is_pretrained(workload)
-        self.seconds = 0.0
-        """Time of training and evaluation. Time in a pack is divided equally among its members."""
-        self._prepared: dict[int | Split, tuple[_Result, float]] = {}
-
-    def prepare(self, what: int | Split, result: _Result, seconds: float = 0.0) -> None:
-        """Store the result of an epoch, or of a split's evaluation, until it is requested."""
-        self._prepared[what] = (result, seconds)
-
-    def train_epoch(self, epoch: int) -> Metrics | Evaluation:
-        return self._take(epoch, lambda: self.workload.train_epoch(epoch))
-
-    def evaluate(self, split: Split) -> Evaluation:
-        return cast(Evaluation, self._take(split, lambda: self.workload.evaluate(split)))
-
-    def state_dict(self) -> State:
-        return self.workload.state_dict()
-
-    def load_state_dict(self, state: State) -> None:
-        self.workload.load_state_dict(state)
-
-    def servable(self) -> Servable:
-        return self.workload.servable()
-
-    def _take(self, what: int | Split, compute: Callable[[], Metrics | Evaluation]) -> Metrics | Evaluation:
-        if what not in self._prepared:
-            started = time.monotonic()
-            self.prepare(what, compute(), time.monotonic() - started)
-        result, seconds = self._prepared.pop(what)
-        self.seconds += seconds
-        if isinstance(result, Exception):
-            raise result
-        return result
-
-
-@dataclass
-class _Trial:
-    """A running trial."""
-
-    config: Mapping[str, Any]
-    experiment: Experiment
-    stream: Iterator[EpochReport]
-    member: Member
-    progress: Progress | None
-    """Progress so far. None until a stream that does not start with epoch 1 has reported."""
-    carried: RemoteFolder
-    rows: list[Row] = field(default_factory=list)
-    report: EpochReport | None = None
-    unsaved: bool = False
-    """Whether the state is that of the last report and not saved. Within an epoch it is that of none."""
-
-    @property
-    def epoch(self) -> int | None:
-        """The next epoch of its stream, or None."""
-        plan = self.experiment.plan
-        return None if self.progress is None or self.progress.ended(plan) else self.progress.epoch + 1
-
-    def advance(self) -> bool:
-        """Advance to the next report. Returns False when the stream was stopped."""
-        self.unsaved = False
-        report = next(self.stream, None)
-        if report is None:
-            return False
-        self.report = report
-        self.progress = self.report.progress
-        self.rows += self.report.rows
-        rung = self.report.epoch in self.experiment.plan.decide_at
-        self.unsaved = report.ended is None
-        if self.report.checkpoint_due or (self.config["save_at_rungs"] and rung):
-            self.save()
-        if self.report.ended:
-            worker.write_table(self.experiment.validation_units, Path(self.config["folder"]) / worker.UNITS)
-            self.carried.close()  # the driver may read it now
-        return True
-
-    def save(self) -> None:
-        worker.save(self.experiment, Path(self.config["folder"]), self.config["keep"])
-        self.unsaved = False
-
-    @property
-    def is_to_be_judged(self) -> bool:
-        return self.report is not None and (
-            self.report.ended is not None or self.report.epoch in self.experiment.plan.decide_at
-        )
-
-    def payload(self) -> dict[str, Any]:
-        """All rows since the last payload, as one report."""
-        assert self.report is not None
-        rows = tuple(self.rows)
-        self.rows = []
-        measured = self.experiment.measured(self.config["measure"]) if self.report.ended else None
-        return reports.payload(replace(self.report, rows=rows), measured)
-
-
 class PackRunner:
     """The running trials of this process. An error of one trial ends that trial and is its last payload.
 
@@ -196,7 +93,7 @@ class PackRunner:
 
     def __init__(self, device: torch.device, stop: Callable[[], bool] = lambda: False) -> None:
         self._device, self._stop = device, stop
-        self._trials: dict[int, _Trial] = {}
+        self._trials: dict[int, PackTrial] = {}
         self._packs: dict[tuple[Workload, ...], Pack] = {}
         self._failed: list[tuple[int, dict[str, Any]]] = []
         self._waiting: dict[int, Mapping[str, Any]] = {}
@@ -308,14 +205,14 @@ class PackRunner:
             return True
         return memory.available_bytes(self._device) >= need * (len(members) + 1)
 
-    def _again(self, trials: Sequence[_Trial]) -> None:
+    def _again(self, trials: Sequence[PackTrial]) -> None:
         """Start trials again, from their last checkpoints: an error has left them in the middle of an epoch."""
         self._packs = {}
         for trial in trials:
             self.drop(trial.config["number"])
             self._waiting[trial.config["number"]] = trial.config
 
-    def _open(self, config: Mapping[str, Any]) -> _Trial:
+    def _open(self, config: Mapping[str, Any]) -> PackTrial:
         spec = ExperimentSpec.model_validate(config["spec"])
         folder = Path(config["folder"])
         accumulate = micro_batches.chosen(spec, folder)
@@ -335,7 +232,7 @@ class PackRunner:
         stream = experiment.stream(checkpoint.read(latest, spec.identity) if latest else None)
         # A pack trains ahead of the streams, so a stream that evaluates untrained weights must do so first.
         progress = None if latest or member.pretrained else Progress()
-        return _Trial(config, experiment, stream, member, progress, carried)
+        return PackTrial(config, experiment, stream, member, progress, carried)
 
     def _advance(self) -> list[tuple[int, dict[str, Any]]]:
         payloads = []
@@ -360,7 +257,7 @@ class PackRunner:
 
     def _train_together(self) -> None:
         """Compute the next epoch of all trials that have a peer of their shape."""
-        peers: dict[Any, list[_Trial]] = {}
+        peers: dict[Any, list[PackTrial]] = {}
         for trial in self._trials.values():
             workload = trial.member.workload
             if isinstance(workload, Packable) and trial.epoch and (shape := workload.pack_shape()) is not None:
@@ -383,7 +280,7 @@ class PackRunner:
                     break
         self._packs = packs
 
-    def _prepare(self, trials: Sequence[_Trial]) -> dict[tuple[Workload, ...], Pack]:
+    def _prepare(self, trials: Sequence[PackTrial]) -> dict[tuple[Workload, ...], Pack]:
         members = tuple(trial.member.workload for trial in trials)
         pack = self._packs.get(members) or cast(Packable, type(members[0])).pack(members)
         epochs = [cast(int, trial.epoch) for trial in trials]

@@ -15,7 +15,7 @@ from orchestrator.engine import checkpoint
 from orchestrator.errors import RunFailed, UserError
 from orchestrator.runs import worker
 from orchestrator.storage.settings import resolve
-from orchestrator.sweeps import estimate, pack_plan
+from orchestrator.sweeps import estimate
 from orchestrator.sweeps.pack_plan import PackRunner, capacities, pack_size, run_together
 from tests.support.toy import Counted, Toy
 from workloads import catalog, memory
@@ -337,8 +337,8 @@ def test_time_is_shared_fairly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     from tests.support.toy import Clock
 
     clock = Clock()
-    monkeypatch.setattr(pack_plan, "time", clock)
-    monkeypatch.setattr("tests.support.toy.time", clock)
+    for module in ("orchestrator.sweeps.pack_plan", "orchestrator.sweeps.pack_trial", "tests.support.toy"):
+        monkeypatch.setattr(f"{module}.time", clock)
     book = Book(tmp_path, [spec_of(0, {}, slow=3.0), spec_of(1, {}, slow=1.0)])
     together(book, size=2)
     assert [book.told[number][-1]["train_seconds"] for number in range(2)] == [2.0 * EPOCHS] * 2
@@ -412,7 +412,7 @@ def test_a_probe_of_trials_together_tells_ones_share(
     from tests.support.toy import Clock
 
     clock = Clock()
-    for module in ("orchestrator.sweeps.pack_plan", "orchestrator.sweeps.estimate", "tests.support.toy"):
+    for module in ("orchestrator.sweeps.pack_trial", "orchestrator.sweeps.estimate", "tests.support.toy"):
         monkeypatch.setattr(f"{module}.time", clock)
     (tmp_path / "mine.py").write_text(
         "def space(trial):\n    return {'lr': trial.suggest_float('lr', 0.1, 0.2), 'slow': 0.5}\n"
