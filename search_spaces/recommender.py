@@ -145,6 +145,36 @@ def bprac(trial: optuna.Trial) -> dict[str, Any]:
     }
 
 
+def sgl(trial: optuna.Trial) -> dict[str, Any]:
+    """SGL on LightGCN (its paper: weights .005 to 1, t .1 to 1, ratios 0 to .5)."""
+    return {
+        **_contrast(trial, "sgl"),
+        "augmentation": trial.suggest_categorical("augmentation", ["edge_drop", "node_drop", "random_walk"]),
+        "drop_ratio": trial.suggest_float("drop_ratio", 0.05, 0.5),
+    }
+
+
+def simgcl(trial: optuna.Trial) -> dict[str, Any]:
+    """SimGCL on LightGCN (its paper: noise .01 to 1, best .1)."""
+    return {**_contrast(trial, "simgcl"), "noise": trial.suggest_float("noise", 0.01, 1.0, log=True)}
+
+
+def lightgcl(trial: optuna.Trial) -> dict[str, Any]:
+    """LightGCL on LightGCN (its paper: 5 singular values, 1 to 8 searched)."""
+    return {**_contrast(trial, "lightgcl"), "svd_rank": trial.suggest_int("svd_rank", 1, 16, log=True)}
+
+
+def ncl(trial: optuna.Trial) -> dict[str, Any]:
+    """NCL on LightGCN (its code: 1,000 clusters, item weight 1.5, 20 epochs without prototypes)."""
+    return {
+        **_contrast(trial, "ncl"),
+        "item_weight": trial.suggest_float("item_weight", 0.5, 2.0),
+        "prototype_weight": trial.suggest_float("prototype_weight", 1e-4, 0.1, log=True),
+        "clusters": trial.suggest_int("clusters", 10, 300, log=True),
+        "prototype_warmup": trial.suggest_int("prototype_warmup", 0, 40, step=10),
+    }
+
+
 def samplers(trial: optuna.Trial) -> dict[str, Any]:
     """The negative sampler, with a fixed loss (thesis table 4.2)."""
     sampler = trial.suggest_categorical("sampler", ["uniform", "popularity", "aobpr", "dns", "srns", "bns"])
@@ -195,6 +225,8 @@ def everything(trial: optuna.Trial) -> dict[str, Any]:
     params["batch_size"] = trial.suggest_categorical("batch_size", [128, 512, 1024, 2048, 4096])
     if backbone == "lightgcn":
         params["layers"] = trial.suggest_int("layers", 1, 4)  # thesis 4.5.1.2: 1; LightGCN paper: up to 4
+        contrast = trial.suggest_categorical("contrast", [None, *_CONTRASTS])
+        params |= _CONTRASTS[contrast](trial) if contrast else {"contrast": None}
     own = _SAMPLERS.get(sampler, lambda _trial: {})  # a fixed one, such as in_batch, has no parameters here
     return {**params, **_LOSSES[loss](trial), **own(trial)}
 
@@ -204,6 +236,18 @@ def _adam(trial: optuna.Trial) -> dict[str, Any]:
     return {
         "lr": trial.suggest_float("lr", 3e-4, 3e-2, log=True),
         "weight_decay": trial.suggest_float("weight_decay", 1e-7, 1e-3, log=True),
+    }
+
+
+def _contrast(trial: optuna.Trial, method: str) -> dict[str, Any]:
+    """SGL, SimGCL and LightGCL: t around .2; weights from .005 (SGL) to 2 (SimGCL)."""
+    return {
+        **_adam(trial),
+        "backbone": "lightgcn",
+        "layers": trial.suggest_int("layers", 1, 4),  # as in everything
+        "contrast": method,
+        "contrast_weight": trial.suggest_float("contrast_weight", 3e-3, 2.0, log=True),
+        "contrast_temperature": trial.suggest_float("contrast_temperature", 0.05, 1.0, log=True),
     }
 
 
@@ -308,6 +352,12 @@ _SAMPLERS: Mapping[str, Callable[[optuna.Trial], dict[str, Any]]] = {
     "srns": srns,
     "bns": _whole_bns,
     "bns_posterior": _posterior,
+}
+_CONTRASTS: Mapping[str, Callable[[optuna.Trial], dict[str, Any]]] = {
+    "sgl": sgl,
+    "simgcl": simgcl,
+    "lightgcl": lightgcl,
+    "ncl": ncl,
 }
 
 

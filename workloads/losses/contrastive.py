@@ -9,7 +9,7 @@ every score. Sums of exponentials stay in logarithms: nothing overflows or vanis
 from __future__ import annotations
 
 import math
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch.nn import functional
@@ -19,6 +19,10 @@ from workloads.ecdf import Ties, ecdf
 Floor: TypeAlias = Literal["cosine", "minimum", "none"]
 """The least that a debiased mean of negatives can be: e^(-1/t), which holds for cosines alone (E-DCL), the smallest
 of the anchor's own scores, which holds for any, or nothing: then the logarithm may not exist."""
+
+
+_CACHED = 2**18
+"""Scores computed at once by :func:`view_infonce_loss`: as many as fit a CPU's caches."""
 
 
 def infonce_loss(positive: torch.Tensor, negatives: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
@@ -32,6 +36,90 @@ def infonce_loss(positive: torch.Tensor, negatives: torch.Tensor, temperature: f
         (B,) in nats, at least 0.
     """
     return functional.softplus(_log_sum(negatives / temperature) - positive / temperature)
+
+
+def view_infonce_loss(
+    anchors: torch.Tensor,
+    candidates: torch.Tensor,
+    own: torch.Tensor,
+    weights: torch.Tensor,
+    temperature: float = 1.0,
+    repeated: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Weighted sum of InfoNCE of cosines: one candidate is an anchor's positive, the others are its negatives.
+
+    Thesis (2.3) and 2.2.4.4. The gradient is computed with the loss, in blocks that stay in a CPU's caches, so that the
+    cosines (B, C) are never stored.
+
+    Args:
+        anchors: embeddings, (B, d).
+        candidates: embeddings, (C, d).
+        own: the positive of each anchor, a row of ``candidates``, (B,).
+        weights: of the anchors, (B,), without gradient.
+        repeated: boolean (C,), candidates to leave out, except as an anchor's own.
+
+    Returns:
+        A scalar in nats, the sum of ``weights`` times losses that are at least 0.
+    """
+    loss: torch.Tensor = _ViewInfoNCE.apply(anchors, candidates, own, weights, temperature, repeated)
+    return loss
+
+
+class _ViewInfoNCE(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        anchors: torch.Tensor,
+        candidates: torch.Tensor,
+        own: torch.Tensor,
+        weights: torch.Tensor,
+        temperature: float,
+        repeated: torch.Tensor | None,
+    ) -> torch.Tensor:
+        a, a_length = _normalised(anchors)
+        c, c_length = _normalised(candidates)
+        own = own.unsqueeze(1)
+        weights = weights.unsqueeze(1)
+        loss = a.new_zeros(())
+        of_a = torch.empty_like(a)
+        of_c = torch.zeros_like(c)
+        scaled = a / temperature
+        rows = max(1, _CACHED // max(1, len(c))) if a.device.type == "cpu" else max(1, len(a))
+        for first in range(0, len(a), rows):
+            block = slice(first, first + rows)
+            scores = scaled[block] @ c.T
+            if repeated is not None:
+                scores.masked_fill_(repeated.expand_as(scores).scatter(1, own[block], False), -math.inf)
+            if temperature < 1 / 40:  # otherwise e^(1/t) and its sums are finite
+                scores -= scores.amax(1, keepdim=True)
+            positive = scores.gather(1, own[block])
+            sums = scores.exp_().sum(1, keepdim=True)
+            loss += ((sums.log() - positive) * weights[block]).sum()
+            share = weights[block] / sums
+            torch.mm(scores, c, out=of_a[block])
+            of_a[block] *= share
+            of_c.addmm_(scores.T, scaled[block] * share)
+        of_a -= c.index_select(0, own.squeeze(1)) * weights
+        of_c.index_add_(0, own.squeeze(1), scaled * weights, alpha=-1)
+        of_a /= temperature
+        ctx.save_for_backward(_of_length(of_a, a, a_length), _of_length(of_c, c, c_length))
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None, None, None]:
+        of_anchors, of_candidates = ctx.saved_tensors
+        return of_anchors * gradient, of_candidates * gradient, None, None, None, None
+
+
+def _normalised(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows of length 1, (n, d), and their lengths before, (n, 1)."""
+    length = torch.linalg.vector_norm(x, dim=1, keepdim=True).clamp_min_(1e-12)
+    return x / length, length
+
+
+def _of_length(gradient: torch.Tensor, x: torch.Tensor, length: torch.Tensor) -> torch.Tensor:
+    """The gradient before normalisation of that after it, (n, d), for rows ``x`` of length 1."""
+    return gradient.addcmul_((gradient * x).sum(1, keepdim=True), x, value=-1).div_(length)
 
 
 def decoupled_loss(positive: torch.Tensor, negatives: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:

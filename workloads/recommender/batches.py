@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
@@ -48,9 +48,9 @@ class Batch:
 
     ``nodes``: (width, b) int64 of user, item, extras and what the sampler drew (item i is node n_users + i).
     ``rows``: indices into the data's pairs, (b,). ``positions``: positions in the pass, (b,). ``key``: for draws
-    made during the step. ``step``: number of the step in its pass. ``items``: the positive items of the
-    global batch, as nodes, (size,). ``size``: interactions in the global batch; b is 0 on some ranks of a batch
-    smaller than the world.
+    made during the step. ``step``: number of the step in its pass. ``users``, ``items``: the users and positive items
+    of the global batch, as nodes, (size,). ``size``: interactions in the global batch; b is 0 on some ranks of a batch
+    smaller than the world. ``part``: number of this part, of the ``parts`` of the global batch.
     """
 
     nodes: torch.Tensor
@@ -58,15 +58,21 @@ class Batch:
     positions: torch.Tensor
     key: int
     step: int
+    users: torch.Tensor
     items: torch.Tensor
     size: int
+    part: int = 0
+    parts: int = 1
 
     def split(self, parts: int) -> list[Batch]:
         """Split into micro-batches."""
         if parts == 1:
             return [self]
         columns = (self.nodes.tensor_split(parts, 1), self.rows.tensor_split(parts), self.positions.tensor_split(parts))
-        return [Batch(*part, self.key, self.step, self.items, self.size) for part in zip(*columns)]
+        return [
+            replace(self, nodes=nodes, rows=rows, positions=at, part=self.part * parts + part, parts=self.parts * parts)
+            for part, (nodes, rows, at) in enumerate(zip(*columns))
+        ]
 
 
 def batches(data: RecommenderData, draws: Draws, batch_size: int, runtime: Runtime, epoch: int) -> Iterator[Batch]:
@@ -78,8 +84,10 @@ def batches(data: RecommenderData, draws: Draws, batch_size: int, runtime: Runti
     for number, steps in passes_of(epoch, steps_per_pass(data.pairs.shape[1], batch_size), runtime.steps_per_epoch):
         key = derive(runtime.seed, "choice", number)
         drawn = _draw(data, draws, batch_size, [(runtime.seed, number)], steps, runtime.rank, runtime.world_size)
-        for at, (nodes, rows, positions, items) in enumerate(drawn, steps.start):
-            yield Batch(nodes.squeeze(1), rows.squeeze(0), positions, key, at, items.squeeze(0), items.shape[1])
+        for at, (nodes, rows, positions, pairs) in enumerate(drawn, steps.start):
+            users, items = pairs.squeeze(1).unbind()
+            part = (nodes.squeeze(1), rows.squeeze(0), positions, key, at, users, items)
+            yield Batch(*part, len(items), runtime.rank, runtime.world_size)
 
 
 def packed_nodes(
@@ -109,7 +117,7 @@ def _draw(
     """Batches of K passes, stacked; each pass is given by its seed and number.
 
     Yields:
-        Nodes (width, K, b), rows (K, b), positions (b,), and the items of the global batch (K, size).
+        Nodes (width, K, b), rows (K, b), positions (b,), and the pairs of the global batch (2, K, size).
     """
     device = data.pairs.device
     n = data.pairs.shape[1]
@@ -131,12 +139,12 @@ def _draw(
         rows = orders.index_select(1, positions)
         nodes = _nodes(data, draws, passes, rows, positions)
         all_rows = orders[:, first * batch_size : first * batch_size + sum(sizes)]
-        items = nodes[1] if world == 1 else data.pairs[1, all_rows.flatten()].view(len(passes), -1)
+        pairs = nodes[:2] if world == 1 else data.pairs[:, all_rows.flatten()].view(2, len(passes), -1)
         yield from zip(
             torch.split(nodes, lengths, dim=2),
             torch.split(rows, lengths, dim=1),
             torch.split(positions, lengths),
-            torch.split(items, sizes, dim=1),
+            torch.split(pairs, sizes, dim=2),
         )
 
 

@@ -36,6 +36,10 @@ class EpochMetrics:
             assert params.truth is not None
             self._quality = SamplingQuality(device)
             self._liked = data.liked(params.truth)
+        self._contrast: torch.Tensor | None = None
+        if params.contrast is not None:
+            self._contrast = torch.zeros((), dtype=torch.float64, device=device)
+        self._steps = 0.0
         self._planted = data.planted
         self._false = torch.zeros(2, dtype=torch.int64, device=device)  # false negatives, all negatives
 
@@ -45,6 +49,12 @@ class EpochMetrics:
         self._count += len(losses)
         if self._clamped is not None:
             self._clamped += (losses.detach() >= _CLAMPED).sum()
+
+    def add_contrast(self, term: torch.Tensor, parts: int) -> None:
+        """Add the share of a step's contrastive term that one of ``parts`` parts of the batch has."""
+        assert self._contrast is not None
+        self._contrast += term.detach()
+        self._steps += 1 / parts
 
     @property
     def needs_negatives(self) -> bool:
@@ -71,6 +81,9 @@ class EpochMetrics:
         metrics = {"loss": loss / count}
         if self._clamped is not None:
             metrics["clamped"] = reduce_sum(self._clamped).item() / count
+        if self._contrast is not None:
+            term, steps = reduce_sum(torch.stack([self._contrast, self._contrast.new_tensor(self._steps)])).tolist()
+            metrics["contrast"] = term / steps
         if self._quality is not None:
             metrics |= SamplingQuality.measures(reduce_sum(self._quality.sums))
         if self._planted is not None:

@@ -9,6 +9,7 @@ from typing import Any
 from workloads.conditional_params import Computed, ConditionalParams, Rules
 from workloads.loss_table import Loss
 from workloads.named_function import load_function
+from workloads.recommender.contrasts import CONTRASTS, contrast_error
 
 
 @dataclass(frozen=True)
@@ -182,7 +183,8 @@ PLANTED = "synthetic"
 
 def _rules() -> Rules:
     losses = {("loss", name): row.params for name, row in LOSSES.items()}
-    return losses | {("sampler", name): row.params for name, row in SAMPLERS.items()} | dict(_SWITCHES)
+    samplers = {("sampler", name): row.params for name, row in SAMPLERS.items()}
+    return losses | samplers | {("contrast", name): row.params for name, row in CONTRASTS.items()} | dict(_SWITCHES)
 
 
 CONDITIONAL = ConditionalParams(_rules, {"loss": "bpr", "sampler": "uniform"})
@@ -195,7 +197,7 @@ def combination_error(values: Mapping[str, Any]) -> str | None:
             f"negatives={values['negatives']} has no effect with sampler=in_batch, which takes the items of the batch. "
             "Drop negatives, or set another sampler"
         )
-    return _unmasked(values) or _unknown_truth(values)
+    return _unmasked(values) or _unknown_truth(values) or contrast_error(values)
 
 
 def not_compiled(values: Mapping[str, Any]) -> str | None:

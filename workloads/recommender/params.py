@@ -16,11 +16,13 @@ from workloads.common_params import WorkloadParams
 from workloads.conditional_params import OneOf, out_of_bounds_error
 from workloads.contract import MID_RUN, Preset
 from workloads.data.datasets import check_kind, occupations
+from workloads.recommender.contrasts import CONTRASTS
 from workloads.recommender.losses import CONDITIONAL, LOSSES, SAMPLERS, combination_error, not_compiled
 
 Backbone: TypeAlias = Literal["mf", "lightgcn"]
 Loss: TypeAlias = Annotated[str, OneOf(LOSSES)]
 Sampler: TypeAlias = Annotated[str, OneOf(SAMPLERS)]
+Contrast: TypeAlias = Annotated[str, OneOf(CONTRASTS)]
 
 LARGEST_BLOCK = 2**15
 """Users that are scored with as many items at once, by ``sampler=in_batch``: 4 GiB of float32."""
@@ -46,7 +48,7 @@ class Params(WorkloadParams):
     """
 
     presets: ClassVar[Mapping[str, Preset]] = PRESETS
-    tables: ClassVar[Mapping[str, Mapping[str, Any]]] = {"loss": LOSSES, "sampler": SAMPLERS}
+    tables: ClassVar[Mapping[str, Mapping[str, Any]]] = {"loss": LOSSES, "sampler": SAMPLERS, "contrast": CONTRASTS}
     conditional = CONDITIONAL
 
     dataset: Annotated[str, AfterValidator(lambda name: check_kind(name, "interactions"))] = Field(
@@ -75,6 +77,11 @@ class Params(WorkloadParams):
     sampler: Sampler = Field(
         "uniform",
         description="Of negatives (thesis 4.5.1.2); one of the samplers listed with their sources.",
+    )
+    contrast: Contrast | None = Field(
+        None,
+        description="Graph contrastive learning, an InfoNCE term on LightGCN that is added to any loss; one of the "
+        "methods listed with their sources, or none.",
     )
     dim: int = Field(32, ge=1, le=4096, description="Dimension d of the embeddings (32: thesis 4.5.1.2).")
     layers: int = Field(
@@ -221,6 +228,28 @@ class Params(WorkloadParams):
     )
     srns_temperature: float | None = Field(
         None, ge=1e-3, le=1e4, description="τ of the memory's renewal by e^{score / τ} (its code: 10)."
+    )
+    contrast_weight: float | None = Field(
+        None, ge=0, le=1e3, description="Weight of the contrastive term (SGL: .005 to .5; SimGCL: .2 to 2)."
+    )
+    contrast_temperature: float | None = Field(
+        None, ge=1e-3, le=1e3, description="t of the term's cosines (SGL, SimGCL, LightGCL: .2; NCL: .05 to .1)."
+    )
+    augmentation: Literal["edge_drop", "node_drop", "random_walk"] | None = Field(
+        None, description="What sgl drops: edges, nodes, or other edges in each layer."
+    )
+    drop_ratio: float | None = Field(None, ge=0, lt=1, description="Share that sgl drops (paper: .1 to .5).")
+    noise: float | None = Field(None, ge=0, le=1e3, description="Length of simgcl's noise on a layer (paper: .1).")
+    svd_rank: int | None = Field(None, ge=1, le=1024, description="Singular values that lightgcl keeps (paper: 5).")
+    item_weight: float | None = Field(
+        None, ge=0, le=1e3, description="Weight of the items' structural term of ncl, the users' being 1 (code: 1.5)."
+    )
+    prototype_weight: float | None = Field(None, ge=0, le=1e3, description="Weight of ncl's term with prototypes.")
+    clusters: int | None = Field(
+        None, ge=1, le=2**16, description="Prototypes of ncl for the users, and for the items (paper: 5 to 10,000)."
+    )
+    prototype_warmup: int | None = Field(
+        None, ge=0, description="Epochs of ncl before it contrasts with prototypes (RecBole's code: 20)."
     )
     quality: bool = Field(
         False, description="Measure TNR (4.27) and INF (4.28) of the sampled negatives in every epoch."

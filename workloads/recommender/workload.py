@@ -21,6 +21,7 @@ from workloads.recommender.calibration import Calibration, Calibrator
 from workloads.recommender.dataset import History, prepare
 from workloads.recommender.epoch_metrics import EpochMetrics
 from workloads.recommender.evaluation import evaluation, rank_users
+from workloads.recommender.graph_contrast import GraphContrast
 from workloads.recommender.loss_calls import Scores, loss_settings
 from workloads.recommender.losses import LOSSES
 from workloads.recommender.model import LightGCN, MatrixFactorisation, normal, xavier
@@ -72,6 +73,10 @@ class Recommender:
             kind = Adam if params.optimizer == "adam" else BatchedSGD
             self.optimizer = kind(self.model.embedding, params.weight_decay)
         self.replica = wrap(self.model, runtime)
+        self.contrast: GraphContrast | None = None
+        if params.contrast is not None:
+            assert isinstance(self.model, LightGCN)  # checked by Params
+            self.contrast = GraphContrast(params, self.data, self.model, runtime.seed)
         negatives, extras = LOSSES[params.loss].counts(params.model_dump())
         self.draws = Draws(sampler(params, self.data, runtime.data), negatives, extras, of_item=params.loss == "gbpr")
         self.settings = loss_settings(params, self.data.density)
@@ -102,7 +107,8 @@ class Recommender:
             The mean ``loss`` of an interaction; with ``quality`` also ``tnr`` and ``inf`` of the negatives; with
             planted truth ``fnr``, the share of the negatives that their users like; with planted truth or injected
             noise ``fpr``, the weighted share of false interactions; depending on the loss ``clamped`` (dpl),
-            ``alpha`` (bcl calibrated by the AUC) and ``ks`` (bprac on matrix factorisation).
+            ``alpha`` (bcl calibrated by the AUC) and ``ks`` (bprac on matrix factorisation); with graph contrastive
+            learning ``contrast``, the mean of its weighted term over the steps.
         """
         params = self.params
         runtime = self.runtime
@@ -115,6 +121,8 @@ class Recommender:
             table = self.model.embeddings().detach()
             self.draws.sampler.begin(table, epoch, derive(runtime.seed, "memory", epoch))
         calibrated = self.calibrate(epoch)
+        if self.contrast is not None:
+            self.contrast.begin(self.model.embedding, epoch)
         measured = EpochMetrics(params, data, runtime)
         steps = runtime.steps_per_epoch or steps_per_pass(data.pairs.shape[1], params.batch_size)
         drawn = batches(data, self.draws, params.batch_size, runtime, epoch)
@@ -125,8 +133,12 @@ class Recommender:
                     losses, nodes = self._losses(part, epoch, step, calibrated, measured)
                     loss = cost = losses.sum()
                     over = batch.size
+                    if self.contrast is not None:
+                        term = self.contrast(self.model.embedding, part)
+                        measured.add_contrast(term, part.parts)
+                        cost = cost + term * batch.size
                     if isinstance(self.optimizer, BatchedSGD):
-                        cost = loss + self.optimizer.penalty(nodes, calibrated.of(part.rows))
+                        cost = cost + self.optimizer.penalty(nodes, calibrated.of(part.rows))
                         over = 1
                     # DDP averages over ranks: this factor gives the mean (or sum) over the global batch.
                     torch.autograd.backward(cost * (runtime.world_size / over))

@@ -70,6 +70,34 @@ class OneProcess(RecommenderConformance):
     test_two_processes_equal_one = None  # type: ignore[assignment]
 
 
+class TestSGL(OneProcess):
+    params: ClassVar[Mapping[str, Any]] = {
+        "backbone": "lightgcn", "contrast": "sgl", "augmentation": "random_walk", "layers": 2, "dim": 8,
+        "batch_size": 4096, "lr": 0.01,
+    }  # fmt: skip
+
+
+class TestSimGCLWithDCL(OneProcess):
+    params: ClassVar[Mapping[str, Any]] = {
+        "backbone": "lightgcn", "contrast": "simgcl", "loss": "dcl", "negatives": 4, "dim": 8, "batch_size": 4096,
+        "lr": 0.01,
+    }  # fmt: skip
+
+
+class TestLightGCL(OneProcess):
+    params: ClassVar[Mapping[str, Any]] = {
+        "backbone": "lightgcn", "contrast": "lightgcl", "layers": 2, "dim": 8, "batch_size": 4096, "lr": 0.01,
+    }  # fmt: skip
+
+
+class TestNCL(OneProcess):
+    params: ClassVar[Mapping[str, Any]] = {
+        "backbone": "lightgcn", "contrast": "ncl", "clusters": 8, "prototype_warmup": 1, "prototype_weight": 0.1,
+        "dim": 8, "batch_size": 4096, "lr": 0.01,
+    }  # fmt: skip
+    test_many_short_epochs_are_one_long_one = None  # type: ignore[assignment]  # clusters are made before an epoch
+
+
 class TestHardDPL(OneProcess):
     choices: ClassVar[float] = FLIPPED
     params: ClassVar[Mapping[str, Any]] = {

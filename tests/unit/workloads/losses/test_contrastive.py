@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from workloads.losses import contrastive
 from workloads.losses.contrastive import (
     Floor,
     alpha_from_auc,
@@ -22,6 +23,7 @@ from workloads.losses.contrastive import (
     decoupled_loss,
     hcl_loss,
     infonce_loss,
+    view_infonce_loss,
 )
 from workloads.losses.pairwise import bpr_loss
 
@@ -294,3 +296,26 @@ def test_alpha_from_auc() -> None:
     aucs = (0.0, 0.5, 0.7, 5 / 6, 1.0)
     assert [alpha_from_auc(auc) for auc in aucs] == pytest.approx([0.5, 0.5, 0.8, 1.0, 1.0])
     assert [alpha_from_auc(auc, literal=True) for auc in aucs] == pytest.approx([0.5, 0.5, 0.7, 5 / 6, 1.0])
+
+
+@pytest.mark.parametrize(("temperature", "cached"), [(0.5, 2**18), (0.01, 10), (1.0, 10)])
+def test_infonce_of_two_views(temperature: float, cached: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In blocks of two rows and in one, at a temperature at which e^(1/t) overflows and at larger ones."""
+    monkeypatch.setattr(contrastive, "_CACHED", cached)
+    source = torch.Generator().manual_seed(1)
+    anchors, candidates = (torch.randn(n, 3, generator=source, dtype=torch.float64, requires_grad=True) for n in (4, 5))
+    own, weights = torch.tensor([2, 0, 0, 4]), torch.tensor([0.5, 0.0, 0.2, 1.0], dtype=torch.float64)
+    repeated = torch.tensor([True, False, True, False, False])
+    for mask in (None, repeated):
+        expected = torch.zeros((), dtype=torch.float64)
+        for anchor, column, weight in zip(anchors, own.tolist(), weights):
+            cosines = torch.stack([torch.cosine_similarity(anchor, each, dim=0) for each in candidates])
+            others = [k for k in range(5) if k != column and (mask is None or not mask[k])]
+            loss = infonce_loss(cosines[column].unsqueeze(0), cosines[others].unsqueeze(0), temperature)[0]
+            expected = expected + weight * loss
+        loss = view_infonce_loss(anchors, candidates, own, weights, temperature, mask)
+        assert loss.item() == pytest.approx(expected.item(), rel=1e-9)
+        slow = torch.autograd.grad(expected, [anchors, candidates])
+        fast = torch.autograd.grad(loss * 3, [anchors, candidates])
+        for one, three in zip(slow, fast):
+            torch.testing.assert_close(3 * one, three)
