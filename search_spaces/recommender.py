@@ -55,6 +55,30 @@ def sgd_bns(trial: optuna.Trial) -> dict[str, Any]:
     return {**sgd(trial), **_bns(trial)}
 
 
+def item_knn(trial: optuna.Trial) -> dict[str, Any]:
+    """Item neighbours (Ferrari Dacrema et al., RecSys 2019: 5 to 1,000 neighbours, shrink 0 to 1,000)."""
+    return {
+        "backbone": "item_knn",
+        "knn_items": trial.suggest_int("knn_items", 5, 1000, log=True),
+        "knn_shrink": trial.suggest_float("knn_shrink", 0.0, 1000.0),
+    }
+
+
+def ease(trial: optuna.Trial) -> dict[str, Any]:
+    """EASE (Steck, WWW 2019: λ of 200 to 1,000 on larger sets; small ones take less)."""
+    return {"backbone": "ease", "ease_lambda": trial.suggest_float("ease_lambda", 10.0, 3000.0, log=True)}
+
+
+def ials(trial: optuna.Trial) -> dict[str, Any]:
+    """Implicit ALS (Hu et al., ICDM 2008: α 40; Rendle et al., RecSys 2022: dimension and both weights matter)."""
+    return {
+        "backbone": "ials",
+        "dim": trial.suggest_categorical("dim", [16, 32, 64, 128]),
+        "ials_alpha": trial.suggest_float("ials_alpha", 0.5, 50.0, log=True),
+        "ials_lambda": trial.suggest_float("ials_lambda", 1.0, 300.0, log=True),
+    }
+
+
 def infonce(trial: optuna.Trial) -> dict[str, Any]:
     """InfoNCE (thesis table 4.4: N = 2; tables 5.2 and 6.3 do not say)."""
     return {**_adam(trial), "loss": "infonce", **_contrastive(trial)}

@@ -44,11 +44,16 @@ class ConditionalParams:
     computed: Mapping[str, Callable[[Mapping[str, Any]], Any]] = field(default_factory=dict)
 
     def fill_defaults(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return ``given``, completed by the computed defaults and those of the rules that apply."""
-        values = dict(given)
+        """Return ``given``, completed by the computed defaults and those of the rules that apply.
+
+        A conditional parameter that is None is left out: it is unused.
+        """
+        rules = self.rules()
+        conditional = {name for params in rules.values() for name in params}
+        values = {name: value for name, value in given.items() if value is not None or name not in conditional}
         applying = (
             params
-            for (choice, value), params in self.rules().items()
+            for (choice, value), params in rules.items()
             if _equals(values.get(choice, self.choices.get(choice)), value)
         )
         for params in chain([self.computed], applying):

@@ -123,7 +123,8 @@ class Servable:
     ``predict(inputs: pandas.DataFrame, **params) -> pandas.DataFrame``. Files that it imports by relative imports are
     exported with it (:mod:`workloads.predictor_sources`). ``weights`` may be on any device and require gradients: the
     export copies them. ``example`` holds input columns (an object column of ``bytes`` where the input is binary),
-    ``params`` the keyword parameters of ``predict`` with their defaults, ``requirements`` the packages that these files
+    ``alternatives`` further columns of as many rows that may be given in the place of those: then neither is required.
+    ``params``: keyword parameters of ``predict`` with their defaults. ``requirements``: the packages that these files
     import. ``tags`` are set on the registered version, such as the location of the index that belongs to the model.
     """
 
@@ -134,6 +135,7 @@ class Servable:
     params: Mapping[str, Any]
     requirements: tuple[str, ...]
     tags: Mapping[str, str] = field(default_factory=dict)
+    alternatives: Columns = field(default_factory=dict)
 
 
 @runtime_checkable

@@ -217,10 +217,10 @@ class Conformance:
         through_plain_data(self.reference().states[0])
 
     def test_loaded_state_keeps_the_parameters_learning_rate(self) -> None:
-        if "lr" not in self.workload.Params.model_fields:
+        lr = getattr(self.workload.Params(**self.params), "lr", None)
+        if lr is None:
             pytest.skip("no learning rate of that name")
         donor = self.reference()
-        lr = self.workload.Params(**self.params).lr
         other = self.workload.Params(**{**self.params, "lr": lr * 2})
         taken = self.workload(other, Runtime(device=torch.device("cpu"), data=self.data, seed=7, epochs=self.epochs))
         taken.load_state_dict(through_plain_data(donor.states[0]))

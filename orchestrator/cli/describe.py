@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, Literal
+
+from pydantic import BaseModel, ValidationError
 
 from orchestrator.config import workload_loader
 from orchestrator.config.plan import PLAN_KEYS, Plan
@@ -45,7 +48,7 @@ def print_parameters(name: str, as_json: bool) -> None:
     UserError for an unknown workload, with the nearest name.
     """
     entry = workload_loader.entry(name)
-    params = list(_properties(workload_loader.params(name).model_json_schema()))
+    params = list(_properties(_schema(workload_loader.params(name))))
     plan = [(key, schema) for key, schema in _properties(Plan.model_json_schema()) if key in PLAN_KEYS]
     presets = workload_loader.presets(name)
     tables = workload_loader.tables(name)
@@ -81,6 +84,15 @@ def print_parameters(name: str, as_json: bool) -> None:
         lines = ([key, preset.source, _words(preset.settings)] for key, preset in presets.items())
         _print_table(("preset", "source", "settings"), lines)
     print(f"\nSet them with key=value, such as: orchestrator run {name} epochs=10")
+
+
+def _schema(model: type[BaseModel]) -> dict[str, Any]:
+    """The JSON Schema of a workload's parameters, with the defaults that follow from other defaults."""
+    schema = model.model_json_schema()
+    with suppress(ValidationError):  # a parameter has no default
+        for key, value in model().model_dump(mode="json").items():
+            schema["properties"][key]["default"] = value
+    return schema
 
 
 def _defaults(params: Mapping[str, Any]) -> dict[str, Any]:

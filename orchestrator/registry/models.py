@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version as installed
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.config import objectives
 from orchestrator.config.plan import Plan
@@ -23,6 +23,9 @@ from orchestrator.storage.settings import Settings
 from orchestrator.tracking import store
 from orchestrator.tracking.mlflow_globals import tracking_uri_set
 from orchestrator.tracking.names import Names, fitting_param
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 RECORD_FILES = (provenance.SPEC, provenance.ENVIRONMENT, OUTCOME, VALIDATION_UNITS, TEST_UNITS)
 
@@ -122,7 +125,6 @@ def _log(settings: Settings, run_id: str, folder: Path, outcome: str) -> str:
     """Log the model below ``folder`` with its parameters and test metrics; return its id."""
     import mlflow
     import pandas as pd
-    from mlflow.models import infer_signature
 
     from orchestrator.registry.serving import predictor
 
@@ -145,7 +147,7 @@ def _log(settings: Settings, run_id: str, folder: Path, outcome: str) -> str:
                 params={name: fitting_param(str(value)) for name, value in spec.get("params", {}).items()},
                 python_model=str(Path(__file__).with_name("serving.py")),
                 artifacts={"files": str(files)},
-                signature=infer_signature(example, output, params=meta["params"]),
+                signature=_signature(example, meta["alternatives"], output, meta["params"]),
                 input_example=(example, meta["params"]) if meta["params"] else example,  # MLflow drops an empty pair
                 pip_requirements=requirements,
                 tags={OUTCOME_TAG: outcome},
@@ -155,6 +157,17 @@ def _log(settings: Settings, run_id: str, folder: Path, outcome: str) -> str:
         if ended.end_time:  # uploaded later: restore the run's status and end time
             mlflow_client.set_terminated(run_id, ended.status, ended.end_time)
     return str(info.model_id)
+
+
+def _signature(example: pd.DataFrame, alternatives: dict[str, Any], output: pd.DataFrame, params: Any) -> Any:
+    """The model's signature. Where a column has alternatives, no column is required."""
+    from mlflow.models import infer_signature
+    from mlflow.types import ColSpec, Schema
+
+    signature = infer_signature(example.assign(**alternatives), output, params=params)
+    if alternatives:
+        signature.inputs = Schema([ColSpec(column.type, column.name, required=False) for column in signature.inputs])
+    return signature
 
 
 def _spec(folder: Path) -> dict[str, Any]:

@@ -18,19 +18,22 @@ _BYTES = "base64"
 
 
 def write(servable: Servable, folder: Path) -> None:
-    """Write the example's columns, the parameters of ``predict``, the requirements and the tags."""
-    example = {name: column.tolist() for name, column in servable.example.items()}
+    """Write the example's columns, their alternatives, parameters of ``predict``, the requirements and the tags."""
+    example, alternatives = (
+        {name: column.tolist() for name, column in columns.items()}
+        for columns in (servable.example, servable.alternatives)
+    )
     meta = {
         "example": example, "params": dict(servable.params), "requirements": list(servable.requirements),
-        "tags": dict(servable.tags),
+        "tags": dict(servable.tags), "alternatives": alternatives,
     }  # fmt: skip
     (folder / FILE).write_text(json.dumps(meta, default=_encoded))
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """Read the output of :func:`write`: ``example, params, requirements, tags``."""
+    """Read the output of :func:`write`: ``example, params, requirements, tags, alternatives``."""
     meta: dict[str, Any] = json.loads((folder / FILE).read_text(), object_hook=_decoded)
-    return {"tags": {}, **meta}  # models exported by earlier versions have no tags
+    return {"tags": {}, "alternatives": {}, **meta}  # models exported by earlier versions have fewer
 
 
 def _encoded(value: Any) -> dict[str, str]:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from pydantic import BaseModel, ValidationError
 
 from orchestrator.config import objectives, workload_loader
 from orchestrator.config.spec import ExperimentSpec, SweepSpec
@@ -28,10 +31,22 @@ Z95 = 1.96
 
 def run_settings(spec: ExperimentSpec) -> str:
     """The settings of an experiment that are not defaults, such as ``lr=0.01 epochs=5``."""
-    params = workload_loader.params(spec.workload)(**spec.params).model_dump(mode="json", exclude_defaults=True)
+    params = _given(workload_loader.params(spec.workload), spec.params)
     plan = spec.plan.model_dump(mode="json", exclude_defaults=True, exclude={"decide_at", "refit"})
     seed = {"seed": spec.seed} if spec.seed else {}
     return settings_text({**params, **plan, **seed}) or "defaults"
+
+
+def _given(model: type[BaseModel], params: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters that have to be given: neither defaults nor what the other parameters imply."""
+    whole = model(**params)
+    values = whole.model_dump(mode="json", exclude_defaults=True)
+    for name in list(values):
+        rest = {other: value for other, value in values.items() if other != name}
+        with suppress(ValidationError):
+            if model(**rest) == whole:
+                values = rest
+    return values
 
 
 def sweep_settings(spec: SweepSpec) -> str:

@@ -118,6 +118,21 @@ def same(found: pd.DataFrame, expected: pd.DataFrame) -> None:
     pd.testing.assert_frame_equal(found, expected, check_dtype=False, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+def test_unknown_users_with_histories(
+    ending: str, settings: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = write(pd.DataFrame({"history": [[3, 1, 4], [1, 5]]}), tmp_path / f"histories.{ending}")
+    prediction.predict(settings, "rec@champion", str(source), str(tmp_path / "top.csv"), {"k": 4})
+    answer = read(tmp_path / "top.csv")
+    assert answer["user"].tolist() == [0] * 4 + [1] * 4
+    assert not answer["fallback"].any()
+    assert {3, 1, 4}.isdisjoint(answer["item"][:4])
+    write(pd.DataFrame({"history": [[3], [10_000]]}), source)
+    with pytest.raises(UserError, match="does not know item 10000 of the history in row 2"):
+        prediction.predict(settings, "rec@champion", str(source), str(tmp_path / "top.csv"), {})
+
+
 @pytest.mark.parametrize(("before", "after"), [("parquet", "csv"), ("csv", "jsonl"), ("jsonl", "parquet")])
 def test_every_format_in_and_out(
     before: str, after: str, registered: Registered, settings: Settings, tmp_path: Path,
@@ -176,8 +191,8 @@ def test_an_empty_input_gives_an_empty_output_with_its_columns(
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("a.csv", "users,age\n1,2\n", "lacks the column user, which the model needs: got users, age. Rename users"),
-        ("a.jsonl", '{"User": 1}\n', "lacks the column user, which the model needs: got User. Rename User"),
+        ("a.csv", "users,age\n1,2\n", "has no column of the model: got users, age; allowed: user, history"),
+        ("a.jsonl", '{"User": 1}\n', "has no column of the model: got User; allowed: user, history"),
         ("a.csv", "user\n1\n2\nx\n", "Column user of .*a.csv is wrong in row 3: got 'x'; allowed: a whole number"),
         ("a.csv", "user,b\n1,2\n,3\n", "Column user of .*a.csv is wrong in row 2: got nothing; allowed: a whole"),
         ("a.jsonl", '{"user": 1}\n{"user": 1.5}\n', "wrong in row 2: got 1.5; allowed: a whole number"),

@@ -10,7 +10,7 @@ from tests.support.readme_tree import ROOT
 from workloads.loss_table import Loss, features
 
 TABLES = {
-    "recommender": ("loss", "sampler", "contrast"),
+    "recommender": ("backbone", "loss", "sampler", "contrast"),
     "simclr": ("loss", "optimizer"),
     "bi_encoder": ("loss",),
     "text_ranker": ("loss",),

@@ -12,6 +12,7 @@ from workloads.contract import Evaluation
 from workloads.distributed import reduce_sum
 from workloads.metrics.ranking import auc, metric_names, per_user
 from workloads.recommender.dataset import History
+from workloads.recommender.scorers import Scorer
 from workloads.sampling.negatives import Unobserved, random_bits, uniform
 from workloads.sampling.sampler import scores as scores_of
 
@@ -30,7 +31,7 @@ DRAWN = 2**20
 
 
 def rank_users(
-    models: Sequence[tuple[torch.Tensor, torch.Tensor]],
+    models: Sequence[Scorer],
     relevant: History,
     excluded: History,
     rank: int = 0,
@@ -39,16 +40,15 @@ def rank_users(
     """All metrics of each user under K models; users are divided over ranks, rows of other ranks' users are 0.
 
     Args:
-        models: final embeddings of users (U, d) and items (I, d).
+        models: of the same users and items.
         relevant: the relevant items.
         excluded: items excluded from the candidates.
 
     Returns:
         (K, U, metrics), float32, the metrics in the order of ``metric_names(CUTOFFS)``.
     """
-    n_users = len(models[0][0])
-    n_items = len(models[0][1])
-    device = models[0][0].device
+    n_users, n_items = models[0].shape
+    device = relevant.items.device
     names = metric_names(CUTOFFS)
     values = torch.zeros(len(models), n_users, len(names), device=device)
     at_once = _rows(device, n_items)
@@ -59,7 +59,7 @@ def rank_users(
         last = min(first + rows, n_users)
         wanted, masked = (history.mask(first, last, n_items) for history in (relevant, excluded))
         for k in range(0, len(models), per_block):
-            scores = [users[first:last] @ items.T for users, items in models[k : k + per_block]]
+            scores = [model.scores(first, last) for model in models[k : k + per_block]]
             count = len(scores)
             metrics = per_user(_stack(scores), _stack([wanted] * count), _stack([masked] * count), CUTOFFS)
             measured = torch.stack([metrics[name] for name in names], dim=1)

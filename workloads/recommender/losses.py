@@ -9,6 +9,7 @@ from typing import Any
 from workloads.conditional_params import Computed, ConditionalParams, Rules
 from workloads.loss_table import Loss
 from workloads.named_function import load_function
+from workloads.recommender.backbones import BACKBONES
 from workloads.recommender.contrasts import CONTRASTS, contrast_error
 
 
@@ -182,12 +183,14 @@ PLANTED = "synthetic"
 
 
 def _rules() -> Rules:
-    losses = {("loss", name): row.params for name, row in LOSSES.items()}
-    samplers = {("sampler", name): row.params for name, row in SAMPLERS.items()}
-    return losses | samplers | {("contrast", name): row.params for name, row in CONTRASTS.items()} | dict(_SWITCHES)
+    tables: dict[str, Mapping[str, Any]] = {
+        "backbone": BACKBONES, "loss": LOSSES, "sampler": SAMPLERS, "contrast": CONTRASTS,
+    }  # fmt: skip
+    rules = {(choice, name): row.params for choice, table in tables.items() for name, row in table.items()}
+    return rules | dict(_SWITCHES)
 
 
-CONDITIONAL = ConditionalParams(_rules, {"loss": "bpr", "sampler": "uniform"})
+CONDITIONAL = ConditionalParams(_rules, {"backbone": "mf"})
 
 
 def combination_error(values: Mapping[str, Any]) -> str | None:

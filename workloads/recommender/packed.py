@@ -22,6 +22,7 @@ from workloads.recommender.losses import LOSSES
 from workloads.recommender.model import MatrixFactorisation
 from workloads.recommender.params import Params
 from workloads.recommender.quality import wrong_share
+from workloads.recommender.scorers import Factors
 from workloads.recommender.sgd import BatchedSGD, SequentialSGD
 from workloads.schedule import steps_per_pass
 
@@ -54,7 +55,7 @@ class Member(Protocol):
 
     def learning_rate(self, epoch: int) -> float: ...
 
-    def embeddings(self) -> tuple[torch.Tensor, torch.Tensor]: ...
+    def embeddings(self) -> Factors: ...
 
     def ranking_targets(self, split: Split) -> tuple[History, History]: ...
 

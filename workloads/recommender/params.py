@@ -16,13 +16,17 @@ from workloads.common_params import WorkloadParams
 from workloads.conditional_params import OneOf, out_of_bounds_error
 from workloads.contract import MID_RUN, Preset
 from workloads.data.datasets import check_kind, occupations
+from workloads.recommender.backbones import BACKBONES, LEARNT
 from workloads.recommender.contrasts import CONTRASTS
 from workloads.recommender.losses import CONDITIONAL, LOSSES, SAMPLERS, combination_error, not_compiled
 
-Backbone: TypeAlias = Literal["mf", "lightgcn"]
+Backbone: TypeAlias = Annotated[str, OneOf(BACKBONES)]
 Loss: TypeAlias = Annotated[str, OneOf(LOSSES)]
 Sampler: TypeAlias = Annotated[str, OneOf(SAMPLERS)]
 Contrast: TypeAlias = Annotated[str, OneOf(CONTRASTS)]
+
+UNUSED: Any = None
+"""Default of a parameter that some backbones do not use, whose type is that with the others."""
 
 LARGEST_BLOCK = 2**15
 """Users that are scored with as many items at once, by ``sampler=in_batch``: 4 GiB of float32."""
@@ -48,7 +52,9 @@ class Params(WorkloadParams):
     """
 
     presets: ClassVar[Mapping[str, Preset]] = PRESETS
-    tables: ClassVar[Mapping[str, Mapping[str, Any]]] = {"loss": LOSSES, "sampler": SAMPLERS, "contrast": CONTRASTS}
+    tables: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "backbone": BACKBONES, "loss": LOSSES, "sampler": SAMPLERS, "contrast": CONTRASTS,
+    }  # fmt: skip
     conditional = CONDITIONAL
 
     dataset: Annotated[str, AfterValidator(lambda name: check_kind(name, "interactions"))] = Field(
@@ -67,15 +73,16 @@ class Params(WorkloadParams):
     )
     backbone: Backbone = Field(
         "mf",
-        description="Matrix factorisation (thesis algorithm 1) or LightGCN (He et al., SIGIR 2020; thesis 4.5.1.2).",
+        description="mf and lightgcn are trained on sampled negatives; the others, baselines, are fitted in one epoch "
+        "(ials: in several) and use neither loss, sampler nor optimizer.",
     )
     loss: Loss = Field(
-        "bpr",
+        UNUSED,
         description="Of a positive and what it draws, N negatives and M positives; one of the losses listed with their "
         "sources.",
     )
     sampler: Sampler = Field(
-        "uniform",
+        UNUSED,
         description="Of negatives (thesis 4.5.1.2); one of the samplers listed with their sources.",
     )
     contrast: Contrast | None = Field(
@@ -83,32 +90,34 @@ class Params(WorkloadParams):
         description="Graph contrastive learning, an InfoNCE term on LightGCN that is added to any loss; one of the "
         "methods listed with their sources, or none.",
     )
-    dim: int = Field(32, ge=1, le=4096, description="Dimension d of the embeddings (32: thesis 4.5.1.2).")
+    dim: int = Field(UNUSED, ge=1, le=4096, description="Dimension d of the embeddings (32: thesis 4.5.1.2).")
     layers: int = Field(
         1, ge=1, le=8, description="Propagations of LightGCN (1: thesis 4.5.1.2); matrix factorisation has none."
     )
     optimizer: Literal["adam", "sgd", "sgd_batched"] = Field(
-        "adam",
+        UNUSED,
         description="adam: in batches. sgd: one triple after the other, compiled, for matrix factorisation on a CPU "
         "(thesis algorithms 1 and 2). sgd_batched: its steps added up over a batch, on any device.",
     )
     threads: int | None = Field(None, ge=1, le=1024, description="Threads of sgd; only one is reproducible to the bit.")
     lr: float = Field(
-        2e-3,
+        UNUSED,
         gt=0,
         le=1,
         description="Learning rate (thesis 4.5.1.2: 0.01, for matrix factorisation with sgd and for LightGCN).",
         json_schema_extra=MID_RUN,
     )
     lr_decay: float = Field(
-        1.0,
+        UNUSED,
         gt=0,
         le=1,
         description="Factor on lr every lr_decay_every epochs; 1 is constant (thesis 4.5.1.2: 0.1 for LightGCN).",
     )
-    lr_decay_every: int = Field(20, ge=1, description="Epochs between two decays of lr (20: thesis 4.5.1.2, LightGCN).")
+    lr_decay_every: int = Field(
+        UNUSED, ge=1, description="Epochs between two decays of lr (20: thesis 4.5.1.2, LightGCN)."
+    )
     weight_decay: float = Field(
-        1e-5,
+        UNUSED,
         ge=0,
         le=1,
         description="Adam's coupled L2, on whole tables as in the source's code (1e-5: thesis 4.5.1.2, LightGCN); "
@@ -116,7 +125,7 @@ class Params(WorkloadParams):
         json_schema_extra=MID_RUN,
     )
     batch_size: int = Field(
-        1024,
+        UNUSED,
         ge=1,
         le=2**24,
         description="Interactions in a global batch, over all workers (thesis 4.5.1.2: 1, 128 and 1024).",
@@ -126,6 +135,26 @@ class Params(WorkloadParams):
         ge=0,
         description="Seed of the validation split: 10% of each user's training interactions. Splits by time have none.",
     )
+
+    knn_items: int | None = Field(
+        None, ge=1, le=2**16, description="k of item_knn, most similar items of each item (Dacrema et al.: 5 to 1,000)."
+    )
+    knn_shrink: float | None = Field(
+        None,
+        ge=0,
+        le=1e9,
+        description="Added to the product of norms in item_knn's cosine (Dacrema et al., RecSys 2019: 0 to 1,000).",
+    )
+    ease_lambda: float | None = Field(
+        None, gt=0, le=1e9, description="λ of ease, on the squared weights (its paper: 200 to 1,000)."
+    )
+    ials_alpha: float | None = Field(
+        None,
+        ge=0,
+        le=1e6,
+        description="α of ials: a training interaction weighs 1 + α, another pair 1 (its paper: 40).",
+    )
+    ials_lambda: float | None = Field(None, gt=0, le=1e9, description="λ of ials, on the squared embeddings.")
 
     negatives: int | None = Field(
         None,
@@ -263,28 +292,36 @@ class Params(WorkloadParams):
     @model_validator(mode="after")
     def _no_unused_parameter(self) -> Self:
         """Reject parameters without effect and combinations that are not supported."""
-        fields = type(self).model_fields
-        if self.backbone == "mf" and self.layers != fields["layers"].default:
+        if self.backbone != "lightgcn" and self.layers != type(self).model_fields["layers"].default:
             raise ValueError(
-                f"layers={self.layers} has no effect with backbone=mf. Drop layers, or set backbone=lightgcn"
+                f"layers={self.layers} has no effect with backbone={self.backbone}. "
+                "Drop layers, or set backbone=lightgcn"
             )
         if self.split in ("leave_last_out", "global_time") and self.split_seed:
             raise ValueError(
                 f"split_seed={self.split_seed} has no effect with split={self.split}, whose validation part is the "
                 "latest of train. Drop split_seed, or set another split"
             )
-        if self.lr_decay == 1 and self.lr_decay_every != fields["lr_decay_every"].default:
+        values = self.model_dump()
+        if not BACKBONES[self.backbone].learnt:
+            if message := combination_error(values):
+                raise ValueError(message)
+            if self.quality:
+                raise ValueError(
+                    f"quality=true has no effect with backbone={self.backbone}, which draws no negatives. Drop quality"
+                )
+            return self
+        if self.lr_decay == 1 and self.lr_decay_every != LEARNT["lr_decay_every"]:
             raise ValueError(
                 f"lr_decay_every={self.lr_decay_every} has no effect with lr_decay=1. "
                 "Drop lr_decay_every, or set lr_decay below 1"
             )
-        if self.optimizer == "sgd" and self.batch_size != fields["batch_size"].default:
+        if self.optimizer == "sgd" and self.batch_size != LEARNT["batch_size"]:
             raise ValueError(
                 f"batch_size={self.batch_size} has no effect with optimizer=sgd. Drop batch_size, or set optimizer=adam"
             )
-        if self.optimizer == "sgd" and (unable := not_compiled(self.model_dump())):
+        if self.optimizer == "sgd" and (unable := not_compiled(values)):
             raise ValueError(f"optimizer=sgd does not support {unable}. Set optimizer=adam")
-        values = self.model_dump()
         bounds = {**LOSSES[self.loss].bounds, **SAMPLERS[self.sampler].bounds}
         if message := combination_error(values):
             raise ValueError(message)
@@ -303,6 +340,9 @@ class Params(WorkloadParams):
         Raises:
             ValueError: says which.
         """
+        if not BACKBONES[self.backbone].learnt:
+            what = f"backbone={self.backbone}"
+            raise ValueError(f"{what} has no batches, which accumulate=auto may split. Drop accumulate")
         if LOSSES[self.loss].whole_batch or self.optimizer == "sgd":
             what = f"loss={self.loss}" if LOSSES[self.loss].whole_batch else "optimizer=sgd"
             raise ValueError(f"{what} cannot be trained in micro-batches, which accumulate=auto may choose. Drop it")

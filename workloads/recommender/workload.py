@@ -1,8 +1,8 @@
-"""The recommender workload: matrix factorisation or LightGCN, trained on users' items against sampled negatives."""
+"""The recommender workload: matrix factorisation or LightGCN on sampled negatives, and baselines in closed form."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,6 +16,8 @@ from workloads.data import load_interactions
 from workloads.distributed import reduce_sum, without_sync, wrap
 from workloads.recommender import packed
 from workloads.recommender.adam import Adam
+from workloads.recommender.backbones import BACKBONES
+from workloads.recommender.baselines import Baseline
 from workloads.recommender.batches import Batch, Draws, batches, choice
 from workloads.recommender.calibration import Calibration, Calibrator
 from workloads.recommender.dataset import History, prepare
@@ -27,6 +29,7 @@ from workloads.recommender.losses import LOSSES
 from workloads.recommender.model import LightGCN, MatrixFactorisation, normal, xavier
 from workloads.recommender.params import Params as RecommenderParams
 from workloads.recommender.samplers import sampler
+from workloads.recommender.scorers import Factors, Scorer
 from workloads.recommender.sgd import INITIAL, BatchedSGD, SequentialSGD
 from workloads.schedule import steps_per_pass
 from workloads.seeding import derive
@@ -46,7 +49,8 @@ class Recommender:
         """Build on ``runtime.device``; the data is loaded once per process.
 
         Raises:
-            ValueError: the batch does not divide over the workers, or there is nothing to train on.
+            ValueError: the batch does not divide over the workers, there is nothing to train on, or a baseline does not
+                fit into memory or has to be trained in parts.
             workloads.data.DataError: the dataset is unknown, missing or damaged.
         """
         _check_batch(params, runtime)
@@ -56,6 +60,14 @@ class Recommender:
         self.data = prepare(interactions, params.split_seed, runtime.holdout, runtime.device)
         if self.data.pairs.shape[1] == 0:
             raise ValueError(f"dataset {params.dataset!r} has no interaction that a negative item exists for")
+        self.baseline: Baseline | None = None
+        if BACKBONES[params.backbone].learnt:
+            self._build_learnt(params, runtime)
+        else:
+            self.baseline = BACKBONES[params.backbone].load()(params, runtime, self.data)
+
+    def _build_learnt(self, params: RecommenderParams, runtime: Runtime) -> None:
+        """Model, optimiser and sampler of a backbone that is trained on sampled negatives."""
         if params.optimizer == "adam":
             initial = xavier(self.data.n_users, self.data.n_items, params.dim, runtime.seed)
         else:
@@ -108,8 +120,10 @@ class Recommender:
             planted truth ``fnr``, the share of the negatives that their users like; with planted truth or injected
             noise ``fpr``, the weighted share of false interactions; depending on the loss ``clamped`` (dpl),
             ``alpha`` (bcl calibrated by the AUC) and ``ks`` (bprac on matrix factorisation); with graph contrastive
-            learning ``contrast``, the mean of its weighted term over the steps.
+            learning ``contrast``, the mean of its weighted term over the steps. Of the baselines only ials has a ``loss``.
         """
+        if self.baseline is not None:
+            return self.baseline.train_epoch(epoch)
         params = self.params
         runtime = self.runtime
         data = self.data
@@ -178,13 +192,22 @@ class Recommender:
             ValueError: the validation split of a refit, which has been trained on.
         """
         relevant, excluded = self.ranking_targets(split)
-        values = rank_users([self.embeddings()], relevant, excluded, self.runtime.rank, self.runtime.world_size)[0]
+        values = rank_users([self.scorer(excluded)], relevant, excluded, self.runtime.rank, self.runtime.world_size)[0]
         return evaluation(reduce_sum(values), relevant, self.runtime.rank)
 
-    def embeddings(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def scorer(self, known: History) -> Scorer:
+        """The model's scores of users whose items are ``known``, which item_knn and ease score from."""
+        return self.embeddings() if self.baseline is None else self.baseline.scorer(known)
+
+    def embeddings(self) -> Factors:
         """Final embeddings of users (U, d) and items (I, d)."""
-        users, items = torch.split(self.model.embeddings(), [self.data.n_users, self.data.n_items])
-        return users, items
+        return Factors(*torch.split(self.model.embeddings(), [self.data.n_users, self.data.n_items]))
+
+    def _fold_in(self) -> Mapping[str, Any]:
+        """How the served model finds the embedding of an unknown user, if not by the predictor's defaults."""
+        if self.params.backbone != "ials":
+            return {}
+        return {"fold_in": {"alpha": self.params.ials_alpha, "ridge": self.params.ials_lambda}}
 
     def ranking_targets(self, split: Split) -> tuple[History, History]:
         """The relevant items and the items excluded from the candidates."""
@@ -198,6 +221,8 @@ class Recommender:
 
         There is no stream position: it follows from the epoch.
         """
+        if self.baseline is not None:
+            return self.baseline.state_dict()
         state: State = {"embedding": self.model.embedding.detach()}
         if isinstance(self.optimizer, Adam):
             state["adam"] = self.optimizer.state_dict()
@@ -212,6 +237,9 @@ class Recommender:
         Raises:
             ValueError: the state belongs to another dataset, dim or workload.
         """
+        if self.baseline is not None:
+            self._load_baseline(state)
+            return
         shape = getattr(state.get("embedding"), "shape", None)
         if shape != self.model.embedding.shape:
             raise ValueError(
@@ -224,14 +252,24 @@ class Recommender:
         if "sampler" in state:
             self.draws.sampler.load_state_dict(state["sampler"])
 
+    def _load_baseline(self, state: State) -> None:
+        assert self.baseline is not None
+        for name, tensor in self.baseline.state_dict().items():
+            shape = getattr(state.get(name), "shape", None)
+            if shape != tensor.shape:
+                raise ValueError(
+                    f"the checkpoint does not fit: its {name} has shape {shape and tuple(shape)}, "
+                    f"backbone={self.params.backbone} on dataset {self.params.dataset!r} has {tuple(tensor.shape)}"
+                )
+            tensor.copy_(state[name])
+
     @torch.no_grad()
     def servable(self) -> Servable:
-        """Final embeddings, what each user has seen (train and validation) and the items' popularity."""
+        """What scores come from, what each user has seen (train and validation) and the items' popularity."""
         data = self.data
-        users, items = self.embeddings()
+        some = np.flatnonzero(data.seen.counts)[:3]
         weights = {
-            "users": users,
-            "items": items,
+            **(self.embeddings()._asdict() if self.baseline is None else self.baseline.served()),
             "seen_indptr": torch.from_numpy(data.seen.indptr),
             "seen_items": data.seen.items.int(),
             "popularity": torch.bincount(data.seen.items, minlength=data.n_items),
@@ -240,11 +278,21 @@ class Recommender:
         return Servable(
             predictor=Path(__file__).with_name("predictor.py"),
             weights=weights,
-            config={"dataset": self.params.dataset, "backbone": self.params.backbone},
-            example={"user": _names(np.flatnonzero(data.seen.counts)[:3], data.user_ids)},
+            config={"dataset": self.params.dataset, "backbone": self.params.backbone, **self._fold_in()},
+            example={"user": _names(some, data.user_ids)},
+            alternatives={"history": _histories(data.seen, some, data.item_ids)},
             params={"k": 20, "exclude_seen": True, "unknown": "popular"},
             requirements=("numpy", "pandas"),
         )
+
+
+def _histories(seen: History, users: np.ndarray[Any, Any], ids: np.ndarray[Any, Any] | None) -> np.ndarray[Any, Any]:
+    """Up to five items of each user, as the source names them: lists, in an array of objects."""
+    lists = np.empty(len(users), object)
+    for row, user in enumerate(users):
+        first, last = seen.indptr[user : user + 2]
+        lists[row] = _names(seen.items[first:last][:5].cpu().numpy(), ids).tolist()
+    return lists
 
 
 def _plain(ids: np.ndarray[Any, Any]) -> torch.Tensor:
@@ -259,6 +307,13 @@ def _names(numbers: np.ndarray[Any, Any], ids: np.ndarray[Any, Any] | None) -> n
 
 
 def _check_batch(params: RecommenderParams, runtime: Runtime) -> None:
+    if not BACKBONES[params.backbone].learnt:
+        if runtime.accumulate > 1 or runtime.steps_per_epoch:
+            raise ValueError(
+                f"backbone={params.backbone} is fitted as a whole: it has neither micro-batches nor parts of an epoch. "
+                "Drop accumulate and steps_per_epoch"
+            )
+        return
     check_batch(params.batch_size, runtime)
     if LOSSES[params.loss].whole_batch and (runtime.world_size > 1 or runtime.accumulate > 1):
         raise ValueError(

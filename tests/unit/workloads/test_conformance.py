@@ -191,6 +191,36 @@ class TestBatchedSGDWithDNS(RecommenderConformance):
     }  # fmt: skip
 
 
+class Fitted(RecommenderConformance):
+    """A baseline, which is fitted as a whole: micro-batches and virtual epochs are refused."""
+
+    test_many_short_epochs_are_one_long_one = None  # type: ignore[assignment]
+    test_micro_batches_give_the_same_gradient = None  # type: ignore[assignment]
+    test_virtual_epochs_cover_the_same_stream = None  # type: ignore[assignment]
+    test_loaded_state_keeps_the_parameters_learning_rate = None  # type: ignore[assignment]
+
+
+class TestIALS(Fitted):
+    params: ClassVar[Mapping[str, Any]] = {"backbone": "ials", "dim": 8}
+
+
+class Deterministic(Fitted):
+    test_another_seed_other_metrics = None  # type: ignore[assignment]  # nothing is drawn
+
+
+class TestPopularity(Deterministic):
+    params: ClassVar[Mapping[str, Any]] = {"backbone": "popularity"}
+    test_two_processes_equal_one = None  # type: ignore[assignment]  # nothing is shared out, and a spawn is dear
+
+
+class TestItemKNN(Deterministic):
+    params: ClassVar[Mapping[str, Any]] = {"backbone": "item_knn", "knn_items": 20, "knn_shrink": 5}
+
+
+class TestEASE(Deterministic):
+    params: ClassVar[Mapping[str, Any]] = {"backbone": "ease", "ease_lambda": 50}
+
+
 class TestToy(Conformance):
     workload: ClassVar[type[Any]] = Toy
     params: ClassVar[Mapping[str, Any]] = {"lr": 0.05}

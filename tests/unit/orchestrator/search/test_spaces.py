@@ -15,6 +15,7 @@ from orchestrator.errors import USAGE, UserError
 from orchestrator.search import spaces
 from tests.support.toy import Params
 from workloads.catalog import catalog
+from workloads.recommender.backbones import BACKBONES
 
 
 def refused(call: Callable[[], Any], *words: str) -> None:
@@ -61,13 +62,20 @@ def test_everything_of_the_recommender_is_searched_but_data_and_device() -> None
         found = spaces.suggest(spaces.load("recommender", "everything"), study.ask(), {"dataset": "ml-100k"})
         for name, value in params(**found).model_dump().items():
             asked.setdefault(name, set()).update([value] if name in found else [])
+    assert set(asked["backbone"]) == {name for name, row in BACKBONES.items() if row.learnt}
+    for name, row in BACKBONES.items():
+        if not row.learnt and row.params:
+            drawn = spaces.suggest(spaces.load("recommender", name), study.ask(), {})
+            assert drawn.keys() == {"backbone", *row.params}
+            for parameter, value in drawn.items():
+                asked[parameter].add(value)
     never = {name for name, values in asked.items() if not values}
     assert never == {"dataset_noise", "split", "split_seed", "optimizer", "threads", "quality", "truth"}
     assert {1, 15} <= asked["candidates"]
     assert {"warm", "occupation", "sampled", "auc_literal", "mid"} <= set().union(*asked.values())
-    drawn = spaces.probe(spaces.load("recommender", "everything"), {"loss": "dcl"}, params, seed=0).text()
-    assert drawn["bns_prior"] == "one of popularity, users, uninformative"  # occupations are MovieLens' alone
-    assert drawn["positives"] == "int 0 to 10"
+    ranges = spaces.probe(spaces.load("recommender", "everything"), {"loss": "dcl"}, params, seed=0).text()
+    assert ranges["bns_prior"] == "one of popularity, users, uninformative"  # occupations are MovieLens' alone
+    assert ranges["positives"] == "int 0 to 10"
 
 
 @pytest.mark.parametrize("preset", ["infonce", "decoupled", "dcl", "hcl", "bcl", "everything"])

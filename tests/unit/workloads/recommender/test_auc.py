@@ -11,6 +11,7 @@ from workloads.data import load_interactions
 from workloads.recommender import evaluation as module
 from workloads.recommender.dataset import RecommenderData, prepare
 from workloads.recommender.evaluation import evaluation, mean_auc, rank_users
+from workloads.recommender.scorers import Factors
 
 CPU = torch.device("cpu")
 
@@ -29,7 +30,7 @@ def data() -> RecommenderData:
 
 
 def by_all_metrics(model: tuple[torch.Tensor, torch.Tensor], data: RecommenderData) -> float:
-    return evaluation(rank_users([model], data.validation, data.train)[0], data.validation).metrics["auc"]
+    return evaluation(rank_users([Factors(*model)], data.validation, data.train)[0], data.validation).metrics["auc"]
 
 
 def test_where_pairs_are_few_it_is_that_of_the_evaluation(data: RecommenderData) -> None:

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from workloads.recommender.backbones import BACKBONES, LEARNT
 from workloads.recommender.losses import LOSSES, SAMPLERS
 from workloads.recommender.params import Params
 
 
 def test_every_loss_and_sampler_has_its_parameters_and_no_other() -> None:
-    optional = {name for name, field in Params.model_fields.items() if field.default is None}
+    optional = {name for name, field in Params.model_fields.items() if field.default is None} - set(LEARNT)
     for loss, own in LOSSES.items():
         for sampler, further in SAMPLERS.items():
             if sampler == "in_batch" and not own.in_batch:
@@ -25,6 +26,13 @@ def test_every_loss_and_sampler_has_its_parameters_and_no_other() -> None:
             if sampler == "in_batch":
                 del expected["negatives"]
             assert {name: params[name] for name in optional if params[name] is not None} == expected
+
+
+def test_every_backbone_has_its_parameters_and_no_other() -> None:
+    conditional = {name for name, field in Params.model_fields.items() if field.default is None}
+    for name, row in BACKBONES.items():
+        given = Params(backbone=name).model_dump()
+        assert {key: given[key] for key in conditional if given[key] is not None} == row.params
 
 
 def test_every_parameter_is_described() -> None:
@@ -85,6 +93,7 @@ def test_all_values_of_a_run_can_be_given_again() -> None:
         Params(),
         Params(backbone="lightgcn", layers=3, lr_decay=0.1, lr_decay_every=7),
         Params(loss="bcl", sampler="bns", ecdf="sampled", quality=True, bns_lambda="warm"),
+        Params(backbone="ials", dim=16),
         Params(loss="hcl", beta=3, tau=0.3, sampler="bns_oracle"),
     ):
         assert Params(**params.model_dump()) == params

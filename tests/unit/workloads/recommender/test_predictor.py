@@ -22,9 +22,10 @@ from workloads.recommender.workload import Recommender
 RUNTIME = Runtime(device=torch.device("cpu"), data=Path(), seed=3, epochs=2)
 
 
-@pytest.fixture(scope="module", params=["mf", "lightgcn"])
+@pytest.fixture(scope="module", params=["mf", "lightgcn", "item_knn", "ease", "ials"])
 def trained(request: pytest.FixtureRequest) -> Recommender:
-    workload = Recommender(Params(backbone=request.param, lr=0.01), RUNTIME)
+    own = {"lr": 0.01} if request.param in ("mf", "lightgcn") else {}
+    workload = Recommender(Params(backbone=request.param, **own), RUNTIME)
     workload.train_epoch(1)
     return workload
 
@@ -52,17 +53,17 @@ def test_equal_to_evaluation(trained: Recommender, ranker: str) -> None:
     """The lists' own NDCG@20, computed here from the served rows, is that of ``evaluate``; scores to 1e-5."""
     model = served(trained)
     if ranker == "torch":
-        assert isinstance(model.ranker, NumpyRanker)
-        model.ranker = TorchRanker(model.ranker.users, model.ranker.items, "cpu")
+        if not isinstance(model.ranker, NumpyRanker):
+            pytest.skip("neighbours are ranked by NumPy")
+        model.ranker = TorchRanker(model.ranker.items, "cpu")
     found = trained.evaluate("test")
     answer = model.predict(pd.DataFrame({"user": found.units["id"]}), k=20)
     assert not answer["fallback"].any()
     assert (answer.groupby("user", sort=False)["rank"].max() == 20).all()
 
     data = trained.data
-    table = trained.model.embeddings().detach().double().numpy()
-    exact = (table[answer["user"]] * table[data.n_users + answer["item"].to_numpy()]).sum(1)
-    np.testing.assert_allclose(answer["score"], exact, atol=1e-5)
+    scores = trained.scorer(data.seen).scores(0, data.n_users).detach().numpy()
+    np.testing.assert_allclose(answer["score"], scores[answer["user"], answer["item"]], atol=1e-5)
     wanted = set(zip(data.test.users.tolist(), data.test.items.tolist()))
     hits = np.array([pair in wanted for pair in zip(answer["user"], answer["item"])])
     gains = np.where(hits, 1 / np.log2(answer["rank"] + 1), 0).reshape(-1, 20).sum(1)
@@ -79,6 +80,98 @@ def test_lists_by_hand() -> None:
     assert answer["item"].tolist() == [1, 2, 1, 2, 1, 2]  # user 0 has 3 and 4, and ties 1 with 2
     assert answer["score"].tolist() == [4, 3, 2, 2, 4, 3]
     assert list(answer.columns) == ["user", "rank", "item", "score", "fallback"]
+
+
+# Histories
+
+
+def small_by_history(weights: dict[str, np.ndarray[Any, Any]], **config: Any) -> Predictor:
+    """Three users, five items; user 2 has no history."""
+    seen = {"seen_indptr": np.array([0, 2, 3, 3]), "seen_items": np.array([3, 4, 0], np.int32)}
+    return Predictor({**seen, "popularity": np.array([2, 2, 0, 5, 1]), **weights}, {"dataset": "small", **config})
+
+
+MATRIX = np.arange(25, dtype=np.float32).reshape(5, 5) % 7
+NEIGHBOURS = {
+    "similar_indptr": np.arange(0, 26, 5), "similar_items": np.tile(np.arange(5), 5), "similarities": MATRIX.ravel(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("weights", [{"item_weights": MATRIX}, NEIGHBOURS], ids=["ease", "item_knn"])
+def test_a_history_by_the_rows_of_its_items(weights: Any) -> None:
+    model = small_by_history(weights)
+    answer = model.predict(pd.DataFrame({"history": [[0, 2], [2, 0, 2], []]}), k=2)
+    sums = MATRIX[0] + MATRIX[2]
+    sums[[0, 2]] = -np.inf
+    best = np.argsort(-sums, kind="stable")[:2]
+    assert answer["item"].tolist() == [*best, *best, 3, 0]
+    assert answer["score"].tolist()[:4] == [*sums[best], *sums[best]]
+    assert answer["user"].tolist() == [0, 0, 1, 1, 2, 2]
+    assert answer["fallback"].tolist() == [False] * 4 + [True] * 2
+    known = model.predict(pd.DataFrame({"user": [0]}), k=2)
+    same = model.predict(pd.DataFrame({"user": [7], "history": [[4, 3]]}), k=2)
+    pd.testing.assert_frame_equal(same.drop(columns="user"), known.drop(columns="user"))
+    assert same["user"].tolist() == [7, 7]
+
+
+@pytest.mark.parametrize(("config", "alpha", "ridge"), [({}, 10, None), ({"alpha": 4, "ridge": 2.5}, 4, 2.5)])
+def test_a_history_by_least_squares(config: dict[str, float], alpha: float, ridge: float | None) -> None:
+    """The minimum of Σ c (p - x·h)² + λ|x|², over all items, c = 1 + α and p = 1 for those of the history."""
+    items = np.array([[1, 5], [2, 4], [2, 3], [4, 2], [5, 1]], np.float32)
+    model = small_by_history({"users": np.eye(3, 2, dtype=np.float32), "items": items}, fold_in=config)
+    lam = 3 * np.diag(items.T @ items).mean() if ridge is None else ridge
+    answer = model.predict(pd.DataFrame({"history": [[1], [0, 4]]}), k=5, exclude_seen=False)
+    for row, history in enumerate(([1], [0, 4])):
+        has = np.isin(np.arange(5), history)
+        c = np.diag(1.0 + alpha * has)
+        x = np.linalg.solve(items.T @ c @ items + lam * np.eye(2), items.T @ c @ has)
+        rows = answer[answer["user"] == row].sort_values("item")
+        np.testing.assert_allclose(rows["score"], items @ x, rtol=1e-4)
+
+
+def test_a_history_of_the_sources_own_ids() -> None:
+    names = np.char.encode(np.array(["a", "b", "c", "d", "ë"]), "utf-8").view("u1").reshape(5, -1)
+    model = small_by_history({"item_weights": np.roll(np.eye(5, dtype=np.float32), 1, 1), "item_ids": names})
+    answer = model.predict(pd.DataFrame({"history": [["ë"], ["b"]]}), k=1)
+    assert answer["item"].tolist() == ["a", "c"]
+    with pytest.raises(ValueError, match="trained on small, does not know item 'z' of the history in row 1"):
+        model.predict(pd.DataFrame({"history": [["a"], ["b", "z"]]}))
+
+
+@pytest.mark.parametrize(
+    ("history", "message"),
+    [
+        ([[0], [5]], "does not know item 5 of the history in row 1 of the input; leave it out"),
+        ([[0], [-1]], "does not know item -1 of the history in row 1"),
+        ([[0], 3], "a history is a list of item ids, got 3 in row 1"),
+        (["ab"], "a history is a list of item ids, got 'ab' in row 0"),
+        ([[0], [1.5]], "item ids are integers, got 1.5 in row 1"),
+        ([[0], [None]], "item ids are integers, got None in row 1"),
+    ],
+)
+def test_a_history_that_can_not_be_read(history: list[Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        small().predict(pd.DataFrame({"history": history}))
+
+
+HISTORIES = {"user": ["user"], "history": ["user", "history"]}
+
+
+def test_a_history_is_worth_as_much_as_training(trained: Recommender) -> None:
+    """On test, users who are folded in by their history are ranked at least nine tenths as well as trained ones."""
+    model, data = served(trained), trained.data
+    users = np.flatnonzero(data.test.counts)
+    bounds = [slice(*data.seen.indptr[user : user + 2]) for user in users]
+    histories = pd.DataFrame({"user": users, "history": [data.seen.items[own].tolist() for own in bounds]})
+    answers = {name: model.predict(histories[columns]) for name, columns in HISTORIES.items()}
+    wanted = set(zip(data.test.users.tolist(), data.test.items.tolist()))
+    hits = {name: sum(pair in wanted for pair in zip(rows["user"], rows["item"])) for name, rows in answers.items()}
+    assert hits["history"] > 0.9 * hits["user"]
+
+
+def test_the_example_of_histories_is_what_predict_takes(trained: Recommender) -> None:
+    servable = trained.servable()
+    assert len(served(trained).predict(pd.DataFrame(dict(servable.alternatives)))) == 3 * 20
 
 
 def test_seen_items_on_request() -> None:
@@ -107,7 +200,11 @@ def test_unknown_users_get_the_popular_items() -> None:
     [
         ({"user": [0, 9]}, {"unknown": "error"}, "trained on small, does not know user 9;"),
         ({"user": range(3, 11)}, {"unknown": "error"}, "does not know users 3, 4, 5, 6, 7 and 3 more;"),
-        ({"users": [0]}, {}, r"needs a column 'user' with user ids, got \['users'\]"),
+        (
+            {"users": [0]},
+            {},
+            r"needs a column 'user' with user ids, or 'history' with lists of item ids, got \['users'\]",
+        ),
         ({"user": [0.0, np.nan]}, {}, "user ids are integers, got .*nan.* in row 1"),
         ({"user": [1.5]}, {}, "user ids are integers, got .*1.5.* in row 0"),
         ({"user": ["7"]}, {}, "user ids are integers, got '7' in row 0"),

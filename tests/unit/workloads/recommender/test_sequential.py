@@ -21,6 +21,7 @@ from workloads.losses import pairwise
 from workloads.recommender.dataset import prepare
 from workloads.recommender.evaluation import evaluation, rank_users
 from workloads.recommender.model import normal
+from workloads.recommender.scorers import Factors
 from workloads.recommender.sequential import choice, compiled, draws, updates
 from workloads.recommender.sequential.mf import SequentialMF, Settings
 from workloads.sampling.negatives import random_bits
@@ -588,7 +589,7 @@ def test_movielens(sampler: Any, epochs: int, expected: float) -> None:
     trained = SequentialMF(users, items, data.train.indptr, data.train.items, Settings(sampler=sampler), seed=0)
     for epoch in range(1, epochs + 1):
         trained.train_epoch(epoch)
-    found = evaluation(rank_users([(users, items)], data.test, data.seen)[0], data.test)
+    found = evaluation(rank_users([Factors(users, items)], data.test, data.seen)[0], data.test)
     assert found.metrics["ndcg_at_20"] > expected
 
 

@@ -1,0 +1,188 @@
+"""Baselines against slow plain references: counts, neighbours by loops, dense inverses, dense normal equations."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from pydantic import ValidationError
+
+from workloads.contract import Runtime
+from workloads.recommender import baselines
+from workloads.recommender.baselines import EASE_BYTES, memory_error
+from workloads.recommender.dataset import History
+from workloads.recommender.params import Params
+from workloads.recommender.workload import Recommender
+
+RUNTIME = Runtime(device=torch.device("cpu"), data=Path(), seed=3, epochs=2)
+
+
+def build(runtime: Runtime = RUNTIME, **params: Any) -> Recommender:
+    return Recommender(Params(**params), runtime)
+
+
+def dense(history: History, n_items: int) -> NDArray[np.float64]:
+    return history.mask(0, len(history.counts), n_items).double().numpy()
+
+
+def scores(workload: Recommender, known: History) -> NDArray[np.float32]:
+    return workload.scorer(known).scores(0, workload.data.n_users).numpy()
+
+
+def test_popularity_counts_interactions() -> None:
+    workload = build(backbone="popularity")
+    workload.train_epoch(1)
+    counts = dense(workload.data.train, workload.data.n_items).sum(0)
+    np.testing.assert_array_equal(scores(workload, workload.data.train), np.tile(counts, (workload.data.n_users, 1)))
+
+
+@pytest.mark.parametrize("shrink", [0.0, 7.5])
+def test_item_neighbours_by_loops(shrink: float) -> None:
+    k = 6
+    workload = build(backbone="item_knn", knn_items=k, knn_shrink=shrink)
+    workload.train_epoch(1)
+    x = dense(workload.data.train, workload.data.n_items)
+    counts = x.sum(0)
+    weights = np.zeros((x.shape[1], x.shape[1]))
+    for j in range(x.shape[1]):
+        similar = np.zeros(x.shape[1])
+        for i in range(x.shape[1]):
+            if i != j and counts[i] and counts[j]:
+                similar[i] = x[:, i] @ x[:, j] / (np.sqrt(counts[i] * counts[j]) + shrink)
+        nearest = np.argsort(-similar.astype(np.float32), kind="stable")[:k]
+        weights[nearest, j] = similar[nearest]
+    seen = dense(workload.data.seen, workload.data.n_items)
+    np.testing.assert_allclose(scores(workload, workload.data.seen), seen @ weights, rtol=1e-5, atol=1e-6)
+
+
+def test_ease_by_a_dense_inverse() -> None:
+    lam = 3.0
+    workload = build(backbone="ease", ease_lambda=lam)
+    workload.train_epoch(1)
+    x = dense(workload.data.train, workload.data.n_items)
+    inverse = np.linalg.inv(x.T @ x + lam * np.eye(x.shape[1]))
+    weights = -inverse / np.diag(inverse)
+    np.fill_diagonal(weights, 0)
+    np.testing.assert_allclose(scores(workload, workload.data.train), x @ weights, atol=1e-5)
+
+
+def test_ease_minimises_its_objective() -> None:
+    """A step within the constraint, in any direction, does not lower |X - X B|² + λ |B|²."""
+    workload = build(backbone="ease", ease_lambda=3.0)
+    workload.train_epoch(1)
+    x = torch.from_numpy(dense(workload.data.train, workload.data.n_items))
+    weights = workload.state_dict()["weights"].double()
+
+    def objective(b: torch.Tensor) -> float:
+        return ((x - x @ b).square().sum() + 3 * b.square().sum()).item()
+
+    for seed in range(3):
+        step = 1e-2 * torch.randn(weights.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        assert objective(weights + step.fill_diagonal_(0)) > objective(weights)
+
+
+def test_ease_says_how_many_items_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert memory_error(1000, EASE_BYTES * 1000**2) is None
+    monkeypatch.setattr(baselines, "available_bytes", lambda _device: EASE_BYTES * 123**2 + 1)
+    with pytest.raises(ValueError, match=r"it takes 123 items. Set backbone=item_knn or backbone=ials"):
+        build(backbone="ease")
+
+
+def normal_equations(
+    x: NDArray[np.float64], other: NDArray[np.float64], alpha: float, lam: float
+) -> NDArray[np.float64]:
+    """Hu et al., eq. 4, over all pairs of each row."""
+    rows = []
+    for own in x:
+        weighted = other.T * (1 + alpha * own)
+        rows.append(np.linalg.solve(weighted @ other + lam * np.eye(other.shape[1]), weighted @ own))
+    return np.array(rows)
+
+
+def test_an_alternation_of_ials_by_dense_normal_equations() -> None:
+    alpha, lam = 5.0, 2.0
+    workload = build(backbone="ials", dim=4, ials_alpha=alpha, ials_lambda=lam)
+    x = dense(workload.data.train, workload.data.n_items)
+    for epoch in (1, 2):
+        before = {name: tensor.double().numpy() for name, tensor in workload.state_dict().items()}
+        loss = workload.train_epoch(epoch)["loss"]
+        users = normal_equations(x, before["items"], alpha, lam)
+        items = normal_equations(x.T, users, alpha, lam)
+        after = workload.state_dict()
+        np.testing.assert_allclose(after["users"], users, atol=2e-4)
+        np.testing.assert_allclose(after["items"], items, atol=2e-4)
+        objective = ((1 + alpha * x) * (x - users @ items.T) ** 2).sum() + lam * ((users**2).sum() + (items**2).sum())
+        assert loss == pytest.approx(objective / x.sum(), rel=1e-4)
+
+
+def test_ials_lowers_its_objective() -> None:
+    workload = build(backbone="ials", dim=8)
+    losses = [workload.train_epoch(epoch)["loss"] for epoch in range(1, 6)]
+    assert losses == sorted(losses, reverse=True)
+
+
+def test_blocks_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    for backbone, own in (("ials", {"dim": 4}), ("ease", {}), ("item_knn", {})):
+        tables = []
+        for block, gathered in ((256, 2**15), (7, 64)):
+            monkeypatch.setattr(baselines, "_BLOCK", block)
+            monkeypatch.setattr(baselines, "_GATHERED", gathered)
+            workload = build(backbone=backbone, **own)
+            workload.train_epoch(1)
+            tables.append(scores(workload, workload.data.train))
+        np.testing.assert_allclose(*tables, atol=1e-4)
+
+
+@pytest.mark.parametrize("backbone", ["item_knn", "ease", "ials"])
+def test_twice_as_good_as_popularity_on_planted_preferences(backbone: str) -> None:
+    found = {}
+    for name in ("popularity", backbone):
+        workload = build(replace(RUNTIME, holdout=False), backbone=name)
+        for epoch in range(1, 4):
+            workload.train_epoch(epoch)
+        found[name] = workload.evaluate("test").metrics["ndcg_at_20"]
+    assert found[backbone] > 2 * found["popularity"]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"loss": "bpr"}, "loss=bpr has no effect with backbone=ease. Drop loss, or set backbone=mf or backbone=light"),
+        ({"sampler": "uniform"}, "sampler=uniform has no effect with backbone=ease"),
+        ({"optimizer": "adam"}, "optimizer=adam has no effect with backbone=ease"),
+        ({"lr": 0.1}, "lr=0.1 has no effect with backbone=ease"),
+        ({"batch_size": 64}, "batch_size=64 has no effect with backbone=ease"),
+        ({"dim": 8}, "dim=8 has no effect with backbone=ease.* or backbone=ials"),
+        ({"layers": 2}, "layers=2 has no effect with backbone=ease"),
+        ({"quality": True}, "quality=true has no effect with backbone=ease"),
+        ({"contrast": "sgl"}, "contrast=sgl needs the graph of backbone=lightgcn, not backbone=ease"),
+        ({"knn_items": 5}, "knn_items=5 has no effect with backbone=ease. Drop knn_items, or set backbone=item_knn"),
+        ({"ease_lambda": 0}, "greater than 0"),
+        ({"backbone": "slim"}, "'mf', 'lightgcn', .* or 'ials'"),
+    ],
+)
+def test_parameters_that_a_baseline_does_not_use(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        Params(**{"backbone": "ease", **given})
+
+
+def test_a_baseline_is_fitted_as_a_whole() -> None:
+    for changed in ({"accumulate": 2}, {"steps_per_epoch": 3}):
+        with pytest.raises(
+            ValueError, match=r"backbone=ials is fitted as a whole.* Drop accumulate and steps_per_epoch"
+        ):
+            build(replace(RUNTIME, **changed), backbone="ials")
+    with pytest.raises(ValueError, match="backbone=ease has no batches"):
+        Params(backbone="ease").check_accumulate()
+
+
+def test_a_state_of_another_shape() -> None:
+    with pytest.raises(ValueError, match=r"its users has shape \(600, 8\), backbone=ials .* has \(600, 4\)"):
+        build(backbone="ials", dim=4).load_state_dict(build(backbone="ials", dim=8).state_dict())
+    with pytest.raises(ValueError, match="its weights has shape None, backbone=ease"):
+        build(backbone="ease").load_state_dict({})

@@ -1,0 +1,276 @@
+"""Backbones that are fitted in closed form: popularity, item neighbours, EASE, implicit ALS.
+
+An epoch is the whole fit, for iALS one alternation. Work is divided over the ranks in blocks; each rank's blocks are
+summed with zeros, so that several workers give what one gives.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, Protocol
+
+import torch
+
+from workloads.contract import Metrics, Runtime, State
+from workloads.distributed import reduce_sum
+from workloads.memory import available_bytes
+from workloads.metrics.ranking import top_k
+from workloads.recommender.dataset import History, RecommenderData
+from workloads.recommender.model import Graph, normal
+from workloads.recommender.params import Params
+from workloads.recommender.scorers import Factors, FromHistory, Scorer
+from workloads.sampling.lists import Lists
+
+_BLOCK = 256
+"""Items whose co-occurrences are counted at once."""
+
+_GATHERED = 2**15
+"""Rows of embeddings gathered at once, at most."""
+
+EASE_BYTES = 20
+"""Peak memory of EASE for each pair of items: the Gram matrix and its inverse in float64, and the weights."""
+
+
+class Baseline(Protocol):
+    """A model fitted in closed form."""
+
+    def train_epoch(self, epoch: int) -> Metrics:
+        """Fit. A collective; equal on all workers."""
+        ...
+
+    def scorer(self, known: History) -> Scorer:
+        """The scores of users whose items are ``known``."""
+        ...
+
+    def state_dict(self) -> State:
+        """The fitted tensors, not copied."""
+        ...
+
+    def served(self) -> Mapping[str, torch.Tensor]:
+        """What the predictor needs to score, by name."""
+        ...
+
+
+@dataclass
+class _Fitted:
+    """A model whose state is a few tensors of fixed shapes."""
+
+    params: Params
+    runtime: Runtime
+    data: RecommenderData
+    tensors: dict[str, torch.Tensor] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.tensors = {name: tensor.to(self.runtime.device) for name, tensor in self._initial().items()}
+
+    def _initial(self) -> dict[str, torch.Tensor]:
+        raise NotImplementedError
+
+    def state_dict(self) -> State:
+        return dict(self.tensors)
+
+
+class Popularity(_Fitted):
+    """The score of an item is its number of training interactions."""
+
+    def _initial(self) -> dict[str, torch.Tensor]:
+        return {"popularity": torch.zeros(self.data.n_items)}
+
+    def train_epoch(self, epoch: int) -> Metrics:
+        self.tensors["popularity"].copy_(self.data.popularity)
+        return {}
+
+    def scorer(self, known: History) -> Factors:
+        return Factors(**self.served())
+
+    def served(self) -> dict[str, torch.Tensor]:
+        popularity = self.tensors["popularity"]
+        return {"users": popularity.new_ones(self.data.n_users, 1), "items": popularity.unsqueeze(1)}
+
+
+class ItemKNN(_Fitted):
+    """x_uj = Σ s_ij over those of u's items that are among the k most similar to j.
+
+    s_ij = c_ij / (√(n_i n_j) + shrink), where c_ij users have both and n_i users have i: the cosine of the items'
+    columns, shrunk where few users support it.
+    """
+
+    def _initial(self) -> dict[str, torch.Tensor]:
+        assert self.params.knn_items is not None
+        shape = self.data.n_items, min(self.params.knn_items, self.data.n_items)
+        return {"neighbours": torch.zeros(shape, dtype=torch.int64), "similarities": torch.zeros(shape)}
+
+    def train_epoch(self, epoch: int) -> Metrics:
+        assert self.params.knn_shrink is not None
+        neighbours, similarities = (torch.zeros_like(tensor) for tensor in self.tensors.values())
+        norms = self.data.popularity.float().sqrt()
+        k = neighbours.shape[1]
+        for first, counts in _co_occurrences(self.data, self.runtime):
+            columns = torch.arange(first, first + len(counts), device=counts.device)
+            # Items without interactions have no similar ones; all other products of norms are at least 1.
+            similar = counts / ((norms[columns, None] * norms).clamp(min=1) + self.params.knn_shrink)
+            similar[columns - first, columns] = 0
+            neighbours[columns] = top_k(similar, k)
+            similarities[columns] = similar.gather(1, neighbours[columns])
+        for name, part in (("neighbours", neighbours), ("similarities", similarities)):
+            self.tensors[name].copy_(reduce_sum(part))
+        return {}
+
+    def scorer(self, known: History) -> FromHistory:
+        neighbours, similarities = self.tensors.values()
+        starts = torch.arange(0, neighbours.numel() + 1, neighbours.shape[1], device=neighbours.device)
+        weights = Graph(starts, neighbours.flatten(), similarities.flatten())
+        return FromHistory(known, self.data.n_items, lambda histories: (weights @ histories.T.contiguous()).T)
+
+    def served(self) -> dict[str, torch.Tensor]:
+        """For each item, the items that it is a neighbour of, in CSR, with the similarities."""
+        neighbours, similarities = self.tensors.values()
+        targets = torch.arange(len(neighbours), device=neighbours.device).repeat_interleave(neighbours.shape[1])
+        some = similarities.flatten() > 0
+        order = neighbours.flatten()[some].argsort(stable=True)
+        counts = torch.bincount(neighbours.flatten()[some], minlength=self.data.n_items)
+        return {
+            "similar_indptr": torch.nn.functional.pad(counts.cumsum(0), (1, 0)),
+            "similar_items": targets[some][order].int(),
+            "similarities": similarities.flatten()[some][order],
+        }
+
+
+class EASE(_Fitted):
+    """x_u = (row u of X) B, where B minimises |X - X B|² + λ |B|² with a zero diagonal.
+
+    B_ij = -P_ij / P_jj for i ≠ j, with P = (XᵀX + λ I)⁻¹, in float64.
+    """
+
+    def _initial(self) -> dict[str, torch.Tensor]:
+        device = self.runtime.device
+        if message := memory_error(self.data.n_items, available_bytes(device)):
+            raise ValueError(message)
+        return {"weights": torch.zeros(self.data.n_items, self.data.n_items, device=device)}
+
+    def train_epoch(self, epoch: int) -> Metrics:
+        assert self.params.ease_lambda is not None
+        weights = self.tensors["weights"]
+        weights.zero_()
+        for first, counts in _co_occurrences(self.data, self.runtime):
+            weights[first : first + len(counts)] = counts
+        gram = reduce_sum(weights).double()
+        gram.diagonal().add_(self.params.ease_lambda)
+        inverse = torch.cholesky_inverse(torch.linalg.cholesky(gram, out=gram))
+        inverse.div_(-inverse.diagonal().clone())
+        inverse.diagonal().zero_()
+        weights.copy_(inverse)
+        return {}
+
+    def scorer(self, known: History) -> FromHistory:
+        return FromHistory(known, self.data.n_items, lambda histories: histories @ self.tensors["weights"])
+
+    def served(self) -> dict[str, torch.Tensor]:
+        return {"item_weights": self.tensors["weights"]}
+
+
+def memory_error(n_items: int, available: int) -> str | None:
+    """A message if EASE for so many items does not fit into so many bytes, or None."""
+    if EASE_BYTES * n_items**2 <= available:
+        return None
+    return (
+        f"backbone=ease needs {EASE_BYTES * n_items**2 / 2**30:.1f} GiB for dense matrices of {n_items:,}² "
+        f"items; with {available / 2**30:.1f} GiB available it takes {math.isqrt(available // EASE_BYTES):,} items. "
+        "Set backbone=item_knn or backbone=ials"
+    )
+
+
+class IALS(_Fitted):
+    """Matrix factorisation by alternating least squares on all pairs of a user and an item.
+
+    Minimises Σ c_ui (p_ui - w_u · h_i)² + λ (Σ |w_u|² + Σ |h_i|²), where p = 1 and c = 1 + α for training
+    interactions, p = 0 and c = 1 for all other pairs. An epoch solves for all users, then for all items.
+    """
+
+    INITIAL: ClassVar[float] = 0.1
+    """Standard deviation of an initial embedding's length (Rendle et al., RecSys 2022)."""
+
+    def _initial(self) -> dict[str, torch.Tensor]:
+        dim = self.params.dim
+        table = normal(self.data.n_users + self.data.n_items, dim, self.INITIAL / math.sqrt(dim), self.runtime.seed)
+        users, items = torch.split(table, [self.data.n_users, self.data.n_items])
+        return {"users": users.clone(), "items": items.clone()}
+
+    def train_epoch(self, epoch: int) -> Metrics:
+        """One alternation. Returns the objective over the number of training interactions as ``loss``."""
+        assert self.params.ials_alpha is not None
+        assert self.params.ials_lambda is not None
+        users, items = self.tensors["users"], self.tensors["items"]
+        users.copy_(self._solved(self.data.observed, items))
+        items.copy_(self._solved(self.data.chosen_by, users))
+        own = torch.cat(
+            [
+                (users.index_select(0, u) * items.index_select(0, i)).sum(1)
+                for u, i in zip(*(torch.split(s, _GATHERED) for s in (self.data.train.users, self.data.train.items)))
+            ]
+        ).double()
+        everything = ((users.T @ users) * (items.T @ items)).sum().double()
+        of_own = ((1 + self.params.ials_alpha) * (1 - own).square() - own.square()).sum()
+        length = users.double().square().sum() + items.double().square().sum()
+        loss = everything + of_own + self.params.ials_lambda * length
+        return {"loss": loss.item() / max(1, len(own))}
+
+    def _solved(self, lists: Lists, other: torch.Tensor) -> torch.Tensor:
+        """The least-squares embedding of each list given the ``other`` side's, (n, d); zero for an empty list."""
+        alpha, lam = self.params.ials_alpha, self.params.ials_lambda
+        assert alpha is not None
+        assert lam is not None
+        result = other.new_zeros(len(lists.counts), other.shape[1])
+        gram = other.T @ other
+        gram.diagonal().add_(lam)
+        counts = lists.counts
+        for number, rows in enumerate(_of_similar_length(counts)):
+            if number % self.runtime.world_size != self.runtime.rank:
+                continue
+            places = torch.arange(int(counts[rows].max()), device=other.device)
+            inside = places < counts[rows, None]
+            members = lists.members[(lists.indptr[rows, None] + places).clamp(max=len(lists.members) - 1)]
+            vectors = other[members] * inside.unsqueeze(2)
+            result[rows] = solve(gram, vectors, alpha)
+        return reduce_sum(result)
+
+    def scorer(self, known: History) -> Factors:
+        return Factors(**self.tensors)
+
+    def served(self) -> dict[str, torch.Tensor]:
+        return dict(self.tensors)
+
+
+def solve(gram: torch.Tensor, vectors: torch.Tensor, alpha: float) -> torch.Tensor:
+    """(gram + α Σ h hᵀ)⁻¹ (1 + α) Σ h of B lists of ``vectors`` h (B, L, d), padded with zeros; (B, d)."""
+    systems = gram + alpha * vectors.transpose(1, 2) @ vectors
+    solved: torch.Tensor = torch.linalg.solve(systems, (1 + alpha) * vectors.sum(1))
+    return solved
+
+
+def _of_similar_length(counts: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Numbers of the lists with items, the longest first, in blocks of at most :data:`_GATHERED` padded places."""
+    order = counts.argsort(descending=True, stable=True)
+    lengths = counts[order].tolist()
+    first = 0
+    while first < len(lengths) and lengths[first]:
+        last = min(first + max(1, _GATHERED // lengths[first]), len(lengths))
+        block = order[first:last]
+        yield block[counts[block] > 0]
+        first = last
+
+
+def _co_occurrences(data: RecommenderData, runtime: Runtime) -> Iterator[tuple[int, torch.Tensor]]:
+    """This rank's blocks of XᵀX: number of the first item, and the users it has in common with each item, (b, I)."""
+    lists = data.chosen_by
+    ones = torch.ones(len(lists.members), device=lists.members.device)
+    columns = Graph(lists.indptr, lists.members, ones)
+    for first in range(0, data.n_items, _BLOCK)[runtime.rank :: runtime.world_size]:
+        last = min(first + _BLOCK, data.n_items)
+        part = slice(int(lists.indptr[first]), int(lists.indptr[last]))
+        owners = torch.arange(last - first, device=ones.device).repeat_interleave(lists.counts[first:last])
+        block = ones.new_zeros(data.n_users, last - first)
+        block[lists.members[part], owners] = 1
+        yield first, (columns @ block).T
