@@ -45,11 +45,11 @@ BACKBONES: dict[str, Backbone] = {
     "popularity": Backbone(f"{_BASELINES}:Popularity", "number of training interactions"),
     "item_knn": Backbone(
         f"{_BASELINES}:ItemKNN", "Sarwar et al., WWW 2001; Deshpande and Karypis, TOIS 2004",
-        {"knn_items": 100, "knn_shrink": 0.0},
+        {"knn_items": 100, "knn_shrink": 20.0},
     ),
-    "ease": Backbone(f"{_BASELINES}:EASE", "Steck, WWW 2019, algorithm 1", {"ease_lambda": 500.0}),
+    "ease": Backbone(f"{_BASELINES}:EASE", "Steck, WWW 2019, algorithm 1", {"ease_lambda": 200.0}),
     "ials": Backbone(
         f"{_BASELINES}:IALS", "Hu, Koren and Volinsky, ICDM 2008; Rendle et al., RecSys 2022",
-        {"dim": 64, "ials_alpha": 10.0, "ials_lambda": 10.0},
+        {"dim": 32, "ials_alpha": 5.0, "ials_lambda": 20.0},
     ),
 }  # fmt: skip

@@ -73,8 +73,8 @@ class Params(WorkloadParams):
     )
     backbone: Backbone = Field(
         "mf",
-        description="mf and lightgcn are trained on sampled negatives; the others, baselines, are fitted in one epoch "
-        "(ials: in several) and use neither loss, sampler nor optimizer.",
+        description="mf and lightgcn are trained on sampled negatives; the others are baselines, fitted in one "
+        "epoch (ials: in several), and use neither loss, sampler nor optimizer; all are listed with their sources.",
     )
     loss: Loss = Field(
         UNUSED,

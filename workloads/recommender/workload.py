@@ -100,7 +100,7 @@ class Recommender:
 
     def pack_bytes(self) -> int:
         """Stacked table and moments, next to the member's own until they are replaced, gradient and update."""
-        return 5 * self.model.embedding.nbytes
+        return 0 if self.baseline is not None else 5 * self.model.embedding.nbytes
 
     @classmethod
     def pack_size(cls, params: RecommenderParams, device: torch.device) -> int:
@@ -120,7 +120,8 @@ class Recommender:
             planted truth ``fnr``, the share of the negatives that their users like; with planted truth or injected
             noise ``fpr``, the weighted share of false interactions; depending on the loss ``clamped`` (dpl),
             ``alpha`` (bcl calibrated by the AUC) and ``ks`` (bprac on matrix factorisation); with graph contrastive
-            learning ``contrast``, the mean of its weighted term over the steps. Of the baselines only ials has a ``loss``.
+            learning ``contrast``, the mean of its weighted term over the steps. Of the baselines ials alone has a
+            ``loss``.
         """
         if self.baseline is not None:
             return self.baseline.train_epoch(epoch)
