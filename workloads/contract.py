@@ -162,7 +162,8 @@ class Workload(Protocol):
     """
 
     objective: Objective | tuple[Objective, ...]
-    """What to select by; a tuple for several objectives."""
+    """What to select by; a tuple for several objectives. The optional attribute ``directions`` maps further metrics of
+    validation to their better direction, ``min`` or ``max``: ``objective=`` refuses the other one."""
 
     def __init__(self, params: Any, runtime: Runtime) -> None:
         """Build data, model and optimiser. Randomness comes from ``runtime.seed`` alone."""

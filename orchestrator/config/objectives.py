@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from orchestrator.config import workload_loader
 from orchestrator.config.plan import Plan
 from orchestrator.errors import UserError, unknown
-from workloads.contract import Objective
+from workloads.contract import Objective, Workload
 
 
 class Unreported(UserError):
@@ -16,35 +16,48 @@ class Unreported(UserError):
 
 def of(workload: str, plan: Plan) -> tuple[Objective, ...]:
     """The objectives of a run of ``workload`` with ``plan``. Loads the workload's code. Raises UserError."""
-    return chosen(workload_loader.code(workload).objective, plan.objective)
+    return of_workload(workload_loader.code(workload), plan.objective)
 
 
-def chosen(own: Objective | tuple[Objective, ...], names: tuple[str, ...]) -> tuple[Objective, ...]:
+def of_workload(workload: Workload | type[Workload], names: tuple[str, ...]) -> tuple[Objective, ...]:
+    """The objectives of a workload, or those that ``names`` gives; see :func:`chosen`."""
+    return chosen(workload.objective, names, getattr(workload, "directions", {}))
+
+
+def chosen(
+    own: Objective | tuple[Objective, ...], names: tuple[str, ...], declared: Mapping[str, str] | None = None
+) -> tuple[Objective, ...]:
     """The objectives to use: ``own``, those of the workload, unless ``names`` gives others. The first selects epochs.
 
     Each of ``names`` is ``METRIC:min`` or ``METRIC:max`` of validation, or ``METRIC`` if the workload defines its
-    direction. Raises UserError for a direction that is missing or unknown.
+    direction, by ``own`` or for further metrics by ``declared``. Raises UserError for a direction that is missing,
+    unknown, or not the declared one.
     """
     own = own if isinstance(own, tuple) else (own,)
+    declared = declared or {}
     if not names:
         return own
-    own_by_metric = {objective.metric: objective for objective in own}
+    directions = {**declared, **{objective.metric: objective.direction for objective in own}}
     objectives = []
     for text in names:
         metric, colon, direction = text.partition(":")
         if not metric:
             raise UserError("An objective has no name", got=repr(text), allowed="METRIC, METRIC:min or METRIC:max")
-        if direction not in ("min", "max") if colon else metric not in own_by_metric:
+        if direction not in ("min", "max") if colon else metric not in directions:
             raise UserError(
                 f"The objective {metric} needs a direction",
                 got=repr(text),
-                allowed=f"{metric}:max, {metric}:min, or {', '.join(own_by_metric)}",
+                allowed=f"{metric}:max, {metric}:min, or {', '.join(objective.metric for objective in own)}",
             )
-        own_direction = own_by_metric[metric].direction if metric in own_by_metric else None
+        if colon and declared.get(metric, direction) != direction:
+            raise UserError(
+                f"The better direction of {metric} is {declared[metric]}", got=repr(text),
+                allowed=f"{metric}:{declared[metric]}",
+            )  # fmt: skip
         objectives.append(
             Objective(
                 metric,
-                direction or own_direction,  # type: ignore[arg-type]
+                direction or directions[metric],  # type: ignore[arg-type]
                 refit=own[0].refit,
                 test_epochs=own[0].test_epochs,
             )

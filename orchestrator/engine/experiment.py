@@ -169,7 +169,7 @@ class Experiment:
     def _objective_units(self) -> Columns | None:
         """Ids of the units of the best epoch and their values of the objective. None where it has none."""
         workload, _ = self._now()
-        metric = objectives.chosen(workload.objective, self.plan.objective)[0].metric
+        metric = objectives.of_workload(workload, self.plan.objective)[0].metric
         names = ("id", metric)
         return {name: self._units[name] for name in names} if all(name in self._units for name in names) else None
 

@@ -149,7 +149,7 @@ def run_epochs(
     if ended := progress.ended(plan):  # resumed after its last epoch: report the end again
         yield EpochReport((), progress, False, ended)
         return
-    chosen = objectives.chosen(workload.objective, plan.objective)
+    chosen = objectives.of_workload(workload, plan.objective)
     test_epochs = chosen[0].test_epochs if on_test_epoch else ()
     rows: list[Row] = []
     reported = time.monotonic()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.cluster import preflight
 from orchestrator.config import workload_loader
-from orchestrator.config.objectives import chosen
+from orchestrator.config.objectives import of_workload
 from orchestrator.config.spec import SweepSpec
 from orchestrator.errors import UserError
 from orchestrator.provenance.record import ENVIRONMENT
@@ -35,7 +35,7 @@ def objectives(folder: RunFolder) -> tuple[Objective, ...]:
     if pairs := folder.record.get("objectives"):
         return tuple(Objective(metric, direction) for metric, direction in pairs)
     names = tuple(recorded.spec(folder)["plan"].get("objective") or ())
-    return chosen(workload_loader.code(folder.record["workload"]).objective, names)
+    return of_workload(workload_loader.code(folder.record["workload"]), names)
 
 
 def environment(folder: RunFolder) -> dict[str, Any]:

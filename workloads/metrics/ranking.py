@@ -132,14 +132,35 @@ def per_user(
         those out. Only an AUC can be NaN, where there is no pair to compare: a list of hits alone or without one, a
         user with relevant candidates only.
     """
-    relevant = relevant & ~excluded
+    masked, lists = ranked(scores, excluded, max(ks))
+    return measured(masked, lists, relevant & ~excluded, ks)
+
+
+def ranked(scores: torch.Tensor, excluded: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The lists of a block of users.
+
+    Args:
+        scores: (U, I), ranked in float32.
+        excluded: (U, I), bool: no candidates.
+        k: length of the lists.
+
+    Returns:
+        Scores (U, I), -inf where excluded, and lists (U, k), int64, -1 where candidates run out.
+    """
     masked = scores.float().masked_fill(excluded, -torch.inf)
+    items = top_k(masked, min(k, scores.shape[1]))
+    items = items.masked_fill(masked.gather(1, items) == -torch.inf, -1)
+    return masked, torch.nn.functional.pad(items, (0, k - items.shape[1]), value=-1)
+
+
+def measured(
+    masked: torch.Tensor, lists: torch.Tensor, relevant: torch.Tensor, ks: Sequence[int]
+) -> dict[str, torch.Tensor]:
+    """Every metric of :func:`per_user` for the scores and lists of :func:`ranked` and relevant candidates (U, I)."""
     n = relevant.sum(1).clamp(min=1)
-    longest = max(ks)
-    items = top_k(masked, min(longest, scores.shape[1]))
-    # Excluded items fill the list's end where candidates run out; none of them is relevant.
-    hits = torch.nn.functional.pad(relevant.gather(1, items), (0, longest - items.shape[1]))
-    listed = torch.nn.functional.pad(masked.gather(1, items), (0, longest - items.shape[1]), value=-torch.inf)
+    items = lists.clamp(min=0)
+    hits = relevant.gather(1, items) & (lists >= 0)
+    listed = masked.gather(1, items).masked_fill(lists < 0, -torch.inf)
     values: dict[str, torch.Tensor] = {}
     for k in ks:
         values |= {f"{name}_at_{k}": metric(hits[:, :k], n) for name, metric in AT_K.items()}

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from workloads.contract import Evaluation
+from workloads.contract import Direction, Evaluation
 from workloads.distributed import reduce_sum
-from workloads.metrics.ranking import auc, metric_names, per_user
+from workloads.metrics.exposure import coverage, gini, novelty, popularity
+from workloads.metrics.ranking import auc, measured, metric_names, ranked
 from workloads.recommender.dataset import History
 from workloads.recommender.scorers import Scorer
 from workloads.sampling.negatives import Unobserved, random_bits, uniform
@@ -18,6 +19,11 @@ from workloads.sampling.sampler import scores as scores_of
 
 CUTOFFS = (5, 10, 20)
 """The k of every metric at k."""
+
+_DIRECTIONS: Mapping[str, Direction] = {"coverage": "max", "gini": "min", "novelty": "max", "popularity": "min"}
+
+DIRECTIONS = {f"{name}_at_{k}": direction for name, direction in _DIRECTIONS.items() for k in CUTOFFS}
+"""Better direction of the measures of what is recommended, whatever is relevant."""
 
 _SCORES = {"cpu": 2**18, "cuda": 2**25}  # ranked at once: on a CPU as many as fit its cache
 _AT_ONCE = 2**16  # pairs drawn at once
@@ -36,8 +42,8 @@ def rank_users(
     excluded: History,
     rank: int = 0,
     world_size: int = 1,
-) -> torch.Tensor:
-    """All metrics of each user under K models; users are divided over ranks, rows of other ranks' users are 0.
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ranking metrics and lists of each user under K models; users are divided over ranks, others' rows are 0.
 
     Args:
         models: of the same users and items.
@@ -45,12 +51,14 @@ def rank_users(
         excluded: items excluded from the candidates.
 
     Returns:
-        (K, U, metrics), float32, the metrics in the order of ``metric_names(CUTOFFS)``.
+        Metrics (K, U, metrics), float32, in the order of ``metric_names(CUTOFFS)``, and lists (K, U, k), int64, of
+        items from 1 with 0 where candidates run out.
     """
     n_users, n_items = models[0].shape
     device = relevant.items.device
     names = metric_names(CUTOFFS)
     values = torch.zeros(len(models), n_users, len(names), device=device)
+    lists = torch.zeros(len(models), n_users, max(CUTOFFS), dtype=torch.int64, device=device)
     at_once = _rows(device, n_items)
     rows = min(n_users, at_once)
     # Packing does not change a model's score products; models share a block only where all users of one do not fill it.
@@ -61,22 +69,40 @@ def rank_users(
         for k in range(0, len(models), per_block):
             scores = [model.scores(first, last) for model in models[k : k + per_block]]
             count = len(scores)
-            metrics = per_user(_stack(scores), _stack([wanted] * count), _stack([masked] * count), CUTOFFS)
-            measured = torch.stack([metrics[name] for name in names], dim=1)
-            values[k : k + per_block, first:last] = measured.view(count, last - first, -1)
-    return values
+            candidates, items = ranked(_stack(scores), _stack([masked] * count), max(CUTOFFS))
+            metrics = measured(candidates, items, _stack([wanted & ~masked] * count), CUTOFFS)
+            columns = torch.stack([metrics[name] for name in names], dim=1)
+            values[k : k + per_block, first:last] = columns.view(count, last - first, -1)
+            lists[k : k + per_block, first:last] = 1 + items.view(count, last - first, -1)
+    return values, lists
 
 
-def evaluation(values: torch.Tensor, relevant: History, rank: int = 0) -> Evaluation:
-    """Average the values (U, metrics) over the users with a relevant item; on rank 0 also return them as units.
+def evaluation(
+    values: torch.Tensor, lists: torch.Tensor, relevant: History, counts: torch.Tensor, rank: int = 0
+) -> Evaluation:
+    """Average over the users with a relevant item; on rank 0 also return their values as units.
 
-    Raises ValueError if no user has a relevant item.
+    Args:
+        values: (U, metrics), one model's of :func:`rank_users`.
+        lists: (U, k), the same.
+        relevant: the relevant items.
+        counts: training interactions of each item, (I,).
+        rank: of this worker.
+
+    Raises:
+        ValueError: no user has a relevant item.
     """
     ids = np.flatnonzero(relevant.counts)
     if not len(ids):
         raise ValueError(_NOTHING)
     units = dict(zip(metric_names(CUTOFFS), values.cpu().numpy()[ids].T))
-    metrics = {name: _mean(column) for name, column in units.items()}
+    of_all: dict[str, float] = {}
+    for k in CUTOFFS:
+        shown = lists[torch.from_numpy(ids).to(lists.device), :k] - 1
+        units[f"novelty_at_{k}"] = novelty(shown, counts, len(lists)).cpu().numpy()
+        units[f"popularity_at_{k}"] = popularity(shown, counts).cpu().numpy()
+        of_all |= {f"coverage_at_{k}": coverage(shown, len(counts)), f"gini_at_{k}": gini(shown, len(counts))}
+    metrics = {name: _mean(column) for name, column in units.items()} | of_all
     return Evaluation(metrics, {"id": ids, **units} if rank == 0 else {})
 
 

@@ -162,8 +162,8 @@ class RecommenderPack:
         """Rank for several members at once, with shared masks."""
         chosen = [self.members[index] for index in members]
         relevant, excluded = chosen[0].ranking_targets(split)
-        values = rank_users([member.embeddings() for member in chosen], relevant, excluded)
-        return [evaluation(own, relevant) for own in values]
+        found = rank_users([member.embeddings() for member in chosen], relevant, excluded)
+        return [evaluation(*own, relevant, chosen[0].data.popularity) for own in zip(*found)]
 
 
 def _adam(member: Member) -> Adam:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from workloads.checks import check_batch, check_split
-from workloads.contract import Evaluation, Metrics, Objective, Runtime, Servable, Split, State
+from workloads.contract import Direction, Evaluation, Metrics, Objective, Runtime, Servable, Split, State
 from workloads.data import load_interactions
 from workloads.distributed import reduce_sum, without_sync, wrap
 from workloads.recommender import packed
@@ -22,7 +22,7 @@ from workloads.recommender.batches import Batch, Draws, batches, choice
 from workloads.recommender.calibration import Calibration, Calibrator
 from workloads.recommender.dataset import History, prepare
 from workloads.recommender.epoch_metrics import EpochMetrics
-from workloads.recommender.evaluation import evaluation, rank_users
+from workloads.recommender.evaluation import DIRECTIONS, evaluation, rank_users
 from workloads.recommender.graph_contrast import GraphContrast
 from workloads.recommender.loss_calls import Scores, loss_settings
 from workloads.recommender.losses import LOSSES
@@ -44,6 +44,7 @@ class Recommender:
 
     Params: ClassVar[type[RecommenderParams]] = RecommenderParams
     objective: Objective = Objective("ndcg_at_20", "max", refit=True)
+    directions: Mapping[str, Direction] = DIRECTIONS
 
     def __init__(self, params: RecommenderParams, runtime: Runtime) -> None:
         """Build on ``runtime.device``; the data is loaded once per process.
@@ -193,8 +194,9 @@ class Recommender:
             ValueError: the validation split of a refit, which has been trained on.
         """
         relevant, excluded = self.ranking_targets(split)
-        values = rank_users([self.scorer(excluded)], relevant, excluded, self.runtime.rank, self.runtime.world_size)[0]
-        return evaluation(reduce_sum(values), relevant, self.runtime.rank)
+        rank = self.runtime.rank
+        values, lists = rank_users([self.scorer(excluded)], relevant, excluded, rank, self.runtime.world_size)
+        return evaluation(reduce_sum(values[0]), reduce_sum(lists[0]), relevant, self.data.popularity, rank)
 
     def scorer(self, known: History) -> Scorer:
         """The model's scores of users whose items are ``known``, which item_knn and ease score from."""

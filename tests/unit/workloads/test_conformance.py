@@ -28,7 +28,7 @@ FLIPPED = 0.02
 
 class RecommenderConformance(Conformance):
     workload: ClassVar[type[Any]] = Recommender
-    ranked: ClassVar[tuple[str, ...]] = ("fnr", "tnr", "clamped", "ks")
+    ranked: ClassVar[tuple[str, ...]] = ("fnr", "tnr", "clamped", "ks", "coverage_*", "gini_*")
 
     @contextmanager
     def spoiled_test(self) -> Iterator[None]:

@@ -12,6 +12,16 @@ NDCG = Objective("ndcg_at_20", "max", refit=True, test_epochs=(3, 6))
 LOSS = Objective("loss", "min")
 
 
+def test_a_declared_direction() -> None:
+    """It need not be given, and the other one is refused."""
+    declared = {"gini_at_20": "min"}
+    for given in ("gini_at_20", "gini_at_20:min"):
+        (found,) = objectives.chosen(NDCG, (given,), declared)
+        assert (found.metric, found.direction) == ("gini_at_20", "min")
+    with pytest.raises(UserError, match=r"The better direction of gini_at_20 is min: got .*allowed: gini_at_20:min"):
+        objectives.chosen(NDCG, ("gini_at_20:max",), declared)
+
+
 def test_unasked_the_workloads_own_stand() -> None:
     assert objectives.chosen(NDCG, ()) == (NDCG,)
     assert objectives.chosen((NDCG, LOSS), ()) == (NDCG, LOSS)

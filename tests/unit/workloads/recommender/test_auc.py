@@ -30,7 +30,8 @@ def data() -> RecommenderData:
 
 
 def by_all_metrics(model: tuple[torch.Tensor, torch.Tensor], data: RecommenderData) -> float:
-    return evaluation(rank_users([Factors(*model)], data.validation, data.train)[0], data.validation).metrics["auc"]
+    values, lists = rank_users([Factors(*model)], data.validation, data.train)
+    return evaluation(values[0], lists[0], data.validation, data.popularity).metrics["auc"]
 
 
 def test_where_pairs_are_few_it_is_that_of_the_evaluation(data: RecommenderData) -> None:

@@ -589,7 +589,8 @@ def test_movielens(sampler: Any, epochs: int, expected: float) -> None:
     trained = SequentialMF(users, items, data.train.indptr, data.train.items, Settings(sampler=sampler), seed=0)
     for epoch in range(1, epochs + 1):
         trained.train_epoch(epoch)
-    found = evaluation(rank_users([Factors(users, items)], data.test, data.seen)[0], data.test)
+    values, lists = rank_users([Factors(users, items)], data.test, data.seen)
+    found = evaluation(values[0], lists[0], data.test, data.popularity)
     assert found.metrics["ndcg_at_20"] > expected
 
 

@@ -15,6 +15,7 @@ import torch
 from workloads.contract import Runtime
 from workloads.data import load_interactions
 from workloads.data.interactions.splits import hold_out
+from workloads.metrics.ranking import metric_names
 from workloads.recommender.params import Params
 from workloads.recommender.workload import Recommender
 
@@ -65,6 +66,29 @@ def test_evaluation_by_hand(split: Any, backbone: Any) -> None:
     same = np.isclose(found.units["ndcg_at_20"], list(expected.values()), atol=1e-6)
     assert same.mean() > 0.99, "two near-equal scores may change places, of a few users"
     assert found.metrics["ndcg_at_20"] == pytest.approx(found.units["ndcg_at_20"].mean(), abs=1e-6)
+
+
+@pytest.mark.parametrize("split", ["validation", "test"])
+def test_what_is_recommended_by_hand(split: Any) -> None:
+    """Popularity's lists are the most popular items that a user does not have."""
+    workload = build(backbone="popularity")
+    workload.train_epoch(1)
+    data = workload.data
+    counts = data.popularity.numpy()
+    _, excluded = workload.ranking_targets(split)
+    found = workload.evaluate(split)
+    own = [excluded.items[slice(*excluded.indptr[user : user + 2])].tolist() for user in found.units["id"]]
+    order = np.argsort(-counts, kind="stable")
+    lists = [[item for item in order.tolist() if item not in set(has)][:10] for has in own]
+    expected = [counts[items].mean() for items in lists]
+    np.testing.assert_allclose(found.units["popularity_at_10"], expected, rtol=1e-6)
+    assert found.metrics["popularity_at_10"] == pytest.approx(np.mean(expected))
+    assert found.metrics["novelty_at_10"] == pytest.approx(
+        np.mean([np.log2(data.n_users / counts[items]).mean() for items in lists])
+    )
+    shown = np.bincount(np.concatenate(lists), minlength=data.n_items)
+    assert found.metrics["coverage_at_10"] == pytest.approx((shown > 0).mean())
+    assert set(workload.directions) == set(found.metrics) - set(metric_names((5, 10, 20)))
 
 
 @pytest.mark.parametrize("backbone", ["mf", "lightgcn"])
