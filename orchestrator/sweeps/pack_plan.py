@@ -101,6 +101,8 @@ class PackRunner:
         """Most members of a pack, by workload and shape, where larger ones have failed."""
         self._dropped = False
         """Whether a trial was dropped since memory was last released."""
+        self._full = False
+        """Whether a trial did not fit next to the running ones, and none of them was dropped since."""
         self._reported = time.monotonic()
         self.timed = False
         """Whether the last step has returned because a report was due, not because a trial was at a rung or its end."""
@@ -134,7 +136,7 @@ class PackRunner:
             self._packs = {
                 members: pack for members, pack in self._packs.items() if all(each is not workload for each in members)
             }
-            self._dropped = True
+            self._dropped, self._full = True, False
 
     def leave(self, wait: bool) -> None:
         """Save and drop all trials: they may have been interrupted rather than pruned.
@@ -172,6 +174,8 @@ class PackRunner:
 
     def _admit(self) -> None:
         """Start the waiting trials that fit. One that does not fit alone is tried twice."""
+        if self._full:  # building a trial to see it fail takes a while, too
+            return
         for seed_run, config in list(self._waiting.items()):
             for last in (False, True):
                 if self._dropped and not (self._trials and self._has_room()):  # not before each: it takes a while
@@ -192,6 +196,7 @@ class PackRunner:
                 gc.collect()
                 memory.release(self._device)
                 if self._trials:
+                    self._full = True
                     return
             del self._waiting[seed_run]
             if failure:

@@ -212,9 +212,11 @@ def test_a_trial_for_which_there_is_no_memory_waits(tmp_path: Path, monkeypatch:
     book = Book(tmp_path, [spec_of(number, {}) for number in range(4)])
     runner = PackRunner(CPU)
     begun = runner._open
+    refused = []
 
     def small(config: Mapping[str, Any]) -> Any:
         if len(runner._trials) == 2:
+            refused.append(config["number"])
             raise torch.OutOfMemoryError("CUDA out of memory")
         return begun(config)
 
@@ -222,6 +224,7 @@ def test_a_trial_for_which_there_is_no_memory_waits(tmp_path: Path, monkeypatch:
     run_together(book, runner, 4)  # type: ignore[arg-type]
     assert {len(epochs) for epochs in PackedToys.trained} == {2}
     assert all(book.rows(number) == apart(book, number) for number in range(4))
+    assert refused == [2], "it is tried again when one of the others has ended"
 
 
 def test_a_trial_that_does_not_fit_alone_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
