@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import re
 from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import Any
@@ -39,17 +40,18 @@ def private_part(path: str) -> bool:
     return parts[0] in LIBRARIES and (any(map(is_private, parts)) or path.startswith(UNMARKED))
 
 
-def defined(trees: Iterable[ast.AST]) -> set[str]:
+DEFINITIONS = re.compile(
+    r"\b(?:def|class) (_\w+)|\b(?:self|cls)\.(_\w+)(?:, |(?:: [^=\n]+)? [-+*|&]?= )|^ *(_\w+)(?:, |(?:: [^=\n]+)? = )",
+    re.MULTILINE,
+)
+
+MAY_USE = re.compile(r"\b(?:ray|optuna)\b|optuna_study|getattr")
+"""What a source must contain for :class:`Source` to find a use in it. Most need not be parsed."""
+
+
+def defined(texts: Iterable[str]) -> set[str]:
     """The private names that this project's own code defines: functions, classes, variables and attributes."""
-    names: set[str] = set()
-    for node in (node for tree in trees for node in ast.walk(tree)):
-        if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
-            names.add(node.name)
-        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and root(node) in ("self", "cls"):
-            names.add(node.attr)
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            names.add(node.id)
-    return {name for name in names if is_private(name)}
+    return {name for text in texts for names in DEFINITIONS.findall(text) for name in names if is_private(name)}
 
 
 def root(node: ast.AST) -> str | None:
