@@ -239,17 +239,30 @@ def occupations(name: str, root: Path) -> Any:
     Raises:
         DataError: unknown name, a dataset without occupations, or their file is missing or damaged.
     """
+    return _side_information(name, root, "occupations")
+
+
+def friends(name: str, root: Path) -> Any:
+    """Pairs of users who know each other, each in both orders: int32 (n, 2), without repetitions.
+
+    Raises:
+        DataError: unknown name, a dataset without friends, or their file is missing or damaged.
+    """
+    return _side_information(name, root, "friends")
+
+
+def _side_information(name: str, root: Path, kind: str) -> Any:
     entry = dataset(name)
-    if entry.occupations is None:
-        having = ", ".join(entry.name for entry in DATASETS.values() if entry.occupations)
+    if getattr(entry, kind) is None:
+        having = ", ".join(entry.name for entry in DATASETS.values() if getattr(entry, kind))
         raise DataError(
-            f"dataset {name} has no occupations of its users", got=name, expected=f"one of {having}",
+            f"dataset {name} has no {kind} of its users", got=name, expected=f"one of {having}",
             fix="Set another bns_prior, or one of these datasets",
         )  # fmt: skip
     for source in entry.extras:
         if (damage := _damage(entry, source, root, digest)) is not None:
             raise damage
-    return entry.occupations(entry.folder_in(root))
+    return getattr(entry, kind)(entry.folder_in(root))
 
 
 def install(entry: Dataset) -> str:

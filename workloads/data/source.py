@@ -45,7 +45,8 @@ class Dataset:
     checksums. ``version`` changes whenever the reader's result for the same files does; for a generated dataset it
     contains all parameters.
 
-    ``extras`` are files that training does not need; ``occupations`` reads from them a group 0, 1, ... for each user.
+    ``extras`` are files that training does not need; ``occupations`` reads from them a group 0, 1, ... for each user,
+    ``friends`` pairs of users (n, 2) who know each other.
     ``obtain`` says where to get files without a public address. ``needs``: optional packages that reading requires.
     ``clean_from``: lowest rating of the source's own test part that the split ``clean`` keeps; without it ``clean``
     draws from the highest ratings. ``instead``: files that the reader takes where none of ``files`` is present.
@@ -59,6 +60,7 @@ class Dataset:
     version: str = "1"
     extras: tuple[SourceFile, ...] = ()
     occupations: Callable[[Path], Any] | None = None
+    friends: Callable[[Path], Any] | None = None
     folder: str = ""
     obtain: str = ""
     needs: tuple[str, ...] = ()

@@ -176,6 +176,7 @@ _SWITCHES: Rules = {
     ("ecdf", "sampled"): {"ecdf_items": 128},
     ("quality", True): {"truth": "validation"},
     ("optimizer", "sgd"): {"threads": 1},
+    ("bns_prior", "file"): {"prior_file": None},
 }
 
 PLANTED = "synthetic"
@@ -227,6 +228,8 @@ def _unmasked(values: Mapping[str, Any]) -> str | None:
 
 def _unknown_truth(values: Mapping[str, Any]) -> str | None:
     """A message about a truth that is not available when needed, or None."""
+    if values["bns_prior"] == "file" and values["prior_file"] is None:
+        return "bns_prior=file takes its probabilities from a Parquet file. Set prior_file to its absolute path"
     if values["bns_prior"] == "label" and values["sampler"] != "bns_oracle":
         return (
             f"bns_prior=label is for sampler=bns_oracle, which knows labels; got sampler={values['sampler']}. "

@@ -15,7 +15,9 @@ from pydantic import AfterValidator, Field, model_validator
 from workloads.common_params import WorkloadParams
 from workloads.conditional_params import OneOf, out_of_bounds_error
 from workloads.contract import MID_RUN, Preset
-from workloads.data.datasets import check_kind, occupations
+from workloads.data.datasets import check_kind, friends, occupations
+from workloads.data.interactions.load import load_interactions
+from workloads.data.interactions.priors import read_prior
 from workloads.recommender.backbones import BACKBONES, LEARNT
 from workloads.recommender.contrasts import CONTRASTS
 from workloads.recommender.losses import CONDITIONAL, LOSSES, SAMPLERS, combination_error, not_compiled
@@ -42,6 +44,12 @@ PRESETS: Mapping[str, Preset] = {
         },
     ),
 }  # fmt: skip
+
+
+def _absolute(path: str) -> str:
+    if not Path(path).is_absolute():
+        raise ValueError(f"a path of a file must be absolute. Use {Path(path).absolute()}")
+    return path
 
 
 class Params(WorkloadParams):
@@ -231,10 +239,16 @@ class Params(WorkloadParams):
     bns_lambda: float | Literal["warm"] | None = Field(
         None, description="λ of (4.30) (thesis 4.5.2.3: .1 to 15, best 5); warm: max(10 - 0.1 epoch, 2), BNS-1."
     )
-    bns_prior: Literal["popularity", "users", "uninformative", "occupation", "label"] | None = Field(
+    bns_prior: Literal["popularity", "users", "uninformative", "occupation", "social", "file", "label"] | None = Field(
         None,
         description="P_fn: popularity over all interactions (4.16), over the users (E-4.16), 1 / I (BNS-3), by "
-        "occupation (BNS-4); for bns_oracle, of items that are not liked; label: the .04 of 4.5.2.5.",
+        "occupation (BNS-4), by friends (E-4.B5), of an own file; for bns_oracle, of items that are not liked; label: "
+        "the .04 of 4.5.2.5.",
+    )
+    prior_file: Annotated[str, AfterValidator(_absolute)] | None = Field(
+        None,
+        description="Parquet file of bns_prior=file, columns item and p, or user, item and p; other pairs have the "
+        "popularity prior.",
     )
     bns_uniform_epochs: int | None = Field(
         None, ge=0, description="Epochs of uniform sampling before bns (BNS-2: some; otherwise 0)."
@@ -355,7 +369,12 @@ class Params(WorkloadParams):
         """Check that the dataset has the data that the sampler's prior needs.
 
         Raises:
-            workloads.data.DataError: the dataset has no occupations of its users, or their file is damaged.
+            workloads.data.DataError: the dataset has no occupations or friends of its users, their file is damaged, or
+                that of an own prior is.
         """
         if self.bns_prior == "occupation":
             occupations(self.dataset, root)
+        if self.bns_prior == "social":
+            friends(self.dataset, root)
+        if self.prior_file is not None:
+            read_prior(Path(self.prior_file), load_interactions(self.dataset, root, self.split))

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import torch
 
-from workloads.data.datasets import occupations
+from workloads.data import load_interactions
+from workloads.data.datasets import friends, occupations
+from workloads.data.interactions.priors import read_prior
 from workloads.recommender.dataset import RecommenderData
 from workloads.recommender.losses import SAMPLERS
 from workloads.recommender.params import Params
@@ -18,6 +20,7 @@ from workloads.sampling.bayesian import (
     item_prior,
     occupation_prior,
     oracle_prior,
+    social_prior,
     warm_lambda,
 )
 from workloads.sampling.dynamic import AOBPR, DNS
@@ -105,7 +108,8 @@ def prior_table(params: Params, data: RecommenderData, root: Path) -> tuple[torc
     """P_fn of ``bns_prior`` for each group of users, (G, I), and each user's group, (U,), or None for one group.
 
     Raises:
-        workloads.data.DataError: the prior needs the users' occupations, and the dataset has none.
+        workloads.data.DataError: the prior needs the users' occupations or friends, and the dataset has none; or the
+            file of an own prior is damaged.
     """
     popularity = data.popularity.float().unsqueeze(0)
     if params.bns_prior == "users":
@@ -118,4 +122,29 @@ def prior_table(params: Params, data: RecommenderData, root: Path) -> tuple[torc
         size = (int(groups.max()) + 1) * data.n_items
         by_group = torch.bincount(cells, minlength=size).view(-1, data.n_items)
         return occupation_prior(data.popularity, by_group), groups
+    if params.bns_prior == "social":
+        pairs = torch.from_numpy(friends(params.dataset, root)).to(popularity.device, torch.int64)
+        by_friends = popularity.new_zeros(data.n_users, data.n_items)
+        by_friends.index_add_(0, pairs[:, 0], data.train.mask(0, data.n_users, data.n_items).float()[pairs[:, 1]])
+        linked = torch.bincount(pairs[:, 0], minlength=data.n_users) > 0
+        return social_prior(data.popularity, by_friends, linked), torch.arange(data.n_users, device=pairs.device)
+    if params.bns_prior == "file":
+        return _own_prior(params, data, root, popularity / popularity.sum())
     return popularity / popularity.sum(), None
+
+
+def _own_prior(
+    params: Params, data: RecommenderData, root: Path, otherwise: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """As :func:`prior_table`, of ``prior_file``; pairs that it does not have keep ``otherwise`` (1, I)."""
+    assert params.prior_file is not None
+    own = read_prior(Path(params.prior_file), load_interactions(params.dataset, root, params.split))
+    device = otherwise.device
+    items, p = (torch.from_numpy(column).to(device) for column in (own.items, own.p))
+    if own.users is None:
+        table = otherwise.clone()
+        table[0, items] = p
+        return table, None
+    table = otherwise.repeat(data.n_users, 1)
+    table[torch.from_numpy(own.users).to(device), items] = p
+    return table, torch.arange(data.n_users, device=device)

@@ -232,6 +232,18 @@ def occupation_prior(popularity: torch.Tensor, by_group: torch.Tensor) -> torch.
     return (shares * (1 + change)).clamp(0, 1).float()
 
 
+def social_prior(popularity: torch.Tensor, by_friends: torch.Tensor, linked: torch.Tensor) -> torch.Tensor:
+    """P_fn of each user (U, I): BNS-4's with a user's friends in the place of an occupation (E-4.B5).
+
+    Args:
+        popularity: training interactions of each item, (I,).
+        by_friends: number of each user's friends who have an item, (U, I).
+        linked: users with friends, boolean (U,); for others Δ is 0.
+    """
+    counts = torch.where(linked[:, None], by_friends.float(), by_friends.float().mean(0))
+    return occupation_prior(popularity, counts)
+
+
 def oracle_prior(
     false_negative: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], otherwise: Prior | None = None
 ) -> Prior:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _EXPECTED = "integers between spaces: user item item ..."
+_TRUST = "trustnetwork.txt"
 _DIGITS = 9  # of an id
 
 _URL = "https://raw.githubusercontent.com/gusye1234/LightGCN-PyTorch"
@@ -46,6 +47,30 @@ def read_lastfm(folder: Path) -> Interactions:
     check_disjoint(files[0], train, files[1], test, _LASTFM)
     users, items = (np.arange(1, count + 1) for count in (_LASTFM.n_users, _LASTFM.n_items))
     return Interactions(_LASTFM.n_users, _LASTFM.n_items, train.pairs, test.pairs, user_ids=users, item_ids=items)
+
+
+def read_trust_network(folder: Path) -> NDArray[np.int32]:
+    """Read ``trustnetwork.txt``: pairs of users who know each other, in both orders, (n, 2), without repetitions.
+
+    Raises:
+        DataError: a line is not two users of the dataset.
+    """
+    import numpy as np
+
+    file = plain_or_gz(folder / _TRUST)
+    pairs = []
+    for number, line in enumerate(content(file).splitlines(), 1):
+        fields = line.split()
+        if len(fields) != 2 or not all(field.isdigit() and 1 <= int(field) <= _LASTFM.n_users for field in fields):
+            expected = f"two users in 1..{_LASTFM.n_users}"
+            raise DataError(
+                "the line is no pair of users", file=file, line=number, got=repr(line[:40]), expected=expected
+            )
+        pairs.append((int(fields[0]) - 1, int(fields[1]) - 1))
+    both = np.array(pairs, np.int32).reshape(-1, 2)
+    both = np.unique(np.concatenate([both, both[:, ::-1]]), axis=0)
+    unequal: NDArray[np.int32] = both[both[:, 0] != both[:, 1]]
+    return unequal
 
 
 def read_item_lists(folder: Path, sizes: tuple[int, int] | None = None, rows: tuple[int, ...] = ()) -> Interactions:
@@ -151,4 +176,13 @@ LASTFM = Dataset(
             also=("0e49491e70101693871a1890ad1d68f75a45f05067516a2ac24b8e464d7b4195",),
         ),
     ),
+    extras=(
+        SourceFile(
+            _TRUST,
+            size=223_780,
+            sha256="eb2f3eb5dbee61161923d0231874cce574c33cea8b9f331d912b1642a1cd29ba",
+            url=f"{_PINNED}/{_TRUST}",
+        ),
+    ),
+    friends=read_trust_network,
 )

@@ -1,0 +1,71 @@
+"""Own priors from Parquet, and LastFM's trust network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from workloads.data import DataError, Interactions
+from workloads.data.interactions.lightgcn import read_trust_network
+from workloads.data.interactions.priors import read_prior
+
+PAIRS = np.array([[0, 0], [1, 2]], np.int32)
+NUMBERED = Interactions(2, 3, PAIRS, PAIRS[:0])
+NAMED = Interactions(2, 3, PAIRS, PAIRS[:0], user_ids=np.array([10, 20]), item_ids=np.array([b"a", b"b", b"c"]))
+
+
+def write(folder: Path, columns: dict[str, Any]) -> Path:
+    parquet.write_table(pa.table(columns), folder / "prior.parquet")
+    return folder / "prior.parquet"
+
+
+def test_of_items_and_of_pairs(tmp_path: Path) -> None:
+    own = read_prior(write(tmp_path, {"item": [2, 0], "p": [0.5, 1.0]}), NUMBERED)
+    assert own.users is None
+    assert (own.items.tolist(), own.p.tolist()) == ([2, 0], [0.5, 1.0])
+    own = read_prior(write(tmp_path, {"user": [20, 10], "item": ["c", "a"], "p": [0, 1]}), NAMED)
+    assert own.users is not None
+    assert (own.users.tolist(), own.items.tolist(), own.p.tolist()) == ([1, 0], [2, 0], [0.0, 1.0])
+
+
+@pytest.mark.parametrize(
+    ("columns", "line", "message"),
+    [
+        ({"item": [0], "q": [0.5]}, None, "the columns are wrong: got item, q; expected columns item and p"),
+        ({"item": [0, 1], "p": [0.5, 1.5]}, 2, r"p is out of range: got 1.5; expected a p in \[0, 1\]"),
+        ({"item": [0], "p": [-0.1]}, 1, "p is out of range: got -0.1"),
+        ({"item": [0, 1], "p": [0.5, None]}, 2, "p is out of range: got nan"),
+        ({"item": [0], "p": ["high"]}, None, "column p holds no numbers: got string"),
+        ({"item": [0, 3], "p": [0.5, 0.5]}, 2, "the dataset has no such item: got 3"),
+        ({"item": [0, None], "p": [0.5, 0.5]}, 2, "the dataset has no such item: got None"),
+        ({"user": [0, 2], "item": [0, 0], "p": [0.5, 0.5]}, 2, "the dataset has no such user: got 2"),
+        ({"item": [1, 0, 1], "p": [0.5, 0.5, 0.5]}, 3, "an item occurs twice"),
+        ({"user": [0, 0], "item": [1, 1], "p": [0.5, 0.5]}, 2, "a pair of user and item occurs twice"),
+    ],
+)
+def test_a_damaged_prior(columns: dict[str, Any], line: int | None, message: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=message) as caught:
+        read_prior(write(tmp_path, columns), NUMBERED)
+    assert caught.value.line == line
+
+
+def test_a_file_that_is_none(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="the prior cannot be read"):
+        read_prior(tmp_path / "none.parquet", NUMBERED)
+    (tmp_path / "text.parquet").write_text("item,p")
+    with pytest.raises(DataError, match="the prior is not Parquet"):
+        read_prior(tmp_path / "text.parquet", NUMBERED)
+
+
+def test_the_trust_network_of_lastfm(tmp_path: Path) -> None:
+    """Both orders, once each; no user is their own friend."""
+    (tmp_path / "trustnetwork.txt").write_text("1\t3\n3\t1\n2\t3\n5\t5\n")
+    assert read_trust_network(tmp_path).tolist() == [[0, 2], [1, 2], [2, 0], [2, 1]]
+    (tmp_path / "trustnetwork.txt").write_text("1\t3\n1\t1893\n")
+    with pytest.raises(DataError, match=r"line 2: the line is no pair of users: .* expected two users in 1..1892"):
+        read_trust_network(tmp_path)

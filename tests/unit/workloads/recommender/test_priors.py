@@ -1,0 +1,98 @@
+"""Side information of BNS: an own prior and friends, as the sampler sees them."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from pyarrow import parquet
+from pydantic import ValidationError
+
+from workloads.contract import Runtime
+from workloads.data import DATASETS, DataError
+from workloads.recommender.params import Params
+from workloads.recommender.samplers import prior_table
+from workloads.recommender.workload import Recommender
+
+RUNTIME = Runtime(device=torch.device("cpu"), data=Path(), seed=3, epochs=2)
+BNS: dict[str, Any] = {"sampler": "bns", "dim": 4, "batch_size": 4096}
+
+
+def build(**params: Any) -> Recommender:
+    return Recommender(Params(**BNS, **params), RUNTIME)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_an_own_prior_replaces_that_of_popularity_where_it_has_a_pair(optimizer: str, tmp_path: Path) -> None:
+    file = tmp_path / "prior.parquet"
+    parquet.write_table(pa.table({"user": [7, 8], "item": [3, 4], "p": [0.25, 0.75]}), file)
+    own = {"sampler": "bns", "dim": 4, "optimizer": optimizer}
+    workload = Recommender(Params(**own, bns_prior="file", prior_file=str(file)), RUNTIME)
+    workload.params.check_data(Path())
+    table, groups = prior_table(workload.params, workload.data, Path())
+    expected = (workload.data.popularity / workload.data.popularity.sum()).repeat(workload.data.n_users, 1)
+    expected[7, 3], expected[8, 4] = 0.25, 0.75
+    torch.testing.assert_close(table, expected)
+    assert groups is not None
+    assert groups.tolist() == list(range(workload.data.n_users))
+    plain = Recommender(Params(**own), RUNTIME)
+    assert workload.train_epoch(1)["loss"] > 0
+    assert plain.train_epoch(1)["loss"] > 0
+
+
+def test_an_own_prior_of_items_is_one_for_all_users(tmp_path: Path) -> None:
+    file = tmp_path / "prior.parquet"
+    parquet.write_table(pa.table({"item": [3], "p": [0.25]}), file)
+    workload = build(bns_prior="file", prior_file=str(file))
+    table, groups = prior_table(workload.params, workload.data, Path())
+    assert groups is None
+    assert table.shape == (1, workload.data.n_items)
+    assert table[0, 3] == 0.25
+
+
+def test_a_prior_that_is_damaged_is_found_before_training(tmp_path: Path) -> None:
+    file = tmp_path / "prior.parquet"
+    parquet.write_table(pa.table({"item": [3], "p": [2.0]}), file)
+    with pytest.raises(DataError, match="p is out of range"):
+        Params(**BNS, bns_prior="file", prior_file=str(file)).check_data(Path())
+    with pytest.raises(DataError, match=r"dataset synthetic has no friends .*expected one of lastfm"):
+        Params(**BNS, bns_prior="social").check_data(Path())
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"bns_prior": "file"}, "Set prior_file to its absolute path"),
+        ({"bns_prior": "file", "prior_file": "own.parquet"}, "a path of a file must be absolute. Use /"),
+        ({"prior_file": "/own.parquet"}, "prior_file=/own.parquet has no effect with bns_prior=popularity"),
+    ],
+)
+def test_parameters_of_an_own_prior(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        Params(**BNS, **given)
+
+
+def test_the_social_prior_by_loops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """P = pop / N (1 + Δ), where Δ compares friends with the mean over users, as BNS-4 compares occupations."""
+    pairs = np.array([[0, 1], [0, 2], [1, 0], [2, 0]], np.int32)
+    known = dataclasses.replace(DATASETS["synthetic"], friends=lambda folder: pairs)
+    monkeypatch.setitem(DATASETS, "synthetic", known)
+    workload = build(bns_prior="social")
+    data = workload.data
+    table, groups = prior_table(workload.params, data, Path())
+    assert groups is not None
+    x = data.train.mask(0, data.n_users, data.n_items).double().numpy()
+    friends = {user: [b for a, b in pairs.tolist() if a == user] for user in range(data.n_users)}
+    by_friends = np.array([x[friends[user]].sum(0) for user in range(data.n_users)])
+    linked = np.array([bool(friends[user]) for user in range(data.n_users)])
+    by_friends[~linked] = by_friends.mean(0)
+    delta = (by_friends - by_friends.mean(0)) / np.maximum(by_friends.max(0), 1)
+    expected = np.clip(x.sum(0) / x.sum() * (1 + delta), 0, 1)
+    np.testing.assert_allclose(table, expected, rtol=1e-5, atol=1e-9)
+    assert not np.allclose(expected[0], expected[3])
+    assert workload.train_epoch(1)["loss"] > 0
