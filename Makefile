@@ -64,8 +64,8 @@ test-gpu: $(READY)
 VERSIONS = ray-2.58.1 ray-2.59.0
 OVER = .venv-over
 # What runs on each of them, and in make test-lower, in addition to the unit part: what ray_compat.py uses, where workers
-# are placed, a sweep of groups. Flat trials, packs and winners on other versions are not in it.
-SUBSET = $(addprefix tests/integration/test_,ray_compat.py groups.py lost_devices.py placement.py) \
+# are placed, a sweep of groups, a run of two workers, flat trials, packs and their winners.
+SUBSET = $(addprefix tests/integration/test_,ways.py groups.py ray_compat.py lost_devices.py placement.py) \
 	-m "versions or not faults" -n 2 --dist loadfile
 
 test-versions: $(VERSIONS:%=$(OVER)/%/.ready)
