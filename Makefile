@@ -60,8 +60,8 @@ test-docs: $(READY)
 test-gpu: $(READY)
 	$(BIN)/python -m pytest tests -m gpu
 
-# Other minors of Ray than the environment's, each laid over it: under 1 GB, a few minutes each.
-VERSIONS = ray-2.58.1 ray-2.59.0
+# Other minors of Ray and MLflow than the environment's, each laid over it: under 1 GB, a few minutes each.
+VERSIONS = ray-2.58.1 ray-2.59.0 mlflow-3.16.1
 OVER = .venv-over
 # What runs on each of them, and in make test-lower, in addition to the unit part: what ray_compat.py uses, where workers
 # are placed, a sweep of groups, a run of two workers, flat trials, packs and their winners.
@@ -79,7 +79,8 @@ $(OVER)/%/.ready: $(READY)
 	$(PYTHON) -m venv --without-pip $(@D)
 	@printf '%s\n' "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" "$(CURDIR)" \
 		> "$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/first.pth"
-	$(BIN)/python -m pip --python $(@D)/bin/python --disable-pip-version-check install --quiet --no-deps $(subst -,==,$*)
+	$(BIN)/python -m pip --python $(@D)/bin/python --disable-pip-version-check install --quiet --no-deps \
+		$(addsuffix ==$(lastword $(subst -, ,$*)),$(if $(filter mlflow-%,$*),mlflow mlflow-skinny mlflow-tracing,ray))
 	@touch $@
 
 # Against the lowest versions that pyproject.toml allows, the unit part with PyTorch's plainest kernels: sums come out
