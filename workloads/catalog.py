@@ -61,7 +61,7 @@ BUILT_IN = {
     "recommender": Entry(
         "workloads.recommender.params:Params",
         "workloads.recommender.workload:Recommender",
-        "Collaborative filtering from implicit feedback: matrix factorisation and LightGCN.",
+        "Recommendation from implicit feedback: matrix factorisation, LightGCN, baselines.",
         "workloads.recommender.published:PUBLISHED",
         data=("interactions",),
     ),
