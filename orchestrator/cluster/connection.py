@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import platform
+import re
 import secrets
 import signal
 import socket
@@ -91,6 +92,7 @@ def cluster(address: str | None) -> Iterator[list[Node]]:
                 TOKEN.expanduser().chmod(0o600)
     except Exception as error:  # Ray raises a plain Exception when a node does not start in time
         ray.shutdown()
+        check_mismatch(address or "", str(error))
         raise UserError(
             f"Cannot connect to a Ray cluster at {address}: {one_line(error)}"
             if address
@@ -320,6 +322,12 @@ def check_versions(address: str, ray_version: str, python_version: str) -> None:
             fix=f"Install ray=={ray_version} on Python {python_version}, or start the cluster with this environment",
             code=UNAVAILABLE,
         )  # fmt: skip
+
+
+def check_mismatch(address: str, error: str) -> None:
+    """Raise :func:`check_versions`'s UserError if ``error``, of Ray Client, is of other versions."""
+    if there := re.search(r"cluster was started with:\s+Ray: (\S+)\s+Python: (\S+)", error):
+        check_versions(address, *there.groups())
 
 
 def check_reachable(address: str) -> None:

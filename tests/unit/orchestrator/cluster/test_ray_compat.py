@@ -10,13 +10,15 @@ from typing import Any
 import pytest
 import yaml
 from ray._private.ray_constants import PROMETHEUS_SERVICE_DISCOVERY_FILE
+from ray._private.utils import check_version_info
 from ray.air.execution._internal import RayActorManager
 from ray.exceptions import ActorDiedError, OutOfMemoryError, RayActorError, RayTaskError
 from ray.train import WorkerGroupError
 from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
 from ray.tune.execution import tune_controller
 
-from orchestrator.cluster import ray_compat
+from orchestrator.cluster import connection, ray_compat
+from orchestrator.errors import UserError
 from orchestrator.runs.train import lost_a_process
 from orchestrator.sweeps.actor_failures import Died
 from tests.support.library_internals import MAY_USE, Source, defined
@@ -68,6 +70,15 @@ def test_prometheus_reads_the_file_that_ray_writes() -> None:
     (job,) = config["scrape_configs"]
     (found,) = job["file_sd_configs"]
     assert found["files"] == [f"/tmp/ray/{PROMETHEUS_SERVICE_DISCOVERY_FILE}"]
+
+
+def test_ray_clients_error_of_other_versions_is_one_sentence() -> None:
+    there = {"ray_version": "2.1.0", "python_version": "3.11.1", "ray_commit": "0"}
+    with pytest.raises(RuntimeError) as caught:
+        check_version_info(there, "Ray Client", python_version_match_level="minor")
+    with pytest.raises(UserError, match=r"ray://head:10001 has other versions .* got Ray 2\.1\.0 on Python 3\.11\.1"):
+        connection.check_mismatch("ray://head:10001", str(caught.value))
+    connection.check_mismatch("ray://head:10001", "ray client connection timeout")
 
 
 def test_the_module_is_short() -> None:
