@@ -110,6 +110,11 @@ def dpl(trial: optuna.Trial) -> dict[str, Any]:
     }
 
 
+def supervised(trial: optuna.Trial) -> dict[str, Any]:
+    """The supervised oracle (thesis 5.27), on the planted truth; negatives as for DPL."""
+    return {**_adam(trial), "loss": "supervised", "negatives": trial.suggest_int("negatives", 1, 15, log=True)}
+
+
 def hard_dpl(trial: optuna.Trial) -> dict[str, Any]:
     """DPL on dynamically sampled negatives (thesis table 5.3: τ+ of .3 and .25)."""
     return {**dpl(trial), "sampler": "dns", "candidates": _candidates(trial)}
@@ -135,6 +140,7 @@ def in_batch(trial: optuna.Trial) -> dict[str, Any]:
         "sampler": "in_batch",
         "batch_size": trial.suggest_categorical("batch_size", [256, 512, 1024, 2048]),
         "temperature": trial.suggest_float("temperature", 0.25, 4.0, log=True),  # E-2.2: 1
+        "logq": trial.suggest_categorical("logq", [False, True]),
     }
 
 
@@ -166,6 +172,7 @@ def bprac(trial: optuna.Trial) -> dict[str, Any]:
         "loss": "bprac",
         "credence": trial.suggest_categorical("credence", ["mean1", "thesis", "bayes"]),
         "prior_var": trial.suggest_float("prior_var", 0.1, 1.0, log=True),
+        "e_steps": trial.suggest_categorical("e_steps", ["epoch", 10]),  # thesis algorithm 1: T = 10
     }
 
 
@@ -366,6 +373,7 @@ _LOSSES: Mapping[str, Callable[[optuna.Trial], dict[str, Any]]] = {
     "bprac": lambda trial: {
         "credence": trial.suggest_categorical("credence", ["mean1", "thesis", "bayes", "prior"]),
         "prior_var": trial.suggest_categorical("prior_var", [0.2, 0.6, "fitted"]),
+        "e_steps": trial.suggest_categorical("e_steps", ["epoch", 10]),
     },
 }
 _SAMPLERS: Mapping[str, Callable[[optuna.Trial], dict[str, Any]]] = {

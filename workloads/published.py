@@ -124,7 +124,8 @@ class Table:
 
     Rows are ordered by ``compared_by``. For it and each metric in ``tested``, tests compare the pairs ``named`` (those
     that the source compares), then neighbours in the order; or, with a ``reference``, every row with that one. Metrics
-    in ``lower`` are better when lower. ``reads_test``: training uses the test part, as in the source.
+    in ``lower`` are better when lower. ``reads_test``: training uses the test part, as in the source. ``gap``: the rows
+    of a baseline and of an oracle; the report shows the share of their gap that each row closes.
     """
 
     id: str
@@ -148,6 +149,7 @@ class Table:
     doubts: tuple[Doubt, ...] = ()
     measure: Measure | None = None
     reads_test: bool = False
+    gap: tuple[str, str] | None = None
 
     @cached_property
     def columns(self) -> tuple[str, ...]:

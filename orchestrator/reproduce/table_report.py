@@ -25,6 +25,10 @@ FOLDER = "reproductions"
 """Folder in the home, with a folder for each table or figure and each selection of its parts."""
 
 
+CLOSED = "gap closed"
+"""Column: the share of the gap between BPR and the supervised oracle that a row closes, by the compared metric."""
+
+
 def origin(settings: Settings, workload: str) -> dict[str, Any]:
     """The time, and the commit of each repository, with ``-dirty`` if it has changes."""
     sources = provenance.sources(apart=(settings.home, settings.storage), workload=workload)
@@ -78,7 +82,21 @@ def _row(reproduction: Reproduction, block: Block, measured: Measured) -> dict[s
         "failure": measured.failure,
         "doubts": [f"{doubt.tag}: {doubt.why}" for doubt in table.why(row)],
         "metrics": {metric: _value(table, measured, metric) for metric in table.columns if measured.values},
+        "closed": _closed(table, block, measured),
     }
+
+
+def _closed(table: Table, block: Block, measured: Measured) -> float | None:
+    """The share of the gap between the table's baseline and its oracle that a row closes; None where there is none."""
+    means = {
+        row.row.method: statistics.summary(list(row.values[table.compared_by])).mean for row in block.rows if row.values
+    }
+    baseline, oracle = (means.get(name) for name in table.gap or ("", ""))
+    own = means.get(measured.row.method)
+    if baseline is None or oracle is None or own is None:
+        return None
+    gap = baseline - oracle if table.compared_by in table.lower else oracle - baseline
+    return (own - baseline) / (oracle - baseline) if gap > 0 else None
 
 
 def _value(table: Table, measured: Measured, metric: str) -> dict[str, Any]:
@@ -114,8 +132,10 @@ def show(console: Console, result: Mapping[str, Any]) -> None:
     """Print one table a block, with the metric that methods are compared by; the files have the other metrics."""
     metric = result["compared_by"]
     on = f" on {result['measured_on']}" if result["measured_on"] else ""
-    columns = ["method", "ours", "sd", *(["published", "difference"] if _printed(result) else []), "note"]
     for key, rows in _blocks(result).items():
+        closed = [CLOSED] * any(row["closed"] is not None for row in rows)
+        published = ["published", "difference"] * _printed(result)
+        columns = ["method", "ours", "sd", *published, *closed, "note"]
         cells = [_cells(row, row["metrics"].get(metric)) for row in rows]
         shown = [[row[name] for name in columns] for row in cells]
         console.table(f"{result['id']}, {' '.join(key)}: {metric}{on}", columns, shown)
@@ -141,11 +161,12 @@ def markdown(result: Mapping[str, Any]) -> str:
     lines += ["", *_conditions(result)]
     for key, rows in _blocks(result).items():
         metrics = list(dict.fromkeys(name for row in rows for name in row["metrics"]))
+        closed = [CLOSED] * any(row["closed"] is not None for row in rows)
         cells = []
         for row in rows:
             values = [_both(row["metrics"][name]) if name in row["metrics"] else "" for name in metrics]
-            cells.append([row["method"], *values, _note(row, None)])
-        lines += ["", f"### {', '.join(key)}", "", markdown_table(["method", *metrics, "note"], cells)]
+            cells.append([row["method"], *values, *[_share(row)] * len(closed), _note(row, None)])
+        lines += ["", f"### {', '.join(key)}", "", markdown_table(["method", *metrics, *closed, "note"], cells)]
         lines += ["", *(f"- {line}" for line in [*_order(result, key), *_doubts(rows)])]
         lines += ["", f"{result['compared_by']} by seed:", "", *(f"- {line}" for line in _by_seed(result, rows))]
     lines += ["", *(f"- Left out: {why}" for why in result["missing"].values())]
@@ -222,8 +243,12 @@ def _cells(row: Mapping[str, Any], value: Mapping[str, Any] | None) -> dict[str,
 
     return {
         "method": row["method"], "ours": number("mean"), "sd": number("sd"), "published": number("published"),
-        "difference": number("difference", "+.4f"), "note": _note(row, value),
+        "difference": number("difference", "+.4f"), CLOSED: _share(row), "note": _note(row, value),
     }  # fmt: skip
+
+
+def _share(row: Mapping[str, Any]) -> str:
+    return "" if row["closed"] is None else f"{row['closed']:.0%}"
 
 
 def _note(row: Mapping[str, Any], value: Mapping[str, Any] | None) -> str:

@@ -78,6 +78,25 @@ def debiased_probability(
     return (unlabelled - tau * positives) / (1 - tau)
 
 
+def supervised_loss(positive: torch.Tensor, negatives: torch.Tensor) -> torch.Tensor:
+    """The supervised oracle that DPL approaches, ``-ln P_PN``, P_PN the mean of ``σ(x_ui - x_uj)`` over true negatives.
+
+    Thesis (5.27), L_SUP, with a mean over drawn true negatives for the expectation.
+
+    Args:
+        positive: x_ui, (B,).
+        negatives: (B, N), with -inf for those that are not true negatives.
+
+    Returns:
+        (B,) in nats, at least 0; 0 without gradient where no negative is left.
+    """
+    masked = negatives == -math.inf
+    empty = masked.all(1)
+    logs = functional.logsigmoid(positive.unsqueeze(1) - negatives.masked_fill(masked, 0))
+    logs = logs.masked_fill(masked & ~empty.unsqueeze(1), -math.inf)
+    return ((~masked).sum(1).clamp_min(1).to(positive).log() - logs.logsumexp(1)).masked_fill(empty, 0)
+
+
 def gbpr_loss(positive: torch.Tensor, group: torch.Tensor, negative: torch.Tensor, *, rho: float) -> torch.Tensor:
     """Group preference BPR: the positive's score mixed with the mean over users who share it. Thesis 3.5.1.
 

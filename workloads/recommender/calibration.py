@@ -41,15 +41,19 @@ class Calibration:
         return None if self.weights is None else self.weights.index_select(0, rows)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Calibrator:
-    """Calibrates the loss ``settings`` of an experiment by the ``embeddings`` of its model, users' and items'."""
+    """Calibrates the loss ``settings`` of an experiment by the ``embeddings`` of its model, users' and items'.
+
+    ``held``: the credences of the last E-step (n,), if BPRAC has fewer of these than epochs.
+    """
 
     params: Params
     runtime: Runtime
     data: RecommenderData
     settings: Mapping[str, Any]
     embeddings: Callable[[], tuple[torch.Tensor, torch.Tensor]]
+    held: torch.Tensor | None = None
 
     @torch.no_grad()
     def __call__(self, epoch: int) -> Calibration:
@@ -83,20 +87,30 @@ class Calibrator:
         return mean_auc(users, items, relevant, excluded, data.unknown, key, runtime.rank, runtime.world_size)
 
     def _credence(self, epoch: int) -> Calibration:
-        """The E-step of BPRAC, thesis (3.27)."""
+        """The E-step of BPRAC, thesis (3.27), or the credences of the last one."""
         data = self.data
         params = self.params
         users, items = self.embeddings()
         sample = sampled_scores(users, items, generator(self.runtime.seed, "credence", epoch), n=2**13)
         assert params.credence is not None
         distribution = score_distribution(params, users, items, sample)
-        owners = data.pairs[0]
-        chosen = data.pairs[1] - data.n_users
-        scores = interaction_scores(users, items, torch.stack([owners, chosen]))
-        prior = prior_log_odds(data.popularity).index_select(0, chosen)
-        weights = credence(scores, prior, distribution, params.credence)
+        weights = self.held
+        if weights is None or is_e_step(epoch, params.e_steps, self.runtime.epochs):
+            owners = data.pairs[0]
+            chosen = data.pairs[1] - data.n_users
+            scores = interaction_scores(users, items, torch.stack([owners, chosen]))
+            prior = prior_log_odds(data.popularity).index_select(0, chosen)
+            weights = credence(scores, prior, distribution, params.credence)
+        self.held = None if params.e_steps == "epoch" else weights
         metrics = {"ks": ks_distance(sample, distribution).item()} if params.backbone == "mf" else {}
         return Calibration(self.settings, weights, metrics)
+
+
+def is_e_step(epoch: int, e_steps: int | str | None, epochs: int) -> bool:
+    """Whether an E-step comes before ``epoch`` (from 1): ``e_steps`` at equal distances, at most one an epoch."""
+    if not isinstance(e_steps, int):
+        return True
+    return (epoch - 1) * e_steps // epochs != (epoch - 2) * e_steps // epochs
 
 
 def score_distribution(

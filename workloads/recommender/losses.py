@@ -24,6 +24,7 @@ class RecommenderLoss(Loss):
         compiled: supported by the compiled loop of ``optimizer=sgd``.
         pointwise: computed from each pair of one positive and one negative separately.
         whole_batch: compares the samples of a batch with one another, so that a batch cannot be split.
+        true_negatives: masks the negatives that their users like, by the planted truth.
     """
 
     draws: tuple[str | None, str | None] | Computed = (None, None)
@@ -31,6 +32,7 @@ class RecommenderLoss(Loss):
     compiled: bool = False
     pointwise: bool = False
     whole_batch: bool = False
+    true_negatives: bool = False
 
     def counts(self, values: Mapping[str, Any]) -> tuple[int, int]:
         """N and M for these parameters."""
@@ -89,6 +91,11 @@ LOSSES: dict[str, RecommenderLoss] = {
         "thesis (5.17), algorithm 4; DPL of table 5.2", ("positive", "negatives", "extra"),
         {"negatives": _sampled(10), "positives": 10, "tau": "density"}, _TAU, draws=("negatives", "positives"),
     ),
+    "supervised": RecommenderLoss(
+        "workloads.losses.pairwise:supervised_loss", "thesis (5.27), L_SUP",
+        params={"negatives": _sampled(10), "truth": "planted"}, draws=("negatives", None), in_batch=True,
+        true_negatives=True,
+    ),
     "bcl": RecommenderLoss(
         "workloads.losses.contrastive:bcl_loss", "thesis (6.31), algorithm 5; BCL of table 6.3",
         params={**_CONTRASTIVE, "tau": "density", "alpha": "auc", "beta": 0.7, "ties": "le"},
@@ -120,7 +127,7 @@ LOSSES: dict[str, RecommenderLoss] = {
     ),
     "bprac": RecommenderLoss(  # BPR weighted by credence, which takes the parameters
         "workloads.losses.pairwise:bpr_loss", "thesis (3.27), (3.29); tables 3.2, 3.3", _PAIR,
-        {"credence": "mean1", "prior_var": 0.6}, {"prior_var": (1e-6, 100.0)}, compiled=True,
+        {"credence": "mean1", "prior_var": 0.6, "e_steps": "epoch"}, {"prior_var": (1e-6, 100.0)}, compiled=True,
     ),
 }  # fmt: skip
 
@@ -151,7 +158,7 @@ _BNS = {"candidates": 5, "bns_lambda": 5.0, "bns_prior": "popularity"}
 
 SAMPLERS: dict[str, SamplerRow] = {
     "uniform": SamplerRow(f"{_BUILDERS}:uniform", "RNS of thesis table 4.2"),
-    "in_batch": SamplerRow(f"{_BUILDERS}:in_batch", "thesis 5.6.2.3, E-6.N", compiled=False),
+    "in_batch": SamplerRow(f"{_BUILDERS}:in_batch", "thesis 5.6.2.3, E-6.N", {"logq": False}, compiled=False),
     "popularity": SamplerRow(f"{_BUILDERS}:popularity", "PNS of thesis table 4.2"),
     "aobpr": SamplerRow(f"{_BUILDERS}:aobpr", "Rendle and Freudenthaler, WSDM 2014", {"aobpr_lambda": 100.0}),
     "dns": SamplerRow(f"{_BUILDERS}:dns", "Zhang et al., SIGIR 2013; E-4.D", {"candidates": 5}),
@@ -201,7 +208,7 @@ def combination_error(values: Mapping[str, Any]) -> str | None:
             f"negatives={values['negatives']} has no effect with sampler=in_batch, which takes the items of the batch. "
             "Drop negatives, or set another sampler"
         )
-    return _unmasked(values) or _unknown_truth(values) or contrast_error(values)
+    return _unmasked(values) or _uncorrected(values) or _unknown_truth(values) or contrast_error(values)
 
 
 def not_compiled(values: Mapping[str, Any]) -> str | None:
@@ -226,6 +233,20 @@ def _unmasked(values: Mapping[str, Any]) -> str | None:
     )
 
 
+_CORRECTED = ("infonce", "decoupled")
+"""Losses that are a softmax over the batch's items, whose sampling ``logq`` corrects."""
+
+
+def _uncorrected(values: Mapping[str, Any]) -> str | None:
+    """A message about a loss that has no correction of its sampling by logQ, or None."""
+    if not values["logq"] or values["loss"] in _CORRECTED:
+        return None
+    return (
+        f"logq=true corrects the softmax of loss={' or '.join(_CORRECTED)}, not loss={values['loss']}. Drop logq, or "
+        "set one of these"
+    )
+
+
 def _unknown_truth(values: Mapping[str, Any]) -> str | None:
     """A message about a truth that is not available when needed, or None."""
     if values["bns_prior"] == "file" and values["prior_file"] is None:
@@ -234,6 +255,12 @@ def _unknown_truth(values: Mapping[str, Any]) -> str | None:
         return (
             f"bns_prior=label is for sampler=bns_oracle, which knows labels; got sampler={values['sampler']}. "
             "Set bns_prior=popularity"
+        )
+    supervised = values["loss"] is not None and LOSSES[values["loss"]].true_negatives
+    if supervised and (values["dataset"], values["truth"]) != (PLANTED, "planted"):
+        return (
+            f"loss={values['loss']} takes true negatives, known for dataset={PLANTED} truth=planted alone; got "
+            f"dataset={values['dataset']} truth={values['truth']}. Set both, or another loss"
         )
     oracle = values["sampler"] == "bns_oracle"
     seen = "truth=test, which training then has seen"

@@ -229,12 +229,23 @@ class Params(WorkloadParams):
         "that of the trained factors before each epoch (E-3.22).",
     )
 
+    e_steps: Annotated[int, Field(ge=1)] | Literal["epoch"] | None = Field(
+        None,
+        description="T, E-steps of bprac, at equal distances over the training (thesis algorithm 1: 10); epoch: one "
+        "before each epoch.",
+    )
+
     candidates: int | None = Field(
         None,
         ge=1,
         le=2**20,
         description="|M_u|, unobserved items that dns and bns choose among (thesis 4.5.2.3: 1 to 15, best 5; table "
         "4.5: all); for srns, those that renew its memory.",
+    )
+    logq: bool | None = Field(
+        None,
+        description="Correct in_batch's softmax: subtract from an item's score the logarithm of its share of the "
+        "interactions, by which it is sampled (Yi et al., RecSys 2019).",
     )
     bns_lambda: float | Literal["warm"] | None = Field(
         None, description="λ of (4.30) (thesis 4.5.2.3: .1 to 15, best 5); warm: max(10 - 0.1 epoch, 2), BNS-1."

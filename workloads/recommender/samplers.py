@@ -46,7 +46,8 @@ def uniform(params: Params, data: RecommenderData, root: Path) -> Sampler:
 
 
 def in_batch(params: Params, data: RecommenderData, root: Path) -> Sampler:
-    return InBatch(data.observed)
+    shares = data.popularity / data.popularity.sum()
+    return InBatch(data.observed, shares.log() if params.logq else None)
 
 
 def popularity(params: Params, data: RecommenderData, root: Path) -> Sampler:

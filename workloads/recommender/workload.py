@@ -93,6 +93,7 @@ class Recommender:
         negatives, extras = LOSSES[params.loss].counts(params.model_dump())
         self.draws = Draws(sampler(params, self.data, runtime.data), negatives, extras, of_item=params.loss == "gbpr")
         self.settings = loss_settings(params, self.data.density)
+        self.liked = self.data.liked("planted") if LOSSES[params.loss].true_negatives else None
         self.calibrate = Calibrator(params, runtime, self.data, self.settings, self.embeddings)
 
     def pack_shape(self) -> Hashable | None:
@@ -172,9 +173,16 @@ class Recommender:
         shared = (part.items, sampler.masked(part.nodes[0], part.items - self.data.n_users)) if sampler.shared else None
         scores, nodes = self.replica(part.nodes, choose, extras if self.draws.of_item else 0, shared)
         positive, extra, negative = scores.split([1, extras, len(scores) - 1 - extras])
-        if measured.needs_negatives:
+        if measured.needs_negatives or self.liked is not None:
             items = nodes[2 + extras :] if shared is None else part.items.unsqueeze(1).expand(-1, len(part.rows))
-            measured.add_negatives(positive[0], negative, nodes[0], items - self.data.n_users)
+            items = items - self.data.n_users
+            if self.liked is not None:
+                negative = negative.masked_fill(self.liked.contains(nodes[0].expand_as(items), items), -torch.inf)
+            measured.add_negatives(positive[0], negative, nodes[0], items)
+        if sampler.log_q is not None:
+            log_q = sampler.log_q * calibrated.settings["temperature"]  # the loss divides scores by it
+            positive = positive - log_q.index_select(0, nodes[1] - self.data.n_users)
+            negative = negative - log_q.index_select(0, part.items - self.data.n_users).unsqueeze(1)
         batch_scores = Scores(positive.squeeze(0), extra.T, negative.T, step)
         losses = LOSSES[self.params.loss].compute(batch_scores, calibrated.settings)
         weights = calibrated.of(part.rows)
@@ -220,7 +228,7 @@ class Recommender:
         return self.data.validation, self.data.train
 
     def state_dict(self) -> State:
-        """The table, Adam's moments and the sampler's memory (srns), on the device and not copied.
+        """The table, Adam's moments, held credences and the sampler's memory (srns), on the device and not copied.
 
         There is no stream position: it follows from the epoch.
         """
@@ -229,6 +237,8 @@ class Recommender:
         state: State = {"embedding": self.model.embedding.detach()}
         if isinstance(self.optimizer, Adam):
             state["adam"] = self.optimizer.state_dict()
+        if self.calibrate.held is not None:
+            state["credence"] = self.calibrate.held
         if memory := self.draws.sampler.state_dict():
             state["sampler"] = memory
         return state
@@ -252,6 +262,8 @@ class Recommender:
         self.model.embedding.copy_(state["embedding"])
         if isinstance(self.optimizer, Adam):
             self.optimizer.load_state_dict(state["adam"])
+        held = state.get("credence")
+        self.calibrate.held = None if held is None else held.to(self.runtime.device, copy=True)
         if "sampler" in state:
             self.draws.sampler.load_state_dict(state["sampler"])
 

@@ -18,9 +18,10 @@ class InBatch(Sampler):
 
     width, shared = 0, True
 
-    def __init__(self, observed: Lists) -> None:
-        """``observed``: training items of the users."""
+    def __init__(self, observed: Lists, log_q: torch.Tensor | None = None) -> None:
+        """``observed``: training items of the users. ``log_q``: see :class:`~workloads.sampling.sampler.Sampler`."""
         self._observed = observed
+        self.log_q = log_q
 
     def draw(self, users: torch.Tensor, counters: torch.Tensor, key: Key) -> torch.Tensor:
         """Nothing, (0, B): the negatives are the batch's items."""

@@ -108,13 +108,15 @@ class Sampler:
 
     Draws ``width`` items per pair in advance, for many steps at once. A ``dynamic`` sampler then chooses in each step
     by the model; for others the single item is the negative. If positives have several negatives, it draws for each of
-    them, or ``once`` for all. A ``shared`` sampler draws nothing: its negatives are the items of the batch.
+    them, or ``once`` for all. A ``shared`` sampler draws nothing: its negatives are the items of the batch. ``log_q``
+    (I,): logarithms of the items' sampling probabilities, by which the loss is to be corrected.
     """
 
     width = 1
     dynamic = False
     once = False
     shared = False
+    log_q: torch.Tensor | None = None
 
     def draw(self, users: torch.Tensor, counters: torch.Tensor, key: Key) -> torch.Tensor:
         """Draw items (width, B) for users (B,), a pure function of key and counters (B,)."""

@@ -139,7 +139,7 @@ class TestBCLInTheBatch(RecommenderConformance):
 
 class TestBPRACWithPopularity(OneProcess):
     params: ClassVar[Mapping[str, Any]] = {
-        "loss": "bprac", "sampler": "popularity", "dim": 8, "batch_size": 4096, "lr": 0.01,
+        "loss": "bprac", "e_steps": 1, "sampler": "popularity", "dim": 8, "batch_size": 4096, "lr": 0.01,
     }  # fmt: skip
     test_many_short_epochs_are_one_long_one = None  # type: ignore[assignment]  # an E-step is at an epoch's start
 

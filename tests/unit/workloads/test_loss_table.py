@@ -35,7 +35,7 @@ def test_each_row_names_a_function_and_parameters_that_exist(workload: str, para
 
 
 def test_each_parameter_of_a_recommenders_loss_is_used() -> None:
-    weights = {"bprac": {"credence", "prior_var"}}  # of the interactions, not of the formula
+    weights = {"bprac": {"credence", "prior_var", "e_steps"}, "supervised": {"truth"}}  # not of the formula
     for name, row in LOSSES.items():
         values = dict.fromkeys(Params.model_fields) | dict.fromkeys(row.params, 3)
         drawn = {key for key in row.params if row.counts(values) != row.counts({**values, key: 7})}
@@ -79,7 +79,8 @@ def test_a_row_that_is_added_is_trained_with_and_shown(
     assert outcome["status"] == "finished"
     assert command("workloads", "recommender", "--json") == 0
     shown = [row for row in json.loads(capsys.readouterr().out) if row["section"] == "loss"]
-    supports = {"draws": "1, 0", "in_batch": "", "compiled": "", "pointwise": "yes", "whole_batch": ""}
+    supports = {"draws": "1, 0", "in_batch": "", "compiled": "", "pointwise": "yes"}
+    supports |= {"whole_batch": "", "true_negatives": ""}
     row = {"name": "added", "section": "loss", "source": "a test", "params": {"threshold": 1.0}}
     assert shown[-1] == row | supports
     assert command("workloads", "recommender") == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from workloads.published import Method, Regime
@@ -117,6 +118,13 @@ CONTRASTIVE: Mapping[str, Method] = {
     ),
 }
 """Tables 5.2 and 6.3. M = N = 10 of DPL is that of the author's code; N and β of the others are not published."""
+
+SUPERVISED: Mapping[str, Method] = {
+    "L_SUP": replace(
+        _method(loss="supervised", sampler="uniform", negatives=10, epochs=200), only={"dataset": ("synthetic",)}
+    )
+}
+"""(5.27), the oracle that DPL approaches, on the planted truth; N is that of DPL's row."""
 
 _DPL_AS_CODED: Mapping[str, Any] = {
     **CONTRASTIVE["DPL"].params, "lr": 1e-3, "tau": 0.07, "lr_decay": 0.5, "lr_decay_every": 100,

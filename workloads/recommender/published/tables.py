@@ -78,14 +78,20 @@ def _table(
     reads_test: bool = False,
     proposed: str | None = None,
     named: tuple[tuple[str, str], ...] = (),
+    baseline: str | None = None,
 ) -> Table:
-    """``proposed``: the source's own method, which it compares with each of the others."""
+    """``proposed``: the source's own method, which it compares with each of the others. ``baseline``: the row of BPR;
+    the table then also has the supervised oracle, where the truth is known, and the share of their gap."""
+    if baseline is not None:
+        rows = {**rows, **methods.SUPERVISED}
+        extra = {**(extra or {}), **dict.fromkeys(methods.SUPERVISED)}
     if proposed is not None:
         named = tuple((proposed, name) for name in rows if name != proposed and name not in (extra or {}))
     return Table(
         f"thesis-{number}", title, f"thesis {source}, table {number}", THESIS, rows, compared_by, BY,
         Path(__file__).with_name(f"table-{number}.csv"), common=common or {}, on=on or {}, extra=extra or {},
         doubts=doubts, measure=measure, reads_test=reads_test, named=named,
+        gap=None if baseline is None else (baseline, "L_SUP"),
     )  # fmt: skip
 
 
@@ -104,17 +110,18 @@ _ALL = (
     _table(
         "4.2", "Negative samplers", "4.5.2.1", {**methods.SAMPLING, **methods.SAMPLING_SGD},
         *_LABELS, _YAHOO_BPR, _NEARLY_DNS, _BUDGET, on=_RANDOM, extra=_of(methods.SAMPLING_SGD),
-        proposed="BNS",
+        proposed="BNS", baseline="RNS",
     ),
     _table(
         "4.3", "Variants of BNS", "4.5.2.3", {**methods.VARIANTS, **methods.VARIANTS_SGD},
         _NEARLY_DNS, _BUDGET, Doubt("E-4.30", "is DNS but for the very top", methods=("BNS-3",)),
-        extra=_of(methods.VARIANTS_SGD), proposed="BNS",
+        extra=_of(methods.VARIANTS_SGD), proposed="BNS", baseline="RNS",
     ),
     _table(
         "4.4", "BNS with other losses", "4.5.2.4", methods.OTHER_LOSSES,
         Doubt(_NEARLY_DNS.tag, _NEARLY_DNS.why, methods=("BPR, BNS", "BCE, BNS", "InfoNCE, BNS")),
         named=tuple((f"{loss}, BNS", f"{loss}, RNS") for loss in ("BPR", "BCE", "InfoNCE")),
+        baseline="BPR, RNS",
     ),
     _table(
         "4.5", "Towards the optimal sampler: a prior that knows the test part", "4.5.2.5",
@@ -127,16 +134,16 @@ _ALL = (
         *_LABELS, _YAHOO_BPR, _BUDGET, _HCL, Doubt("E-5.T", _IMPOSSIBLE, _ML_1M_LIGHTGCN, ("DPL",), ("ndcg_at_10",)),
         Doubt("E-5.T", "suspect, given the best recall of the block",
               {"dataset": ("yahoo-r3",), "backbone": ("lightgcn",)}, ("HCL",), ("precision_at_5", "recall_at_5")),
-        on=_RANDOM, extra=_of(methods.AS_CODED), proposed="DPL",
+        on=_RANDOM, extra=_of(methods.AS_CODED), proposed="DPL", baseline="BPR",
     ),
     _table(
         "5.3", "DPL compared with negative sampling", "5.6.2.3", methods.HARD, _NEARLY_DNS, _BUDGET,
-        on={"ml-1m DPL with hard samples": {"tau": 0.25}}, proposed="DPL with hard samples",
+        on={"ml-1m DPL with hard samples": {"tau": 0.25}}, proposed="DPL with hard samples", baseline="BPR",
     ),
     _table(
         "6.3", "BCL compared with other contrastive losses", "6.6.3.1", methods.CONTRASTIVE,
         *_LABELS, _HCL, Doubt("E-5.T", _IMPOSSIBLE, _ML_1M_LIGHTGCN, ("BCL",), ("ndcg_at_10",)), on=_RANDOM,
-        proposed="BCL",
+        proposed="BCL", baseline="BPR",
     ),
 )  # fmt: skip
 

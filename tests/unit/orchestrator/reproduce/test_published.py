@@ -225,6 +225,27 @@ def test_the_record_and_its_page_have_commit_date_and_the_values_of_each_seed(to
     assert "ndcg_at_20 by seed:\n\n- BPR, RNS: 0.42000, 0.44000\n- BPR, BNS: 0.05000, 0.07000" in text
 
 
+def test_a_row_closes_a_share_of_the_gap_between_bpr_and_the_oracle() -> None:
+    known = TABLES["thesis-5.2"]
+    rows = {row.method: row for row in known.rows("synthetic", "mf")}
+    assert "L_SUP" not in {row.method for row in known.rows("ml-100k", "mf")}
+
+    def record(**means: float) -> dict[str, Any]:
+        ran = [Measured(rows[name], None, {m: [mean, mean] for m in known.columns}) for name, mean in means.items()]
+        block = Block({"dataset": "synthetic", "backbone": "mf"}, tuple(ran))
+        found = table_report.record(Reproduction(known, ReproductionBudget(seeds=2), (block,)))
+        return found | {"when": "now", "commits": {}}
+
+    found = record(BPR=0.40, DPL=0.44, HCL=0.38, L_SUP=0.48)
+    assert [row["closed"] for row in found["rows"]] == pytest.approx([0, 0.5, -0.25, 1])
+    text = table_report.markdown(found)
+    assert "| gap closed | note |" in text
+    assert "| 50% |" in text
+    for none in (record(BPR=0.40, DPL=0.44), record(BPR=0.40, DPL=0.44, L_SUP=0.40)):
+        assert {row["closed"] for row in none["rows"]} == {None}
+        assert "gap closed" not in table_report.markdown(none)
+
+
 def test_csv_has_a_line_a_value(told: dict[str, Any]) -> None:
     lines = list(csv.DictReader(io.StringIO(table_report.as_csv(told))))
     assert len(lines) == 2 * len(TABLES["thesis-4.4"].columns)

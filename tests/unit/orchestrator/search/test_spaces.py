@@ -70,7 +70,17 @@ def test_everything_of_the_recommender_is_searched_but_data_and_device() -> None
             for parameter, value in drawn.items():
                 asked[parameter].add(value)
     never = {name for name, values in asked.items() if not values}
-    assert never == {"dataset_noise", "split", "split_seed", "optimizer", "threads", "quality", "truth", "prior_file"}
+    assert never == {
+        "dataset_noise",
+        "split",
+        "split_seed",
+        "optimizer",
+        "threads",
+        "quality",
+        "truth",
+        "logq",
+        "prior_file",
+    }
     assert {1, 15} <= asked["candidates"]
     assert {"warm", "occupation", "sampled", "auc_literal", "mid"} <= set().union(*asked.values())
     ranges = spaces.probe(spaces.load("recommender", "everything"), {"loss": "dcl"}, params, seed=0).text()

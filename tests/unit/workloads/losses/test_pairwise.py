@@ -16,6 +16,7 @@ from workloads.losses.pairwise import (
     gbpr_loss,
     mpr_loss,
     reweighted_bce_loss,
+    supervised_loss,
     truncated_bce_loss,
     truncated_bpr_loss,
     truncated_share,
@@ -208,3 +209,24 @@ def test_truncated_bpr_forgets_what_lies_above_the_threshold() -> None:
 
 def test_truncated_share_rises_and_stays() -> None:
     assert [truncated_share(step, maximum=0.2, steps=100) for step in (0, 50, 100, 500)] == [0, 0.1, 0.2, 0.2]
+
+
+def test_the_supervised_oracle_is_the_formula() -> None:
+    """(5.27) over the negatives that are left; without a mask DPL at M = 0, without negatives nothing."""
+    positive, negatives = _scores(1, 4).requires_grad_(), _scores(2, 4, 3)
+    negatives = negatives.masked_fill(torch.tensor([[0, 0, 0], [0, 1, 0], [1, 1, 0], [1, 1, 1]]).bool(), -math.inf)
+    negatives.requires_grad_()
+    losses = supervised_loss(positive, negatives)
+    expected = []
+    for x, row in zip(positive.tolist(), negatives.tolist()):
+        left = [_sigmoid(x - y) for y in row if y > -math.inf]
+        expected.append(-math.log(sum(left) / len(left)) if left else 0.0)
+    assert losses.tolist() == pytest.approx(expected, rel=1e-12)
+    assert losses[0].item() == pytest.approx(
+        dpl_loss(positive[:1], negatives[:1], positive[:1, None][:, :0], tau=0).item()
+    )
+    of_positive, of_negatives = torch.autograd.grad(losses.sum(), [positive, negatives])
+    assert of_negatives.isfinite().all()
+    assert of_positive[3] == 0
+    assert (of_negatives[negatives == -math.inf] == 0).all()
+    assert torch.autograd.gradcheck(supervised_loss, (positive, _scores(3, 4, 3).requires_grad_()))

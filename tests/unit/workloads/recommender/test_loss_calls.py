@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,76 @@ def test_a_step_by_hand(loss: str, backbone: Any) -> None:
     further = np.array([(anchor * row).sum(1) for row in extras]).T
     expected = formula(scores[0], np.array(scores[1:]).T, further)
     assert workload.train_epoch(1)["loss"] == pytest.approx(expected.mean(), rel=1e-5)
+
+
+def test_the_supervised_oracle_leaves_false_negatives_out() -> None:
+    """(5.27) by the planted truth, and what it is for: it ranks what users like better than DPL."""
+    workload = build(replace(RUNTIME, steps_per_epoch=1), loss="supervised", negatives=6)
+    data, table = workload.data, workload.model.embeddings().detach().double().numpy().copy()
+    assert data.truth is not None
+    (batch,) = batches(data, workload.draws, 256, workload.runtime, 1)
+    users, items, *negatives = batch.nodes.numpy()
+    losses, false = [], 0
+    for number, (user, item) in enumerate(zip(users, items)):
+        left = [row[number] for row in negatives if not data.truth[user, row[number] - data.n_users]]
+        false += len(negatives) - len(left)
+        scores = table[user] @ table[item] - table[left] @ table[user]
+        losses.append(-np.log(expit(scores).mean()) if left else 0)
+    assert false > 50
+    found = workload.train_epoch(1)
+    assert found["loss"] == pytest.approx(np.mean(losses), rel=1e-5)
+    assert found["fnr"] == 0
+
+    def auc(**params: Any) -> float:
+        """Of what users like, but for their training items, against what they do not."""
+        workload = Recommender(Params(dim=8, batch_size=1024, lr=0.02, **params), RUNTIME)
+        for epoch in range(1, 9):
+            workload.train_epoch(epoch)
+        assert workload.data.truth is not None
+        users, items = (side.detach() for side in workload.embeddings())
+        seen = workload.data.train.mask(0, len(users), len(items)).numpy()
+        rows = zip((users @ items.T).numpy(), workload.data.truth & ~seen, workload.data.truth)
+        return float(np.mean([(row[new][:, None] > row[~liked]).mean() for row, new, liked in rows if new.any()]))
+
+    assert auc(loss="supervised") > auc(loss="dpl") + 0.03
+
+
+def test_the_softmax_of_a_batch_is_corrected_by_logq() -> None:
+    workload = build(
+        replace(RUNTIME, steps_per_epoch=1), loss="infonce", temperature=0.5, sampler="in_batch", logq=True
+    )
+    data, table = workload.data, workload.model.embeddings().detach().double().numpy().copy()
+    (batch,) = batches(data, workload.draws, 256, workload.runtime, 1)
+    users, items = batch.nodes.numpy()
+    owned = {(user, item + data.n_users) for user, item in zip(data.train.users.tolist(), data.train.items.tolist())}
+    share = data.popularity.numpy() / len(data.train.items)
+    losses = []
+    for user, item in zip(users, items):
+        batch_items = np.array([item, *(other for other in items if (user, other) not in owned)])
+        corrected = table[batch_items] @ table[user] / 0.5 - np.log(share[batch_items - data.n_users])
+        losses.append(logsumexp(corrected) - corrected[0])
+    assert workload.train_epoch(1)["loss"] == pytest.approx(np.mean(losses), rel=1e-5)
+
+
+def test_e_steps_of_bprac_at_equal_distances() -> None:
+    """Two in five epochs: before the first and before the fourth. A state has the credences that are held."""
+    runtime = replace(RUNTIME, epochs=5, steps_per_epoch=2)
+    workload = build(runtime, loss="bprac", e_steps=2, lr=0.05)
+    held = []
+    for epoch in range(1, 6):
+        workload.train_epoch(epoch)
+        assert workload.calibrate.held is not None
+        held.append(workload.calibrate.held.clone())
+        if epoch == 2:
+            resumed = build(runtime, loss="bprac", e_steps=2, lr=0.05)
+            resumed.load_state_dict(workload.state_dict())
+    assert [torch.equal(one, other) for one, other in pairwise(held)] == [True, True, False, True]
+    for epoch in range(3, 6):
+        resumed.train_epoch(epoch)
+    assert torch.equal(resumed.model.embedding, workload.model.embedding)
+    every = build(replace(runtime, epochs=2), loss="bprac", e_steps=7)
+    assert not torch.equal(*(every.calibrate(1).weights, (every.train_epoch(1), every.calibrate(2).weights)[1]))  # type: ignore[arg-type]
+    assert "credence" not in build(loss="bprac").state_dict()
 
 
 def masked_dcl(i: Array, j: Array, *, beta: float) -> Array:
@@ -350,7 +421,10 @@ def test_nothing_at_the_limits_is_nan(loss: str, monkeypatch: pytest.MonkeyPatch
     """Users with everything, with nothing and with one item; an item never seen; sets larger than the catalogue."""
     owned = {0: range(6), 2: [3], 3: [0, 1], 4: range(5)}
     train = np.array([(user, item) for user, items in owned.items() for item in items], np.int32)
-    data = prepare(Interactions(5, 7, train, np.array([(2, 1)], np.int32)), 0, False, RUNTIME.device)
+    truth = np.eye(5, 7, dtype=np.bool_)
+    truth[tuple(train.T)] = True
+    known = truth if LOSSES[loss].true_negatives else None
+    data = prepare(Interactions(5, 7, train, np.array([(2, 1)], np.int32), truth=known), 0, False, RUNTIME.device)
     monkeypatch.setattr(module, "prepare", lambda *_: data)
     samplers: tuple[dict[str, Any], ...] = (
         {}, {"sampler": "dns", "candidates": 100}, {"sampler": "bns", "candidates": 100, "bns_prior": "users"},

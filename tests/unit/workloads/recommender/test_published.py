@@ -128,7 +128,7 @@ def test_a_row_of_ours_is_compared_with_the_published_one_it_repeats() -> None:
 
 
 def test_settings_printed_whole_are_not_searched_and_stay_on_the_cpu() -> None:
-    printed, searched = (TABLES["thesis-4.2"].rows("synthetic", "mf")[at].settings for at in (-1, 0))
+    printed, searched = (row("thesis-4.2", "synthetic", "mf", name).settings for name in ("BNS, SGD", "RNS"))
     assert Runner(THESIS, resolve(), ReproductionBudget()).search_spec(printed) is None
     assert Runner(THESIS, resolve(), ReproductionBudget(trials=0)).search_spec(searched) is None
     runner = Runner(THESIS, resolve(), ReproductionBudget(trials=3, local=True))
