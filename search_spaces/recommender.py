@@ -271,13 +271,13 @@ def _adam(trial: optuna.Trial) -> dict[str, Any]:
 
 
 def _contrast(trial: optuna.Trial, method: str) -> dict[str, Any]:
-    """SGL, SimGCL and LightGCL: t around .2; weights from .005 (SGL) to 2 (SimGCL)."""
+    """SGL, SimGCL and LightGCL: t around .2; weights from .005 (SGL) to 2 (SimGCL), on ML-100K .003 (measured)."""
     return {
         **_adam(trial),
         "backbone": "lightgcn",
         "layers": trial.suggest_int("layers", 1, 4),  # as in everything
         "contrast": method,
-        "contrast_weight": trial.suggest_float("contrast_weight", 3e-3, 2.0, log=True),
+        "contrast_weight": trial.suggest_float("contrast_weight", 1e-3, 2.0, log=True),
         "contrast_temperature": trial.suggest_float("contrast_temperature", 0.05, 1.0, log=True),
     }
 

@@ -35,23 +35,23 @@ _VIEWS = "workloads.recommender.graph_views"
 CONTRASTS: dict[str, Contrast] = {
     "sgl": Contrast(
         f"{_VIEWS}:sgl", "thesis 2.1.1.1; Wu et al., SIGIR 2021",
-        {"contrast_weight": 0.1, "contrast_temperature": 0.2, "augmentation": "edge_drop", "drop_ratio": 0.1},
+        {"contrast_weight": 0.003, "contrast_temperature": 0.2, "augmentation": "edge_drop", "drop_ratio": 0.1},
         views="two random subgraphs an epoch",
     ),
     "simgcl": Contrast(
         f"{_VIEWS}:simgcl", "Yu et al., SIGIR 2022",
-        {"contrast_weight": 0.1, "contrast_temperature": 0.2, "noise": 0.1},
+        {"contrast_weight": 0.003, "contrast_temperature": 0.2, "noise": 0.1},
         views="two draws of noise on each layer",
     ),
     "lightgcl": Contrast(
         f"{_VIEWS}:lightgcl", "thesis 2.2.1; Cai et al., ICLR 2023",
-        {"contrast_weight": 0.1, "contrast_temperature": 0.2, "svd_rank": 5},
+        {"contrast_weight": 0.003, "contrast_temperature": 0.2, "svd_rank": 5},
         views="the graph, its truncated SVD",
     ),
     "ncl": Contrast(
         f"{_VIEWS}:ncl", "thesis 2.1.1.1, 2.2.4.4; Lin et al., WWW 2022",
         {
-            "contrast_weight": 0.1, "contrast_temperature": 0.2, "item_weight": 1.0, "prototype_weight": 0.01,
+            "contrast_weight": 0.01, "contrast_temperature": 0.2, "item_weight": 1.0, "prototype_weight": 0.001,
             "clusters": 64, "prototype_warmup": 20,
         },
         views="a node's second propagation, the node; the node, its k-means prototype",
