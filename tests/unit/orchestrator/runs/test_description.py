@@ -11,6 +11,7 @@ import pytest
 from orchestrator.config.plan import Plan
 from orchestrator.config.spec import ExperimentSpec, Search, SweepSpec
 from orchestrator.runs import description, worker
+from workloads.recommender.params import Params
 
 
 def test_a_name_begins_with_what_sets_the_run_apart() -> None:
@@ -40,3 +41,17 @@ def test_an_interval_is_that_of_a_mean_over_units(tmp_path: Path) -> None:
     assert description.half_width(tmp_path / "units.parquet", "hit", 0.6) is None, "it is no mean of these units"
     assert description.half_width(tmp_path / "units.parquet", "recall", 0.5) is None
     assert description.half_width(tmp_path / "none.parquet", "hit", 0.5) is None
+
+
+def test_settings_that_follow_from_others_are_left_out() -> None:
+    """A record has every parameter; a name has those that set the run apart."""
+    settings: list[dict[str, object]] = [
+        {},
+        {"sampler": "dns"},
+        {"sampler": "dns", "candidates": 9},
+        {"backbone": "ials", "dim": 16},
+    ]
+    for given in settings:
+        spec = ExperimentSpec(workload="recommender", params=Params(**given).model_dump())
+        text = " ".join(f"{name}={value}" for name, value in given.items())
+        assert description.run_settings(spec) == (text or "defaults")

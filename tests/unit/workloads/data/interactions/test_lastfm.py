@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 
 from workloads.data import load_interactions, verify
+from workloads.data.datasets import friends
 
 pytestmark = pytest.mark.data
 
@@ -38,3 +39,10 @@ def test_equals_another_parser(root: Path) -> None:
         (file,) = (root / "lastfm").glob(f"{name}.txt*")
         table = pd.read_csv(file, sep="\t", header=None)
         np.testing.assert_array_equal(pairs, table[[0, 1]].to_numpy() - 1)
+
+
+def test_the_trust_network(root: Path) -> None:
+    """As the source counts it: 12,717 friendships, each in both orders."""
+    pairs = friends("lastfm", root)
+    assert len(pairs) == 25_434
+    assert np.array_equal(np.unique(pairs[:, ::-1], axis=0), pairs)
