@@ -82,7 +82,7 @@ def hold(stderr: str, found: int, code: int, *words: str) -> None:
         (f"{RUN} lr=fast", ("Parameter lr is not valid: got 'fast'; allowed: a valid number",)),
         (f"{RUN} lr=2", ("Parameter lr is not valid: got '2'; allowed: less than or equal to 1",)),
         (f"{RUN} dim=0", ("Parameter dim is not valid: got '0'; allowed: greater than or equal to 1",)),
-        (f"{RUN} backbone=lightgnc", ("got 'lightgnc'; allowed: 'mf' or 'lightgcn'", "Did you mean 'lightgcn'?")),
+        (f"{RUN} backbone=lightgnc", ("got 'lightgnc'; allowed: 'mf', 'lightgcn'", "Did you mean 'lightgcn'?")),
         (f"{RUN} epochs=0", ("Plan setting epochs is not valid: got '0'",)),
         (
             f"{RUN} precision=fp16",
