@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from typing import Any
 
 import torch
 from harness import data_root
@@ -24,10 +25,17 @@ def main() -> None:
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--layers", type=int, default=2, help="Of LightGCN.")
     parser.add_argument("--batch-size", type=int, default=2048)
+    parser.add_argument("--contrast", choices=("sgl", "simgcl", "lightgcl", "ncl"), help="With LightGCN.")
     parser.add_argument("--evaluate", action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    shape = {"batch_size": args.batch_size} | ({"layers": args.layers} if args.backbone == "lightgcn" else {})
+    shape: dict[str, Any] = {"batch_size": args.batch_size} | (
+        {"layers": args.layers} if args.backbone == "lightgcn" else {}
+    )
+    if args.contrast:
+        shape["contrast"] = args.contrast
+    if args.contrast == "ncl":
+        shape["prototype_warmup"] = 0
     params = Params(dataset="ml-100k", backbone=args.backbone, dim=32, lr=1e-3, weight_decay=0, **shape)
     runtime = Runtime(
         device=torch.device("cpu"), data=data_root(), seed=0, epochs=args.epochs, holdout=False

@@ -27,6 +27,8 @@ CONFIG = {
     "train_neg_sample_args": {"distribution": "uniform", "sample_num": 1, "dynamic": False, "candidate_num": 0},
     "n_layers": 2,
     "reg_weight": 1e-5,
+    "type": "ED",  # of SGL: edges are dropped
+    "drop_ratio": 0.1,
     "benchmark_filename": ["train", "test", "test"],
     "load_col": {"inter": ["user_id", "item_id"]},
     "eval_args": {"group_by": "user", "order": "RO", "mode": "full"},
@@ -40,7 +42,7 @@ CONFIG = {
     "reproducibility": False,
 }
 NAME = "ml-100k-split"  # under the name ml-100k it would use its own sample
-MODELS = {"mf": "BPR", "lightgcn": "LightGCN"}
+MODELS = {"mf": "BPR", "lightgcn": "LightGCN", "sgl": "SGL"}
 
 
 def convert(root: Path, folder: Path) -> None:
