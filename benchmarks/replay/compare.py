@@ -4,7 +4,8 @@
 
 All schedulers see the same random orders of the trials. Device time is counted in trials that run to their end, of
 average cost. "Wrong" is the share of replays in which a trial was stopped that would have had the best value of those
-that were decided on. Selectors choose among :data:`CHOICE` complete trials of those with further seeds.
+that were decided on. Selectors choose among :data:`CHOICE` complete trials of those with further seeds. The coverage is
+how often the trials that cannot be separated from the best contain the truly best one.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def scheduler(name: str, epochs: int) -> Scheduler | None:
 
 def one(recording: Recording, name: str, order: Array, device_seconds: float, workers: int) -> Replay:
     """One replay of a scheduler."""
-    epochs = int(recording.about["every"]) * recording.units.shape[1]
+    epochs = recording.epochs[-1]
     new = scheduler(name, epochs)
     return replay(
         recording, order, new, workers=workers, device_seconds=device_seconds,
@@ -58,13 +59,13 @@ def one(recording: Recording, name: str, order: Array, device_seconds: float, wo
 
 def schedulers(recording: Recording, replays: int) -> dict[str, Any]:
     """By scheduler: test and validation value of the winner at each of :data:`BUDGETS`, and the errors."""
-    whole = float(recording.seconds.mean()) * recording.units.shape[1]
+    whole = recording.whole
     best = recording.values.max(axis=1)
     result = {}
     for name in SCHEDULERS:
         test = np.full((replays, len(BUDGETS)), np.nan)
         validation = test.copy()
-        wrong = started = 0
+        wrong = started = stopped = lost = 0
         for index in range(replays):
             order = np.random.default_rng(index).permutation(len(best))
             played = one(recording, name, order, max(BUDGETS) * whole, WORKERS)
@@ -73,15 +74,19 @@ def schedulers(recording: Recording, replays: int) -> dict[str, Any]:
                     winner = complete[int(np.argmax(best[complete]))]
                     test[index, column] = recording.test[winner]
                     validation[index, column] = best[winner]
-            wrong += played.stopped_the_best()
+            wrong += played.stopped_winners() > 0
             started += played.started
+            stopped += len(played.stopped)
+            lost += played.stopped_winners()
         result[name] = {
             "test": _rounded(np.nanmean(test, axis=0)),
             "test_se": _rounded(np.nanstd(test, axis=0, ddof=1) / np.sqrt((~np.isnan(test)).sum(axis=0))),
             "validation": _rounded(np.nanmean(validation, axis=0)),
             "without_winner": _rounded(np.isnan(test).mean(axis=0)),
             "wrong": round(wrong / replays, 4),
+            "wrong_of_stopped": round(lost / max(1, stopped), 5),
             "started": round(started / replays, 1),
+            "stopped": round(stopped / replays, 1),
         }
     return result
 
@@ -125,6 +130,44 @@ def selectors(recording: Recording, replays: int) -> dict[str, Any]:
     }
 
 
+def coverage(recording: Recording, replays: int) -> dict[str, Any]:
+    """How often the contenders of :data:`CHOICE` trials of one seed contain the best one, and their average number.
+
+    ``units``: validation is drawn from the recorded units, with replacement, half as many. All of them are the
+    population over which the best trial is known, and nothing but the draw is noise. ``test``: validation as recorded;
+    the best one is that by the test split, on average over seeds, of which the contenders of one seed know nothing.
+    """
+    repeated = recording.repeated
+    units = np.stack([recording.units[t, recording.best[t]] for t in repeated]).astype(np.float64)
+    test = np.concatenate([recording.test[repeated][:, None], recording.repeat_test], axis=1).mean(axis=1)
+    size = units.shape[1] // 2
+    inside, sizes = {"units": 0, "test": 0}, {"units": 0, "test": 0}
+    for index in range(replays):
+        random = np.random.default_rng(index)
+        chosen = random.permutation(len(repeated))[:CHOICE]
+        drawn = units[chosen][:, random.integers(units.shape[1], size=size)]
+        for name, values, truth in (("units", drawn, units.mean(axis=1)), ("test", units[chosen], test)):
+            found = _contenders(chosen, values)
+            inside[name] += int(chosen[truth[chosen].argmax()]) in found
+            sizes[name] += len(found)
+    return {
+        name: {"covered": round(inside[name] / replays, 4), "contenders": round(sizes[name] / replays, 1)}
+        for name in inside
+    }
+
+
+def _contenders(trials: Array, values: Array) -> tuple[int, ...]:
+    """The trials that cannot be separated from the best one. ``values``: (trials, units)."""
+    means = values.mean(axis=1)
+    candidates = [
+        Candidate(int(trials[i]), float(means[i]), (float(means[i]),), UnitValues(values.shape[1], "", values[i]))
+        for i in np.argsort(-means)
+    ]
+    selection = select(candidates, OBJECTIVE)
+    assert selection is not None
+    return selection.contenders or ()
+
+
 def table(result: dict[str, Any]) -> str:
     """Both parts as Markdown."""
     about = result["about"]
@@ -143,6 +186,10 @@ def table(result: dict[str, Any]) -> str:
     lines += ["", "| selector | trainings | test, mean over seeds | regret |", "| --- | --- | --- | --- |"]
     for name, row in result["selectors"].items():
         lines.append(f"| {name} | {row['trainings']:.0f} | {row['test']:.4f} | {row['regret']:.4f} |")
+    lines += ["", "| the best one is that | in the set | trials in the set |", "| --- | --- | --- |"]
+    for name, meaning in (("units", "over all units, of which half were drawn"), ("test", "by test, mean over seeds")):
+        row = result["coverage"][name]
+        lines.append(f"| {meaning} | {row['covered']:.3f} | {row['contenders']:.1f} |")
     return "\n".join(lines) + "\n"
 
 
@@ -168,6 +215,7 @@ def main(words: Sequence[str] | None = None) -> None:
             "commit": commit(),
             "schedulers": schedulers(recording, options.replays),
             "selectors": selectors(recording, options.replays),
+            "coverage": coverage(recording, options.replays),
         }
         options.out.mkdir(parents=True, exist_ok=True)
         name = f"replay-{recording.about['search']}"

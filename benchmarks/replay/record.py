@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +36,13 @@ BLOCK = 2**22
 """Scores ranked at once."""
 
 VALUES = 10
-"""Number of models of a trial that are evaluated."""
+"""Number of models of a trial that are evaluated, evenly over its epochs."""
 
 PIECE = 25
 """Trainings between two writes of the file."""
 
 Run = tuple[np.ndarray[Any, Any], float, float]
-"""Units (K, U), the test value of the best of the K models, and the median CPU seconds between two of them."""
+"""Units (K, U), the test value of the best of the K models, and the median CPU seconds of ``every`` epochs."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,17 @@ class Search:
     epochs: int
     fixed: dict[str, Any]
     trials: int = 1000
+    early: bool = False
+    """Whether trials are also recorded at half of the first tenth."""
+
+    @property
+    def every(self) -> int:
+        return self.epochs // VALUES
+
+    @property
+    def recorded(self) -> list[int]:
+        """The recorded epochs."""
+        return [self.every // 2] * self.early + list(range(self.every, self.epochs + 1, self.every))
 
 
 def _bce(trial: optuna.Trial) -> dict[str, Any]:
@@ -83,7 +95,9 @@ def _lightgcn(trial: optuna.Trial) -> dict[str, Any]:
 SEARCHES = {
     "dns": Search("ml-100k", _dns, 50, {"sampler": "dns"}),
     "bce": Search("ml-100k", _bce, 50, {"loss": "bce"}),
+    "bce-early": Search("ml-100k", _bce, 50, {"loss": "bce"}, 300, early=True),
     "gbpr": Search("lastfm", _gbpr, 50, {"loss": "gbpr"}),
+    "gbpr-early": Search("lastfm", _gbpr, 50, {"loss": "gbpr"}, 300, early=True),
     "lightgcn": Search("ml-100k", _lightgcn, 30, {"backbone": "lightgcn"}, 200),
 }
 
@@ -129,16 +143,16 @@ class Recorder:
                 split: Ranking(*pair, workload.data.n_users, workload.data.n_items) for split, pair in targets.items()
             }
             _check(workload, self._rankings["validation"])
-        every = search.epochs // VALUES
         units, seconds = [], []
         best, kept = -1.0, workload.embeddings()
-        for last in range(every, search.epochs + 1, every):
+        for before, last in pairwise([0, *search.recorded]):
             started = time.thread_time()
-            for epoch in range(last - every + 1, last + 1):
+            for epoch in range(before + 1, last + 1):
                 workload.train_epoch(epoch)
             users, items = workload.embeddings()
             units.append(self._rankings["validation"](users, items))
-            seconds.append(time.thread_time() - started)
+            if last - before == search.every:
+                seconds.append(time.thread_time() - started)
             if (value := units[-1].mean()) > best:
                 best, kept = value, (users.clone(), items.clone())
         test = float(self._rankings["test"](*kept).mean())
@@ -199,11 +213,11 @@ def _draw(name: str, trials: int) -> tuple[list[dict[str, Any]], list[dict[str, 
         "search": name,
         "dataset": search.dataset,
         "fixed": search.fixed,
-        "every": search.epochs // VALUES,
+        "every": search.every,
         "metric": "ndcg_at_20",
         "distributions": {key: optuna.distributions.distribution_to_json(each) for key, each in distributions},
         "commit": commit(),
-    }
+    } | ({"epochs": search.recorded} if search.early else {})
     return given, [dict(trial.params) for trial in drawn], about
 
 

@@ -1,7 +1,8 @@
 """A recording: the values of many trials at several epochs, from which schedulers and selectors are replayed.
 
-A file in NumPy's ``.npz`` format. T trials are recorded at K epochs, ``every`` epochs apart, the last one included, on
-U units of the validation split. R of them, the best ones and some at random, are trained with S further seeds.
+A file in NumPy's ``.npz`` format. T trials are recorded at K epochs: ``every`` epochs apart, or those that ``about``
+lists as ``epochs``, the last one included. The values are of the U units of the validation split. R of the trials, the
+best ones and some at random, are trained with S further seeds.
 
 | array | shape, type | content |
 |---|---|---|
@@ -9,7 +10,7 @@ U units of the validation split. R of them, the best ones and some at random, ar
 | ``params`` | JSON | the searched parameters of each trial |
 | ``units`` | (T, K, U) float16 | the objective of each unit of the validation split |
 | ``test`` | (T,) float32 | the objective on the test split, of the model that is best on validation (not refitted) |
-| ``seconds`` | (T,) float32 | median CPU seconds between two values, evaluation on validation included |
+| ``seconds`` | (T,) float32 | median CPU seconds of ``every`` epochs, evaluation on validation included |
 | ``repeated`` | (R,) int64 | the trials with further seeds |
 | ``repeat_units`` | (R, S, K, U) float16 | as ``units``, of each further seed |
 | ``repeat_test`` | (R, S) float32 | as ``test``, of each further seed |
@@ -44,6 +45,17 @@ class Recording:
     repeated: Array
     repeat_units: Array
     repeat_test: Array
+
+    @cached_property
+    def epochs(self) -> tuple[int, ...]:
+        """The K epochs."""
+        every = int(self.about["every"])
+        return tuple(self.about.get("epochs") or range(every, every * self.units.shape[1] + 1, every))
+
+    @cached_property
+    def whole(self) -> float:
+        """Average CPU seconds of a trial that runs to its end."""
+        return float(self.seconds.mean()) * self.epochs[-1] / int(self.about["every"])
 
     @cached_property
     def values(self) -> Array:

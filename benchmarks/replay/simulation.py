@@ -37,11 +37,11 @@ class Replay:
         """The trials that were complete after so many device seconds."""
         return [trial for seconds, trial in self.ends if seconds <= device_seconds]
 
-    def stopped_the_best(self) -> bool:
-        """Whether a trial was stopped that would have had the best value of those that were decided on."""
+    def stopped_winners(self) -> int:
+        """Number of stopped trials whose value would have been better than that of every complete trial."""
         best = self.recording.values.max(axis=1)
         ended = max((best[trial] for trial in self.finished), default=-np.inf)
-        return any(best[trial] > ended for trial in self.stopped)
+        return sum(bool(best[trial] > ended) for trial in self.stopped)
 
 
 def replay(
@@ -55,9 +55,10 @@ def replay(
     observe: Observe | None = None,
 ) -> Replay:
     """Train the trials in ``order`` until so many device seconds were used. ``rungs`` are epochs of the recording."""
-    every = int(recording.about["every"])
-    count = recording.units.shape[1]
-    at_rung = {index: (index + 1) * every for index in range(count - 1) if (index + 1) * every in rungs}
+    count = len(recording.epochs)
+    at_rung = {index: epoch for index, epoch in enumerate(recording.epochs[:-1]) if epoch in rungs}
+    # Number of times that the recorded seconds pass before each epoch.
+    parts = np.diff([0, *recording.epochs]) / int(recording.about["every"])
     best_index = _best_so_far(recording)
     result = Replay(recording, np.asarray(order))
     trials: dict[int, Observed] = {}
@@ -68,7 +69,7 @@ def replay(
             number = result.started
             result.started += 1
             trials[number] = Observed()
-            heapq.heappush(queue, (now + recording.seconds[order[number]], number, 0))
+            heapq.heappush(queue, (now + recording.seconds[order[number]] * parts[0], number, 0))
 
     for _ in range(workers):
         start(0.0)
@@ -92,7 +93,7 @@ def replay(
                 result.stopped.append(trial)
                 start(now)
                 continue
-        heapq.heappush(queue, (now + recording.seconds[trial], number, index + 1))
+        heapq.heappush(queue, (now + recording.seconds[trial] * parts[index + 1], number, index + 1))
     return result
 
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from optuna.distributions import CategoricalDistribution, FloatDistribution, distribution_to_json
 
-from benchmarks.replay import compare, record
+from benchmarks.replay import compare, record, samplers
 from benchmarks.replay.recording import ARRAYS, Recording, read
-from orchestrator.search import unit_values
+from orchestrator.search import selection, unit_values
 from orchestrator.search.schedulers import rungs
 from tests.support.searching import attributes, begin, complete, rows, study
 from workloads.contract import Objective
@@ -111,6 +113,60 @@ def test_the_report_has_every_scheduler_and_selector(sample: Recording, tmp_path
         compare.main([str(SAMPLE), "--replays", "3", "--out", str(tmp_path)])
     text = (tmp_path / "replay-bce.md").read_text()
     assert all(f"| {name} |" in text for name in (*compare.SCHEDULERS, "largest value", "estimate", "mean over seeds"))
+
+
+def test_epochs_that_are_not_evenly_apart_take_their_time(sample: Recording) -> None:
+    """Of the sample, without its second value: the same device time, and no decision at the epoch that is left out."""
+    kept = [index for index in range(len(sample.epochs)) if index != 1]
+    uneven = replace(
+        sample, about=sample.about | {"epochs": [sample.epochs[index] for index in kept]}, units=sample.units[:, kept]
+    )
+    assert uneven.whole == pytest.approx(sample.whole)
+    ends = [compare.one(each, "none", np.arange(40), 12 * sample.whole, workers=2).ends for each in (sample, uneven)]
+    assert len(ends[0]) > 5
+    assert ends[1] == [(pytest.approx(seconds, rel=1e-5), trial) for seconds, trial in ends[0]]
+
+
+def test_contenders_hold_the_best_of_simulated_trials(sample: Recording, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Units of equal trials with independent noise: nothing is lost, and trials far apart are separated."""
+    monkeypatch.setattr(selection, "RESAMPLES", 500)
+    rng = np.random.default_rng(0)
+    for gap, most in ((0.0, 24.0), (5.0, 1.1)):
+        truth = gap * np.arange(30)
+        units = np.zeros((30, 1, 200)) + truth[:, None, None] + rng.normal(0, 1, (30, 1, 200))
+        simulated = replace(
+            sample, about=sample.about | {"epochs": [50]}, units=units, test=truth, repeated=np.arange(30),
+            repeat_units=units[:, None], repeat_test=truth[:, None],
+        )  # fmt: skip
+        for row in compare.coverage(simulated, 20).values():
+            assert row["covered"] >= 0.9
+            assert row["contenders"] <= most
+
+
+def test_a_sampler_that_learns_finds_more_than_a_random_one(sample: Recording) -> None:
+    """Of 400 trials of one parameter, with the best value at its middle."""
+    rng = np.random.default_rng(0)
+    params = [{"lr": float(value)} for value in np.exp(rng.uniform(np.log(1e-3), 0, 400))]
+    values = np.array([-abs(np.log10(each["lr"]) + 1.5) for each in params])
+    line = FloatDistribution(1e-3, 1.0, log=True)
+    simulated = replace(
+        sample, about=sample.about | {"distributions": {"lr": distribution_to_json(line)}, "epochs": [50]},
+        params=params, units=np.repeat(values[:, None, None], 2, axis=2), test=values,
+    )  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(samplers, "SAMPLERS", ("random", "tpe"))
+        patch.setattr(samplers, "BUDGETS", (6, 24))
+        found = samplers.compare(simulated, 6, {"tpe": 24})
+    assert found["tpe"]["test"][-1] > found["random"]["test"][-1]
+    used = samplers.play(simulated, "tpe", 24, seed=0)
+    assert len(set(used)) == 24, "each trial once"
+
+
+def test_categories_and_scales_count_alike() -> None:
+    space = {"lr": FloatDistribution(0.01, 1.0, log=True), "dim": CategoricalDistribution([16, 32])}
+    points = samplers.positions([{"lr": 0.01, "dim": 16}, {"lr": 1.0, "dim": 16}, {"lr": 0.01, "dim": 32}], space)
+    assert np.linalg.norm(points[0] - points[1]) == pytest.approx(1)
+    assert np.linalg.norm(points[0] - points[2]) == pytest.approx(1)
 
 
 def test_a_recording_leaves_no_run_that_could_be_selected() -> None:

@@ -87,3 +87,15 @@ def test_it_stays_ended_after_a_resume_and_goes_on_with_more_trials(tmp_path: Pa
     assert again.exhausted()
     more = study(tmp_path, SCORE, scheduler="none", trials=50, until_gain=4)
     assert begin(more).number == ended
+
+
+def test_a_sweep_whose_metrics_are_constant_runs_to_its_last_trial(tmp_path: Path) -> None:
+    """There is neither gain nor noise, and no gain is below no noise."""
+    running = study(tmp_path, SCORE, scheduler="none", trials=2 * LEAST, until_gain=4)
+    while (trial := running.next()) is not None:
+        encoded = unit_values.encode({"id": np.arange(4), "v": np.full(4, 0.5)}, 0.5)
+        assert encoded
+        unit_values.write(tmp_path, trial.number, 0, encoded)
+        complete(running, trial.number, 0.5)
+    assert len(running.trials) == 2 * LEAST
+    assert str(running.gain) == "expected gain of 4 more trials 0, noise 0"

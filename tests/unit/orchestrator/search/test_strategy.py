@@ -132,6 +132,13 @@ def test_of_several_objectives_none_is_the_default() -> None:
     assert settle({"scheduler": "none", "sampler": "gp"}, objectives=(ERROR, X))[0].sampler == "gp"
 
 
+def test_of_several_objectives_the_gain_is_not_known() -> None:
+    refused(
+        "gain of further trials is not known for several objectives", search={"until_gain": 3}, objectives=(ERROR, X)
+    )
+    refused("gain of further trials is not known for a population", search={"until_gain": 3, "scheduler": "pbt"})
+
+
 def test_cma_es_knows_one_objective_and_two_parameters() -> None:
     refused("CMA-ES knows one objective: got error, x", search={"sampler": "cmaes"}, objectives=(ERROR, X))
     refused("CMA-ES needs at least two searched parameters: got lr", search={"sampler": "cmaes"}, searched=LR)

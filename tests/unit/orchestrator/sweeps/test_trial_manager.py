@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -20,6 +21,7 @@ from orchestrator.engine.loop import Diverged, Row
 from orchestrator.errors import UNAVAILABLE, UserError
 from orchestrator.runs import reports
 from orchestrator.runs.driver_status import DriverStatus
+from orchestrator.search import unit_values
 from orchestrator.search.pbt import Population
 from orchestrator.search.schedulers import rungs
 from orchestrator.search.study import Study
@@ -123,10 +125,10 @@ class Driver:
         assert config is not None
         return int(config["number"])
 
-    def says(self, seed_run: int, epoch: int, value: float, ended: str | None = None) -> bool:
+    def says(self, seed_run: int, epoch: int, value: float, ended: str | None = None, units: Any = None) -> bool:
         about = attributes(value, epoch, epoch)
         rows = [[epoch, 1.7e9, {"train/loss": 1.0, "validation/error": value}]]
-        return self.manager.result(seed_run, {"rows": rows, "ended": ended, **about})
+        return self.manager.result(seed_run, {"rows": rows, "ended": ended, "units": units, **about})
 
     @property
     def states(self) -> list[str]:
@@ -515,3 +517,29 @@ def _save(driver: Driver, seed_run: int) -> None:
 
     folder = driver.study.home(seed_run)
     checkpoint.write(folder / checkpoint.name(1), checkpoint.Checkpoint({"workload": "toy"}, 1, {"made_by": seed_run}))
+
+
+# Racing
+
+
+@pytest.mark.parametrize("units", [None, {"id": [0], "error": [0.5]}], ids=["none", "one"])
+def test_racing_says_once_that_a_workload_has_no_units_to_compare(units: Any, drive: Drive) -> None:
+    driver = drive(scheduler="racing", decide_at=(2, 4))
+    for _ in range(2):
+        number = driver.begin()
+        for epoch in (2, 4):
+            driver.says(number, epoch, 0.5, units=units and unit_values.encode(units, 0.5))
+    assert driver.states == ["RUNNING", "RUNNING"]
+    assert driver.lines == ["Racing stops no trial that has no values of error by unit to be compared"]
+
+
+def test_a_value_that_is_not_a_number_at_a_rung_fails_its_trial_alone(drive: Drive) -> None:
+    driver = drive(scheduler="racing", decide_at=(2, 4))
+    units = {"id": range(4), "error": np.arange(4) / 10}
+    first, second = driver.begin(), driver.begin()
+    for number in (first, second):
+        driver.says(number, 2, 0.15, units=unit_values.encode(units, 0.15))
+    driver.manager.result(first, reports.failure_payload(Diverged(4, "validation/error", math.nan)))
+    assert not driver.says(second, 4, 0.15, units=unit_values.encode(units, 0.15))
+    assert driver.states == ["FAIL", "RUNNING"]
+    assert driver.study.cause(first) == "validation/error is nan at epoch 4"
