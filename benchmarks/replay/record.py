@@ -2,9 +2,10 @@
 
     python -m benchmarks.replay.record dns
 
-Trials are drawn at random from the space. A model is evaluated ten times, among them at every epoch at which a
-scheduler decides. An interrupted recording is continued by the same command, and has what was recorded meanwhile; one
-that was interrupted before the further seeds gets them with ``--trials 1``.
+Trials are drawn at random from the space. A model is evaluated after each tenth of its epochs and at half of the first
+one, which is at every epoch at which a scheduler decides. An interrupted recording is continued by the same command,
+and has what was recorded meanwhile; one that was interrupted before the further seeds gets them with ``--trials 1``. A
+recording from before the first of these epochs was recorded gets it when it is continued.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import torch
 
 from benchmarks.harness import commit, data_root
 from benchmarks.replay.recording import Recording, read
+from orchestrator.search.schedulers import PARTS, rungs
 from search_spaces import recommender as presets
 from workloads.contract import Runtime
 from workloads.recommender.dataset import History
@@ -34,9 +36,6 @@ from workloads.recommender.workload import Recommender
 CUTOFF = 20
 BLOCK = 2**22
 """Scores ranked at once."""
-
-VALUES = 10
-"""Number of models of a trial that are evaluated, evenly over its epochs."""
 
 PIECE = 25
 """Trainings between two writes of the file."""
@@ -54,17 +53,15 @@ class Search:
     epochs: int
     fixed: dict[str, Any]
     trials: int = 1000
-    early: bool = False
-    """Whether trials are also recorded at half of the first tenth."""
 
     @property
     def every(self) -> int:
-        return self.epochs // VALUES
+        return self.epochs // PARTS
 
     @property
     def recorded(self) -> list[int]:
-        """The recorded epochs."""
-        return [self.every // 2] * self.early + list(range(self.every, self.epochs + 1, self.every))
+        """The recorded epochs: those at which a scheduler decides, and the last one."""
+        return [*rungs(self.epochs, "racing"), self.epochs]
 
 
 def _bce(trial: optuna.Trial) -> dict[str, Any]:
@@ -95,9 +92,7 @@ def _lightgcn(trial: optuna.Trial) -> dict[str, Any]:
 SEARCHES = {
     "dns": Search("ml-100k", _dns, 50, {"sampler": "dns"}),
     "bce": Search("ml-100k", _bce, 50, {"loss": "bce"}),
-    "bce-early": Search("ml-100k", _bce, 50, {"loss": "bce"}, 300, early=True),
     "gbpr": Search("lastfm", _gbpr, 50, {"loss": "gbpr"}),
-    "gbpr-early": Search("lastfm", _gbpr, 50, {"loss": "gbpr"}, 300, early=True),
     "lightgcn": Search("ml-100k", _lightgcn, 30, {"backbone": "lightgcn"}, 200),
 }
 
@@ -132,8 +127,8 @@ class Recorder:
         self.search = SEARCHES[name]
         self._rankings: dict[str, Ranking] = {}
 
-    def trial(self, params: dict[str, Any], seed: int) -> Run:
-        """Train one trial and evaluate its models."""
+    def trial(self, params: dict[str, Any], seed: int, values: int | None = None) -> Run:
+        """Train one trial and evaluate its models, or only so many ``values``."""
         search = self.search
         runtime = Runtime(device=torch.device("cpu"), data=data_root(), seed=seed, epochs=search.epochs, holdout=True)
         workload = Recommender(Params(dataset=search.dataset, **search.fixed, **params), runtime)
@@ -145,7 +140,7 @@ class Recorder:
             _check(workload, self._rankings["validation"])
         units, seconds = [], []
         best, kept = -1.0, workload.embeddings()
-        for before, last in pairwise([0, *search.recorded]):
+        for before, last in pairwise([0, *search.recorded[:values]]):
             started = time.thread_time()
             for epoch in range(before + 1, last + 1):
                 workload.train_epoch(epoch)
@@ -177,6 +172,9 @@ def record(
     train = Recorder(name).trial
     recording = read(file) if file.exists() else None
     given, searched, about = _draw(name, max(trials, len(recording.test) if recording else 0))
+    if recording and "epochs" not in recording.about:
+        recording = _with_first_epoch(recording, train, given, about["epochs"])
+        recording.write(file)
     if recording:
         _check_continues(recording, about, searched, seeds)
         commits = list(dict.fromkeys([*recording.about["commit"].split(), about["commit"]]))
@@ -214,10 +212,11 @@ def _draw(name: str, trials: int) -> tuple[list[dict[str, Any]], list[dict[str, 
         "dataset": search.dataset,
         "fixed": search.fixed,
         "every": search.every,
+        "epochs": search.recorded,
         "metric": "ndcg_at_20",
         "distributions": {key: optuna.distributions.distribution_to_json(each) for key, each in distributions},
         "commit": commit(),
-    } | ({"epochs": search.recorded} if search.early else {})
+    }
     return given, [dict(trial.params) for trial in drawn], about
 
 
@@ -228,6 +227,29 @@ def _check_continues(recording: Recording, about: dict[str, Any], searched: list
         raise SystemExit("the file records another search; give another folder with --out")
     if recording.params != searched[: len(recording.params)] or recording.repeat_test.shape[1] != seeds:
         raise SystemExit("the file records other trials or another number of seeds; give another folder with --out")
+
+
+def _with_first_epoch(
+    recording: Recording, train: Callable[..., Run], given: list[dict[str, Any]], epochs: list[int]
+) -> Recording:
+    """A recording that lacks the first one of ``epochs``, with it. Its trials are trained again up to the second."""
+
+    def longer(units: np.ndarray[Any, Any], number: int, seed: int) -> np.ndarray[Any, Any]:
+        again, _, _ = train(given[number], seed, values=2)
+        if not np.allclose(again[1], units[0], atol=1e-3):
+            raise SystemExit(f"trial {number} has other values than the recording at epoch {epochs[1]}")
+        return np.concatenate([again[:1], units])
+
+    repeats = [
+        np.stack([longer(units, number, number + 1_000_003 * k) for k, units in enumerate(each, 1)])
+        for number, each in zip(recording.repeated.tolist(), recording.repeat_units)
+    ]
+    return replace(
+        recording,
+        about=recording.about | {"epochs": epochs},
+        units=np.stack([longer(units, number, number) for number, units in enumerate(recording.units)]),
+        repeat_units=np.stack(repeats),
+    )
 
 
 def _trials(about: dict[str, Any], searched: list[dict[str, Any]], runs: list[Run], seeds: int) -> Recording:

@@ -1,12 +1,12 @@
 """A recording: the values of many trials at several epochs, from which schedulers and selectors are replayed.
 
-A file in NumPy's ``.npz`` format. T trials are recorded at K epochs: ``every`` epochs apart, or those that ``about``
-lists as ``epochs``, the last one included. The values are of the U units of the validation split. R of the trials, the
-best ones and some at random, are trained with S further seeds.
+A file in NumPy's ``.npz`` format. T trials are recorded at K epochs. ``about`` lists them as ``epochs``; without a list
+they are ``every`` epochs apart. The values are of the U units of the validation split. R of the trials, the best ones
+and some at random, are trained with S further seeds.
 
 | array | shape, type | content |
 |---|---|---|
-| ``about`` | JSON | dataset, fixed parameters, metric, ``every``, distributions of the searched parameters, commits |
+| ``about`` | JSON | dataset, fixed parameters, metric, epochs, distributions of the searched parameters, commits |
 | ``params`` | JSON | the searched parameters of each trial |
 | ``units`` | (T, K, U) float16 | the objective of each unit of the validation split |
 | ``test`` | (T,) float32 | the objective on the test split, of the model that is best on validation (not refitted) |

@@ -117,13 +117,14 @@ def rungs(epochs: int, scheduler: Name) -> tuple[int, ...]:
     """Epochs at which ``scheduler`` decides, all below ``epochs``.
 
     ASHA and Hyperband: a ninth of the epochs, then three times as many, up to half of them. Median, racing and PBT:
-    each tenth.
+    each tenth. Racing also takes the values at half of the first tenth, so that it can decide at its end.
     """
     if scheduler == "none":
         return ()
     if scheduler in ("median", "pbt", "racing"):
         every = max(1, epochs // PARTS)
-        return tuple(range(every, epochs, every))
+        tenths = range(every, epochs, every)
+        return (every // 2, *tenths) if scheduler == "racing" and every > 1 else tuple(tenths)
     first = max(1, epochs // REDUCTION**2)
     epochs_of_rungs = []
     while first <= epochs // 2:

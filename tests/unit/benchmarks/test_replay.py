@@ -46,12 +46,12 @@ class Simulated:
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def trial(self, params: dict[str, Any], seed: int) -> tuple[np.ndarray[Any, Any], float, float]:
+    def trial(self, params: dict[str, Any], seed: int, values: int | None = None) -> record.Run:
         type(self).trainings -= 1
         if self.trainings < 0:
             raise KeyboardInterrupt
         random = np.random.default_rng([seed, params["candidates"]])
-        return random.random((10, 7)).astype(np.float16), float(random.random()), 0.1
+        return random.random((11, 7))[:values].astype(np.float16), float(random.random()), 0.1
 
 
 def test_an_interrupted_recording_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,9 +66,18 @@ def test_an_interrupted_recording_is_continued(tmp_path: Path, monkeypatch: pyte
     record.record(tmp_path / "two.npz", "dns", 10, 2, 2, str)
     two = read(tmp_path / "two.npz")
     assert two.params == one.params
-    assert one.repeat_units.shape == (3, 2, 10, 7)
+    assert one.repeat_units.shape == (3, 2, 11, 7)
     for name in ARRAYS:
         assert np.array_equal(getattr(two, name), getattr(one, name)), name
+    about = {key: value for key, value in one.about.items() if key != "epochs"}
+    older = replace(one, about=about, units=one.units[:, 1:], repeat_units=one.repeat_units[:, :, 1:])
+    older.write(tmp_path / "older.npz")
+    longer = record.record(tmp_path / "older.npz", "dns", 10, 2, 2, str)
+    assert longer.epochs == (2, 5, 10, 15, 20, 25, 30, 35, 40, 45, 50)
+    assert all(np.array_equal(getattr(longer, name), getattr(one, name)) for name in ARRAYS)
+    replace(older, units=older.units + 1).write(tmp_path / "older.npz")
+    with pytest.raises(SystemExit, match="trial 0 has other values than the recording at epoch 5"):
+        record.record(tmp_path / "older.npz", "dns", 10, 2, 2, str)
     with pytest.raises(SystemExit, match="another number of seeds"):
         record.record(tmp_path / "two.npz", "dns", 10, 2, 3, str)
     with pytest.raises(SystemExit, match="another search"):
