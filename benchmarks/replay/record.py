@@ -151,7 +151,7 @@ class Recorder:
             if (value := units[-1].mean()) > best:
                 best, kept = value, (users.clone(), items.clone())
         test = float(self._rankings["test"](*kept).mean())
-        return np.stack(units).astype(np.float16), test, float(np.median(seconds))
+        return np.stack(units).astype(np.float16), test, float(np.median(seconds or [0.0]))
 
 
 def _check(workload: Recommender, ranking: Ranking) -> None:

@@ -13,6 +13,9 @@ from optuna.trial import FrozenTrial
 
 from orchestrator.config.spec import Sampler
 
+STARTUP = 5
+"""Number of ended trials from which TPE learns. Optuna's default is 10; ``benchmarks/replay`` compares the two."""
+
 
 class ReplayedCmaEs(CmaEsSampler):  # type: ignore[misc]
     """CMA-ES that rebuilds its state from the trials. Optuna's sampler stores a pickle in the study instead.
@@ -43,7 +46,7 @@ def sampler(name: Sampler, seed: int, *, conditional: bool = False) -> BaseSampl
     if name == "tpe":
         with warnings.catch_warnings():  # `group` is marked experimental
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            return TPESampler(seed=seed, multivariate=True, group=True) if conditional else TPESampler(seed=seed)
+            return TPESampler(seed=seed, n_startup_trials=STARTUP, multivariate=conditional, group=conditional)
     return RandomSampler(seed=seed)
 
 

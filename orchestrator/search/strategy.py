@@ -18,29 +18,16 @@ POPULATION = 4
 """Members of the smallest population: a quarter of them is one."""
 
 
-FEW_TRIALS = 10
-"""Below so many trials TPE has drawn at random only: its first 10 are."""
+def choose_sampler(search: Search, objectives: tuple[Objective, ...], points: int | None) -> tuple[Sampler, str]:
+    """The sampler of ``--sampler auto``, and why. ``points``: size of the grid, None if it exceeds the trials.
 
-FEW_PARAMETERS = 5
-"""Numeric parameters up to which GP learns from few trials."""
-
-
-def choose_sampler(
-    search: Search, objectives: tuple[Objective, ...], survey: spaces.Survey, points: int | None
-) -> tuple[Sampler, str]:
-    """The sampler of ``--sampler auto``, and why. ``points``: size of the grid, None if it exceeds the trials."""
-    each = [distribution for distributions in survey.distributions.values() for distribution in distributions]
-    numeric = not survey.conditional and all(not hasattr(distribution, "choices") for distribution in each)
-    few = search.trials < FEW_TRIALS
-    small = numeric and len(survey.distributions) <= FEW_PARAMETERS
+    TPE wherever nothing else is needed: in ``benchmarks/replay/samplers.py`` GP finds no more, and takes longer.
+    """
     rules: tuple[tuple[bool, Sampler, str], ...] = (
         (search.scheduler == "pbt", "random", "the first population is drawn at random"),
         (points is not None and not search.warm_start, "grid", f"the space has {points} points"),
         (len(objectives) > 1, "tpe", f"{len(objectives)} objectives"),
-        (bool(search.constraint) and few and numeric, "gp", "constraints, few trials, numeric parameters"),
         (bool(search.constraint), "tpe", "it learns constraints"),
-        (few and small, "gp", f"fewer than {FEW_TRIALS} trials of at most {FEW_PARAMETERS} numeric parameters"),
-        (few and not search.warm_start, "random", f"fewer than {FEW_TRIALS} trials"),
         (True, "tpe", f"{search.trials} trials, more points than trials"),
     )
     return next((sampler, reason) for applies, sampler, reason in rules if applies)

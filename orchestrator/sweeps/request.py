@@ -134,7 +134,7 @@ def sweep(
         points: int | None = None
         with suppress(UserError):  # it is no grid, or a larger one
             points = len(grid.points(space, fixed, chosen.trials))
-        sampler, why = strategy.choose_sampler(chosen, selects_by, survey, points)
+        sampler, why = strategy.choose_sampler(chosen, selects_by, points)
         chosen = chosen.model_copy(update={"sampler": sampler})
         say(f"Sampler: {sampler} ({why}; --sampler sets it)")
     if chosen.sampler == "grid":

@@ -185,6 +185,23 @@ def test_every_sampler_samples(sampler: str, tmp_path: Path) -> None:
         complete(running, number, trial.params["lr"])
 
 
+def test_tpe_learns_after_five_trials(tmp_path: Path) -> None:
+    """From the sixth on, its suggestions differ from random ones and depend on the values."""
+    suggested: dict[str, list[Any]] = {}
+    for name, sampler, sign in (("random", "random", 1), ("tpe", "tpe", 1), ("turned", "tpe", -1)):
+        running = study(tmp_path / name, sampler=sampler, trials=6)
+        suggested[name] = []
+        for number in range(6):
+            params = begin(running).params
+            suggested[name].append(params)
+            complete(running, number, sign * params["lr"])
+    first = {name: params[:5] for name, params in suggested.items()}
+    last = {name: params[5] for name, params in suggested.items()}
+    assert first["tpe"] == first["turned"] == first["random"]
+    assert last["tpe"] != last["turned"]
+    assert last["tpe"] != last["random"]
+
+
 def dependent(trial: Any) -> dict[str, Any]:
     """``b`` alone has a momentum."""
     kind = trial.suggest_categorical("kind", ["a", "b"])

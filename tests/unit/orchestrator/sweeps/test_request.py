@@ -337,7 +337,7 @@ def steps(trial):
 """
 
 
-@pytest.mark.parametrize(("trials", "sampler"), [(4, "grid"), (3, "gp"), (16, "grid")])
+@pytest.mark.parametrize(("trials", "sampler"), [(4, "grid"), (3, "tpe"), (16, "grid")])
 def test_an_automatic_sampler_is_resolved_in_the_spec(
     trials: int, sampler: str, settings: Settings, tmp_path: Path
 ) -> None:
