@@ -163,11 +163,11 @@ def test_a_sampler_that_learns_finds_more_than_a_random_one(sample: Recording) -
         params=params, units=np.repeat(values[:, None, None], 2, axis=2), test=values,
     )  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(samplers, "SAMPLERS", ("random", "tpe"))
+        patch.setattr(samplers, "SAMPLERS", {name: samplers.SAMPLERS[name] for name in ("random", "tpe")})
         patch.setattr(samplers, "BUDGETS", (6, 24))
-        found = samplers.compare(simulated, 6, {"tpe": 24})
+        found = samplers.compare(simulated, 6, 1)
     assert found["tpe"]["test"][-1] > found["random"]["test"][-1]
-    used = samplers.play(simulated, "tpe", 24, seed=0)
+    used = samplers.play(simulated, samplers.SAMPLERS["tpe"], 24, seed=0)
     assert len(set(used)) == 24, "each trial once"
 
 
