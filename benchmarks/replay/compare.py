@@ -183,6 +183,8 @@ def table(result: dict[str, Any]) -> str:
     for name, row in result["schedulers"].items():
         values = " | ".join(f"{value:.4f}" for value in row["test"])
         lines.append(f"| {name} | {values} | {row['started']:.0f} | {row['wrong']:.3f} |")
+    if "selectors" not in result:
+        return "\n".join(lines) + "\n"
     lines += ["", "| selector | trainings | test, mean over seeds | regret |", "| --- | --- | --- | --- |"]
     for name, row in result["selectors"].items():
         lines.append(f"| {name} | {row['trainings']:.0f} | {row['test']:.4f} | {row['regret']:.4f} |")
@@ -214,9 +216,10 @@ def main(words: Sequence[str] | None = None) -> None:
             "workers": WORKERS,
             "commit": commit(),
             "schedulers": schedulers(recording, options.replays),
-            "selectors": selectors(recording, options.replays),
-            "coverage": coverage(recording, options.replays),
         }
+        if len(recording.repeated) >= CHOICE:
+            result["selectors"] = selectors(recording, options.replays)
+            result["coverage"] = coverage(recording, options.replays)
         options.out.mkdir(parents=True, exist_ok=True)
         name = f"replay-{recording.about['search']}"
         (options.out / f"{name}.json").write_text(json.dumps(result, indent=2) + "\n")

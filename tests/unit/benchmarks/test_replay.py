@@ -124,6 +124,18 @@ def test_the_report_has_every_scheduler_and_selector(sample: Recording, tmp_path
     assert all(f"| {name} |" in text for name in (*compare.SCHEDULERS, "largest value", "estimate", "mean over seeds"))
 
 
+def test_a_recording_without_further_seeds_has_no_selectors(sample: Recording, tmp_path: Path) -> None:
+    """One that was interrupted."""
+    arrays = {name: getattr(sample, name)[:0] for name in ("repeated", "repeat_units", "repeat_test")}
+    replace(sample, **arrays).write(tmp_path / "bce.npz")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compare, "BUDGETS", (2, 4))
+        compare.main([str(tmp_path / "bce.npz"), "--replays", "3", "--out", str(tmp_path)])
+    text = (tmp_path / "replay-bce.md").read_text()
+    assert "| racing |" in text
+    assert "selector" not in text
+
+
 def test_epochs_that_are_not_evenly_apart_take_their_time(sample: Recording) -> None:
     """Of the sample, without its second value: the same device time, and no decision at the epoch that is left out."""
     kept = [index for index in range(len(sample.epochs)) if index != 1]
