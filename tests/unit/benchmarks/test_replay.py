@@ -129,7 +129,8 @@ def test_a_recording_without_further_seeds_has_no_selectors(sample: Recording, t
     arrays = {name: getattr(sample, name)[:0] for name in ("repeated", "repeat_units", "repeat_test")}
     replace(sample, **arrays).write(tmp_path / "bce.npz")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compare, "BUDGETS", (2, 4))
+        patch.setattr(compare, "BUDGETS", (4, 6))
+        patch.setattr(compare, "WORKERS", 2)
         compare.main([str(tmp_path / "bce.npz"), "--replays", "3", "--out", str(tmp_path)])
     text = (tmp_path / "replay-bce.md").read_text()
     assert "| racing |" in text
