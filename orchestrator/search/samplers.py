@@ -46,7 +46,7 @@ def sampler(name: Sampler, seed: int, *, conditional: bool = False) -> BaseSampl
     if name == "tpe":
         with warnings.catch_warnings():  # `group` is marked experimental
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            return TPESampler(seed=seed, n_startup_trials=STARTUP, multivariate=conditional, group=conditional)
+            return TPESampler(seed=seed, n_startup_trials=STARTUP, multivariate=True, group=conditional)
     return RandomSampler(seed=seed)
 
 
