@@ -236,7 +236,7 @@ def expected_share(spec: SweepSpec) -> float:
     At each rung ASHA keeps a third, the median a half of all by the end; racing as in the replays of ``benchmarks``.
     """
     if spec.search.scheduler not in ("asha", "hyperband"):
-        return {"median": 0.75, "racing": 0.4}.get(spec.search.scheduler, 1.0)
+        return {"median": 0.75, "racing": 0.3}.get(spec.search.scheduler, 1.0)
     share = 0.0
     for part, rungs in _brackets(spec):
         bounds = [0, *rungs, spec.plan.epochs]
