@@ -26,8 +26,8 @@ from workloads.sampling.lists import Lists
 _BLOCK = 256
 """Items whose co-occurrences are counted at once."""
 
-_GATHERED = 2**15
-"""Rows of embeddings gathered at once, at most."""
+_GATHERED = {"cpu": 2**13, "cuda": 2**18}
+"""Rows of embeddings gathered at once, at most, by the type of device: on a CPU as many as stay in its caches."""
 
 EASE_BYTES = 20
 """Peak memory of EASE for each pair of items: the Gram matrix and its inverse in float64, and the weights."""
@@ -208,7 +208,7 @@ class IALS(_Fitted):
         own = torch.cat(
             [
                 (users.index_select(0, u) * items.index_select(0, i)).sum(1)
-                for u, i in zip(*(torch.split(s, _GATHERED) for s in (self.data.train.users, self.data.train.items)))
+                for u, i in zip(*(torch.split(s, 2**15) for s in (self.data.train.users, self.data.train.items)))
             ]
         ).double()
         everything = ((users.T @ users) * (items.T @ items)).sum().double()
@@ -226,13 +226,14 @@ class IALS(_Fitted):
         gram = other.T @ other
         gram.diagonal().add_(lam)
         counts = lists.counts
-        for number, rows in enumerate(_of_similar_length(counts)):
+        with_padding = torch.cat([other, other.new_zeros(1, other.shape[1])])
+        for number, (rows, longest) in enumerate(_of_similar_length(counts, _GATHERED[other.device.type])):
             if number % self.runtime.world_size != self.runtime.rank:
                 continue
-            places = torch.arange(int(counts[rows].max()), device=other.device)
-            inside = places < counts[rows, None]
+            places = torch.arange(longest, device=other.device)
             members = lists.members[(lists.indptr[rows, None] + places).clamp(max=len(lists.members) - 1)]
-            vectors = other[members] * inside.unsqueeze(2)
+            members = torch.where(places < counts[rows, None], members, len(other))
+            vectors = with_padding.index_select(0, members.flatten()).view(*members.shape, -1)
             result[rows] = solve(gram, vectors, alpha)
         return reduce_sum(result)
 
@@ -245,20 +246,23 @@ class IALS(_Fitted):
 
 def solve(gram: torch.Tensor, vectors: torch.Tensor, alpha: float) -> torch.Tensor:
     """(gram + α Σ h hᵀ)⁻¹ (1 + α) Σ h of B lists of ``vectors`` h (B, L, d), padded with zeros; (B, d)."""
-    systems = gram + alpha * vectors.transpose(1, 2) @ vectors
-    solved: torch.Tensor = torch.linalg.solve(systems, (1 + alpha) * vectors.sum(1))
-    return solved
+    systems = torch.baddbmm(gram, vectors.transpose(1, 2), vectors, alpha=alpha)
+    factors = torch.linalg.cholesky(systems)
+    return torch.cholesky_solve((1 + alpha) * vectors.sum(1).unsqueeze(2), factors).squeeze(2)
 
 
-def _of_similar_length(counts: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Numbers of the lists with items, the longest first, in blocks of at most :data:`_GATHERED` padded places."""
+def _of_similar_length(counts: torch.Tensor, size: int) -> Iterator[tuple[torch.Tensor, int]]:
+    """Numbers of the lists with items, the longest first, in blocks of at most ``size`` padded places.
+
+    With each block comes the length of its longest list.
+    """
     order = counts.argsort(descending=True, stable=True)
     lengths = counts[order].tolist()
     first = 0
     while first < len(lengths) and lengths[first]:
-        last = min(first + max(1, _GATHERED // lengths[first]), len(lengths))
+        last = min(first + max(1, size // lengths[first]), len(lengths))
         block = order[first:last]
-        yield block[counts[block] > 0]
+        yield block[counts[block] > 0], lengths[first]
         first = last
 
 

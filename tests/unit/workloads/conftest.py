@@ -1,10 +1,12 @@
-"""One cache for the tests of the workloads, so that a dataset is converted once and not in each test."""
+"""One cache for the tests of the workloads, so that a dataset is converted once and not in each test; threads."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 DATA = Path(__file__).parent / "data"
 
@@ -19,3 +21,12 @@ def cache(request: pytest.FixtureRequest, home: Path, shared_cache: Path, monkey
     """Replaces the empty cache of each test, except where reading and converting is what is tested."""
     if not request.path.is_relative_to(DATA):
         monkeypatch.setenv("ORCHESTRATOR_CACHE", str(shared_cache))
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Sums in one order, and no threads to wait for where tensors are small."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

@@ -131,7 +131,7 @@ def test_blocks_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
         tables = []
         for block, gathered in ((256, 2**15), (7, 64)):
             monkeypatch.setattr(baselines, "_BLOCK", block)
-            monkeypatch.setattr(baselines, "_GATHERED", gathered)
+            monkeypatch.setattr(baselines, "_GATHERED", {"cpu": gathered})
             workload = build(backbone=backbone, **own)
             workload.train_epoch(1)
             tables.append(scores(workload, workload.data.train))
@@ -140,13 +140,13 @@ def test_blocks_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("backbone", ["item_knn", "ease", "ials"])
 def test_twice_as_good_as_popularity_on_planted_preferences(backbone: str) -> None:
-    found = {}
+    values = {}
     for name in ("popularity", backbone):
         workload = build(replace(RUNTIME, holdout=False), backbone=name)
         for epoch in range(1, 4):
             workload.train_epoch(epoch)
-        found[name] = workload.evaluate("test").metrics["ndcg_at_20"]
-    assert found[backbone] > 2 * found["popularity"]
+        values[name] = workload.evaluate("test").metrics["ndcg_at_20"]
+    assert values[backbone] > 2 * values["popularity"]
 
 
 @pytest.mark.parametrize(

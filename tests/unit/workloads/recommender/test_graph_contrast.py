@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,15 +23,8 @@ from workloads.recommender.params import Params
 from workloads.recommender.workload import Recommender
 from workloads.sampling.negatives import permutation
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 RUNTIME = Runtime(device=torch.device("cpu"), data=Path(), seed=3, epochs=2)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def build(**params: Any) -> tuple[Recommender, Batch]:

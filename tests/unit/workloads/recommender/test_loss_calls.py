@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -27,16 +27,9 @@ from workloads.recommender.params import Params
 from workloads.recommender.workload import Recommender
 
 CPU = torch.device("cpu")
+pytestmark = pytest.mark.usefixtures("one_thread")
 RUNTIME = Runtime(device=CPU, data=Path(), seed=3, epochs=2)
 Array = np.ndarray[Any, Any]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def build(runtime: Runtime = RUNTIME, **params: Any) -> Recommender:

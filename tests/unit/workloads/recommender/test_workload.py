@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,15 +18,8 @@ from workloads.metrics.ranking import metric_names
 from workloads.recommender.params import Params
 from workloads.recommender.workload import Recommender
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 RUNTIME = Runtime(device=torch.device("cpu"), data=Path(), seed=3, epochs=2)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def build(runtime: Runtime = RUNTIME, **params: Any) -> Recommender:

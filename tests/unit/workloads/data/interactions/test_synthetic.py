@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -101,14 +100,6 @@ def fit_bpr(train: NDArray[np.bool_]) -> NDArray[Any]:
             torch.nn.functional.softplus(-margin).mean().backward()
             optimizer.step()
     return (users @ items.T).detach().numpy()
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.mark.usefixtures("one_thread")
