@@ -1,0 +1,62 @@
+"""The abstention part: queries that are held out of training, validation, selection and refit."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workloads.seeding import derive
+
+Indices = NDArray[np.int64]
+
+
+class Parts(NamedTuple):
+    """Query numbers, ascending. ``abstention`` has one query of each family that was held out."""
+
+    train: Indices
+    validation: Indices
+    abstention: Indices
+
+
+def hold_out(train: Indices, validation: Indices, share: float, seed: int, family: Indices | None = None) -> Parts:
+    """Hold a share of the queries for training and validation out of both.
+
+    Whole families are held out, since training on a paraphrase of a query is training on the query. One query of each
+    is calibrated with: those of a family succeed or fail together, and the promise needs independent ones. The draws
+    depend on the families and the seed only: every run, trial and refit holds out the same queries.
+
+    Args:
+        train: query numbers; those of a refit include the validation part.
+        validation: query numbers; empty in a refit.
+        share: of the families, in [0, 1); 0 holds out nothing.
+        seed: of the splits; the draws have a stream of their own.
+        family: (Q,), equal for paraphrases; None if every query is its own.
+
+    Raises:
+        ValueError: no query would be left for a part, or none would be held out.
+    """
+    if not share:
+        return Parts(train, validation, np.zeros(0, np.int64))
+    both = np.sort(np.concatenate([train, validation]))
+    own = both if family is None else family[both]
+    families = np.unique(own)
+    draws = np.random.PCG64(derive(seed, "abstention part")).random_raw(len(families))
+    held = families[np.argsort(draws, kind="stable")][: round(share * len(families))]
+    left = [part[~np.isin(part if family is None else family[part], held)] for part in (train, validation)]
+    if not len(held) or not len(left[0]) or (len(validation) and not len(left[1])):
+        raise ValueError(
+            f"abstention_part={share:g} of {len(families)} queries leaves {len(left[0])} to train on, {len(left[1])} "
+            f"for validation and {len(held)} to calibrate with. Set another share, or use more queries"
+        )
+    return Parts(left[0], left[1], one_of_each(both[np.isin(own, held)], seed, family))
+
+
+def one_of_each(queries: Indices, seed: int, family: Indices | None = None) -> Indices:
+    """One query of each family, drawn at random; ascending. Arguments as of :func:`hold_out`."""
+    if family is None:
+        return np.sort(queries)
+    order = np.argsort(np.random.PCG64(derive(seed, "one of a family")).random_raw(len(queries)), kind="stable")
+    _, first = np.unique(family[queries][order], return_index=True)
+    return np.sort(queries[order[first]])

@@ -1,0 +1,93 @@
+"""Search of a collection by the registered model, and the scores of the queries that it promises a risk by."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from workloads.abstention.calibration import Exported, Ranking, exported, side_of, temperatures_of
+from workloads.abstention.part import hold_out
+from workloads.abstention.scores import TEMPERATURE
+from workloads.data.errors import DataError
+from workloads.data.retrieval.load import load_retrieval
+from workloads.data.retrieval.types import PARTS, Retrieval
+from workloads.encoders.pooling import normalised
+from workloads.encoders.search import exact_topk
+from workloads.encoders.text import TextEncoder, encode
+from workloads.encoders.tokens import Tokenizer
+
+DEPTH = 100
+"""Documents whose scores decide."""
+
+KS = (1, 3, 5, 10)
+"""Successes: a relevant document among the first k."""
+
+_PLACES = 0.2
+"""Share of the queries that place the thresholds and fit the temperature."""
+
+
+@dataclass(frozen=True, eq=False)
+class Collection:
+    """Vectors of the documents (N, d), of length 1, their ids as the bytes of JSON, and the table to abstain by."""
+
+    vectors: torch.Tensor
+    doc_ids: torch.Tensor
+    table: Exported
+
+    @property
+    def weights(self) -> dict[str, torch.Tensor]:
+        """By the names of a servable."""
+        return {"index.vectors": self.vectors, "index.doc_ids": self.doc_ids, **self.table.weights}
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """As of a servable."""
+        return {**self.table.config, "depth": DEPTH}
+
+
+@torch.no_grad()
+def collection(name: str, root: Path, seed: int, tokenizer: Tokenizer, encoder: TextEncoder) -> Collection:
+    """Embed a collection and score its judged queries, those of its test part only if it has no others.
+
+    Raises:
+        workloads.data.DataError: the collection is missing, damaged or of another kind, or has fewer than two queries
+            with a relevant document.
+    """
+    data = load_retrieval(name, root)
+    queries = np.flatnonzero(data.answered & (data.parts != PARTS.index("test")))
+    queries = np.setdiff1d(queries if len(queries) else np.flatnonzero(data.answered), data.empty_queries)
+    if len(queries) < 2:
+        raise DataError(f"calibrate_on={name!r} needs judged queries", got=f"{len(queries)} with a relevant document")
+    share = max(_PLACES, 1 / len(queries))
+    parts = hold_out(queries, queries[:0], share, seed)
+    vectors = normalised(encode(encoder, tokenizer(data.docs.to_pylist())))
+    ranked = [_ranking(data, own, tokenizer, encoder, vectors) for own in (parts.train, parts.abstention)]
+    temperatures = temperatures_of({"": ranked[1]}, KS)
+    sides = (side_of({"": one}, KS, temperatures, _PLAIN) for one in ranked)
+    table = exported(
+        *sides, share=1 - share, default=(TEMPERATURE, "top_1"), temperatures=temperatures, plain=_PLAIN
+    )  # fmt: skip
+    ids = torch.frombuffer(bytearray(json.dumps(data.doc_ids.to_pylist()).encode()), dtype=torch.uint8)
+    return Collection(vectors, ids, table)
+
+
+_PLAIN = 0.05
+"""Temperature of the score ``softmax``: sentence-transformers' scale of 20."""
+
+
+def _ranking(
+    data: Retrieval, queries: NDArray[np.int64], tokenizer: Tokenizer, encoder: TextEncoder, vectors: torch.Tensor
+) -> Ranking:
+    """The first documents of some queries by their cosine."""
+    asked = normalised(encode(encoder, tokenizer(data.queries.take(queries).to_pylist())))
+    scores, docs = exact_topk(asked, vectors, DEPTH)
+    judgements = data.judgements.astype(np.int64)
+    codes = judgements[:, 0] * len(data.docs) + judgements[:, 1]
+    pairs = queries[:, None] * len(data.docs) + docs.cpu().numpy()
+    return Ranking(scores.cpu().numpy(), np.isin(pairs, codes[judgements[:, 2] > 0]))
