@@ -1,4 +1,4 @@
-"""Image encoders: torchvision's ResNets without their classifier, with ImageNet's or CIFAR's stem, and a tiny one.
+"""Image encoders without a classifier: torchvision's ResNets with ImageNet's or CIFAR's stem, a tiny one, and timm's.
 
 He et al., "Deep Residual Learning for Image Recognition", CVPR 2016. The stem for small images is that of SimCLR's
 appendix B.9: a 3x3 convolution of stride 1 instead of the 7x7 one of stride 2, without pooling.
@@ -7,15 +7,22 @@ appendix B.9: a 3x3 convolution of stride 1 instead of the 7x7 one of stride 2, 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, TypeAlias, get_args
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Literal, TypeAlias
 
 import torch
 from torch import nn
 
-Name: TypeAlias = Literal["tiny", "resnet18", "resnet34", "resnet50"]
 Stem: TypeAlias = Literal["cifar", "imagenet"]
 
-ENCODERS: tuple[Name, ...] = get_args(Name)
+ENCODERS = ("tiny", "resnet18", "resnet34", "resnet50")
+
+TIMM = "timm/"
+"""Prefix of the name of a model of the package timm (Wightman, PyTorch Image Models)."""
+
+_CLASSIFIERS = ("fc.", "head.", "classifier.", "head_dist.")
+"""Names of weights that a file may have in addition to the encoder's."""
 
 _TINY_WIDTHS = (32, 64, 128)
 
@@ -37,27 +44,83 @@ class ImageEncoder(nn.Module):
         return features
 
 
-def image_encoder(name: Name, stem: Stem = "cifar", *, seed: int, zero_init: bool = True) -> ImageEncoder:
+def image_encoder(
+    name: str, stem: Stem = "cifar", *, seed: int, zero_init: bool = True, side: int = 32
+) -> ImageEncoder:
     """Create an encoder in float32, with channels-last convolutions, the fastest layout on CPUs and GPUs.
 
     Args:
-        name: ``tiny`` is three convolutions with 128 features, for small images and tests; it has only one stem.
+        name: one of :data:`ENCODERS`, or ``timm/NAME``. ``tiny`` is three convolutions with 128 features, for small
+            images and tests; it has only one stem.
         stem: stem of a ResNet.
         seed: seed of the initial weights. The global random state is neither used nor changed.
         zero_init: initialise the weight of the last BatchNorm of each residual branch to zero (Goyal et al., 2017).
+        side: side of the images, in pixels, for a model of timm that has positions, such as a ViT; where the model
+            allows it, images of other sizes are encoded too.
 
     Raises:
-        ValueError: there is no encoder with this name.
+        ValueError: there is no encoder with this name, its package is not installed, or it does not take such images.
     """
-    if name not in ENCODERS:
-        raise ValueError(f"unknown encoder {name!r}; expected one of {', '.join(ENCODERS)}")
+    if name not in ENCODERS and not name.startswith(TIMM):
+        raise ValueError(f"unknown encoder {name!r}; expected one of {', '.join(ENCODERS)} or {TIMM}NAME")
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        encoder = _tiny() if name == "tiny" else _resnet(name, stem, zero_init)
+        if name.startswith(TIMM):
+            encoder = _timm(name.removeprefix(TIMM), side)
+        else:
+            encoder = _tiny() if name == "tiny" else _resnet(name, stem, zero_init)
     return encoder.to(memory_format=torch.channels_last)
 
 
-def _resnet(name: Name, stem: Stem, zero_init: bool) -> ImageEncoder:
+def load_weights(encoder: ImageEncoder, file: Path) -> None:
+    """Load an encoder's weights from a safetensors file, with or without those of a classifier.
+
+    Raises:
+        ValueError: the file cannot be read, or its names or shapes are not the encoder's.
+    """
+    from safetensors.torch import load_file
+
+    try:
+        given = load_file(file)
+    except Exception as error:  # of safetensors or the file system
+        raise ValueError(f"the weights {file} cannot be read: {error}") from None
+    own = encoder.layers.state_dict()
+    for name, value in own.items():
+        shape = tuple(given[name].shape) if name in given else "missing"
+        if shape != tuple(value.shape) and not name.endswith("num_batches_tracked"):
+            raise ValueError(f"the weights {file} do not fit: {name} is {shape} there and {tuple(value.shape)} here")
+    if further := [name for name in given if name not in own and not name.startswith(_CLASSIFIERS)]:
+        raise ValueError(f"the weights {file} do not fit: they have {further[0]}, which the encoder does not have")
+    encoder.layers.load_state_dict({name: given.get(name, value) for name, value in own.items()})
+
+
+def _timm(name: str, side: int) -> ImageEncoder:
+    """A model of timm without its classifier. Nothing is downloaded."""
+    try:
+        import timm
+    except ImportError:
+        raise ValueError(f"encoder {TIMM}{name} needs the package timm, which is not installed") from None
+    if not timm.is_model(name):
+        close = get_close_matches(name, timm.list_models(), n=1, cutoff=0.5)
+        raise ValueError(f"timm has no model {name!r}" + (f"; did you mean {TIMM}{close[0]}?" if close else ""))
+    for sized in ({"img_size": side, "dynamic_img_size": True}, {"img_size": side}, {}):
+        try:
+            layers = timm.create_model(name, pretrained=False, num_classes=0, **sized)
+            break
+        except TypeError as error:  # the model has no such option
+            if not sized:
+                raise ValueError(f"timm cannot create {name!r}: {error}") from None
+        except AssertionError as error:  # patches that do not divide the image
+            raise ValueError(f"{TIMM}{name} does not take images of {side} pixels: {error}") from None
+    try:
+        with torch.no_grad():
+            features = layers.eval()(torch.zeros(1, 3, side, side))
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"{TIMM}{name} does not take images of {side} pixels: {error}") from None
+    return ImageEncoder(layers.train(), features.shape[1])
+
+
+def _resnet(name: str, stem: Stem, zero_init: bool) -> ImageEncoder:
     # Imported here: it takes a second.
     from torchvision.models import resnet
 

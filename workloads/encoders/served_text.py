@@ -108,6 +108,18 @@ class ServedTextEncoder:
         return torch.nn.utils.rnn.pad_sequence(values, batch_first=True).to(self.device)
 
 
+def passages(text: str, words: int, stride: int, most: int) -> list[str]:
+    """Overlapping passages of a text, ``words`` words each, every ``stride`` words, ``most`` of them at most.
+
+    Dai and Callan, SIGIR 2019. A text that is not longer than a passage stays as it is.
+    """
+    every = text.split()
+    if len(every) <= words:
+        return [text]
+    count = min(most, 1 + -((words - len(every)) // stride))
+    return [" ".join(every[first : first + words]) for first in range(0, count * stride, stride)]
+
+
 def text_columns(inputs: pd.DataFrame, *names: str) -> list[list[str]]:
     """Texts of each column.
 

@@ -139,11 +139,14 @@ class Tokenizer:
         return Tokens(flat, offsets, np.zeros_like(flat), np.zeros(len(ids), np.bool_))
 
     def single(self, bare: Tokens) -> Tokens:
-        """Add special tokens and truncate. A text without tokens stays empty: its vector is zero (E-S4)."""
+        """Add special tokens and truncate. A text without tokens stays empty: its vector is zero (E-S4).
+
+        What was cut before counts as cut.
+        """
         before, after = self._single.special
         kept = np.minimum(bare.lengths, self.max_length - len(before) - len(after))
         framed = bare.lengths > 0
-        return _joined([before.on(framed), _Part.of(bare, kept, 0), after.on(framed)], kept < bare.lengths)
+        return _joined([before.on(framed), _Part.of(bare, kept, 0), after.on(framed)], (kept < bare.lengths) | bare.cut)
 
     def pairs(self, first: Tokens, second: Tokens) -> Tokens:
         """Join two texts per row into one sequence, for a cross-encoder.
@@ -159,7 +162,8 @@ class Tokenizer:
         every = np.ones(len(first), np.bool_)
         texts = _Part.of(first, kept_first, self._pair.types[0]), _Part.of(second, kept_second, self._pair.types[1])
         parts = [before.on(every), texts[0], between.on(every), texts[1], after.on(every)]
-        return _joined(parts, (kept_first < first.lengths) | (kept_second < second.lengths))
+        cut = (kept_first < first.lengths) | (kept_second < second.lengths)
+        return _joined(parts, cut | first.cut | second.cut)
 
     @cached_property
     def _single(self) -> _Template:

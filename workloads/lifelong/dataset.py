@@ -1,4 +1,4 @@
-"""A collection as a stream of sessions, with BM25's candidates and rankings, cached per process."""
+"""A collection as a stream of sessions, with BM25's candidates and rankings, which are computed once a machine."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from workloads.data.retrieval.bm25 import search
+from workloads.abstention.part import hold_out
+from workloads.data.conversion_cache import cached_arrays
+from workloads.data.datasets import fingerprint
+from workloads.data.retrieval.bm25 import K1, VERSION, B, Candidates, Tokenised
 from workloads.data.retrieval.load import load_retrieval
 from workloads.data.retrieval.types import Queries, Retrieval, split_queries
 from workloads.encoders.tokens import Tokenizer, Tokens
 from workloads.lifelong.params import Params
-from workloads.lifelong.sessions import Sessions, Stream, load_sessions, query_topics
+from workloads.lifelong.sessions import Sessions, Stream, arrivals, load_sessions, query_topics
 from workloads.memory import bounded_cache
 
 DEPTH = 100
@@ -30,6 +33,8 @@ class LifelongData:
     (n, C) int64: BM25's candidates among the session's documents for each labelled query, padded with -1; with full
     retraining, among the documents of all sessions so far. The positives are removed from the candidates of session 0;
     later sessions have no labels. ``bm25``, for each session, (Q, DEPTH) int64: BM25's ranking of all documents so far.
+    ``seed``: of the split. ``abstention``: the queries of the abstention part. ``held``: those of the validation part,
+    also in a refit, which trains on them.
     """
 
     data: Retrieval
@@ -39,11 +44,19 @@ class LifelongData:
     positives: tuple[NDArray[np.int64], ...]
     candidates: tuple[NDArray[np.int64], ...]
     bm25: tuple[NDArray[np.int64], ...]
+    seed: int
+    abstention: NDArray[np.int64]
+    held: NDArray[np.int64]
 
     @cached_property
     def topic(self) -> NDArray[np.int16]:
         """The topic of each query, (Q,)."""
         return query_topics(self.data, self.sessions.topic)
+
+    @cached_property
+    def query_sessions(self) -> NDArray[np.int16]:
+        """The session in which each query arrives, (Q,), if queries arrive with the documents of their topic (E-L9)."""
+        return arrivals(self.sessions, self.topic, self.seed)
 
     @property
     def first(self) -> NDArray[np.int64]:
@@ -57,7 +70,7 @@ class LifelongData:
         return docs + queries
 
 
-def prepare(params: Params, root: Path, holdout: bool) -> LifelongData:
+def prepare(params: Params, root: Path, holdout: bool, abstention_part: float = 0.0) -> LifelongData:
     """Prepare the stream that the parameters describe. The result is cached in the process.
 
     Raises:
@@ -68,7 +81,7 @@ def prepare(params: Params, root: Path, holdout: bool) -> LifelongData:
         params.split_sessions, params.split_first, params.split_main, params.split_topics, params.split_seed
     )
     data = load_retrieval(params.dataset, root, params.dataset_unknown)
-    parts = (params.split_validation, params.split_test, holdout)
+    parts = (params.split_validation, params.split_test, holdout, abstention_part)
     return _prepare(params.dataset, root, data, stream, *parts, params.candidates, params.update == "retrain")
 
 
@@ -81,11 +94,17 @@ def _prepare(
     validation: float,
     test: float,
     holdout: bool,
+    share: float,
     depth: int,
     cumulative: bool,
 ) -> LifelongData:
     sessions = load_sessions(dataset, root, data, stream)
-    queries = split_queries(data, seed=stream.seed, validation=validation, test=test, holdout=holdout)
+    queries = split_queries(data, seed=stream.seed, validation=validation, test=test)
+    learnt, held, abstention = hold_out(queries.train, queries.validation, share, stream.seed)
+    if holdout:
+        queries = Queries(learnt, held, queries.test)
+    else:
+        queries = Queries(np.sort(np.concatenate([learnt, held])), held[:0], queries.test)
     positives = {int(query): _relevant(data, sessions, int(query)) for query in queries.train}
     train = np.array([query for query, docs in positives.items() if len(docs)], np.int64)
     if not len(train):
@@ -94,18 +113,42 @@ def _prepare(
             f"Raise split_first={stream.first:g}"
         )
     labels = tuple(positives[query] for query in train.tolist())
-    train_queries: list[str] = data.queries.take(train).to_pylist()
-    all_queries: list[str] = data.queries.to_pylist()
-    candidates = []
-    rankings = []
+    parts = f"{validation} {test} {holdout} {depth} {cumulative}"
+    parts += f" without {share}" if share else ""
+    identity = f"{VERSION} BM25(k1={K1}, b={B}) {DEPTH} {fingerprint(dataset, root)} {stream} {parts} {len(data.docs)}"
+    ranked = cached_arrays("bm25", identity, lambda: _ranked(data, sessions, train, labels, depth, cumulative))
+    candidates, rankings = (
+        tuple(ranked[f"{name}-{session}"] for session in range(len(sessions))) for name in ("candidates", "rankings")
+    )
+    abstention = np.setdiff1d(abstention, data.empty_queries)
+    return LifelongData(data, sessions, queries, train, labels, candidates, rankings, stream.seed, abstention, held)
+
+
+def _ranked(
+    data: Retrieval,
+    sessions: Sessions,
+    train: NDArray[np.int64],
+    labels: tuple[NDArray[np.int64], ...],
+    depth: int,
+    cumulative: bool,
+) -> dict[str, NDArray[np.int64]]:
+    """BM25's candidates of the training queries and rankings of all queries, for each session."""
+    tokenised = Tokenised(data.docs.to_pylist())
+    queries = tokenised.terms(data.queries.to_pylist())
+    train_queries = [queries[query] for query in train.tolist()]
+    ranked = {}
     for session in range(len(sessions)):
         so_far = sessions.until(session)
-        rankings.append(_bm25(data, so_far, all_queries, DEPTH))
-        docs = so_far if cumulative else sessions.arriving(session)
+        search = tokenised.index(so_far)
+        ranked[f"rankings-{session}"] = _numbers(search(queries, DEPTH), so_far)
+        docs = so_far
         most = max(map(len, labels)) if session == 0 or cumulative else 0
-        hits = _bm25(data, docs, train_queries, depth + most)
-        candidates.append(_without(hits, labels, depth) if most else hits)
-    return LifelongData(data, sessions, queries, train, labels, tuple(candidates), tuple(rankings))
+        if session and not cumulative:
+            docs = sessions.arriving(session)
+            search = tokenised.index(docs)
+        hits = _numbers(search(train_queries, depth + most), docs)
+        ranked[f"candidates-{session}"] = _without(hits, labels, depth) if most else hits
+    return ranked
 
 
 @bounded_cache
@@ -122,11 +165,10 @@ def _relevant(data: Retrieval, sessions: Sessions, query: int) -> NDArray[np.int
     return docs
 
 
-def _bm25(data: Retrieval, docs: NDArray[np.int64], queries: list[str], depth: int) -> NDArray[np.int64]:
-    """BM25's ranking of ``docs`` for each query, as document indices, padded with -1."""
-    rows = search(data.docs.take(docs).to_pylist(), queries, depth).docs
-    ranked: NDArray[np.int64] = docs[rows]
-    ranked[rows < 0] = -1
+def _numbers(found: Candidates, docs: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The candidates' indices among all documents, where BM25 has searched ``docs``; padded with -1."""
+    ranked: NDArray[np.int64] = docs[found.docs]
+    ranked[found.docs < 0] = -1
     return ranked
 
 

@@ -43,9 +43,13 @@ class SessionCost:
 class SessionEvaluator:
     """Computes the metrics of the queries of a split."""
 
-    def __init__(self, data: LifelongData, queries: NDArray[np.int64]) -> None:
+    def __init__(
+        self, data: LifelongData, queries: NDArray[np.int64], arrivals: NDArray[np.int16] | None = None
+    ) -> None:
+        """``arrivals``: the session in which each query of the collection arrives, (Q,); None: they are all there."""
         self.data = data
         self.queries = queries
+        self.arrivals = None if arrivals is None else arrivals[queries]
         rows = data.data.judgements.astype(np.int64)
         self._relevant = rows[(rows[:, 2] > 0) & np.isin(rows[:, 0], queries)]
         self._bm25 = [self.values(session, ranked) for session, ranked in enumerate(data.bm25)]
@@ -68,7 +72,8 @@ class SessionEvaluator:
         scores = np.where(docs >= 0, -np.arange(DEPTH, dtype=np.float32), -np.inf).astype(np.float32)
         ranks, grades, all_grades = (torch.from_numpy(side.astype(np.float32)) for side in (scores, hits, judged))
         measures = per_query(ranks, grades, all_grades, _KS)
-        return {name: np.where(counts > 0, measures[name].numpy().astype(np.float64), np.nan) for name in MEASURES}
+        judged_by = counts > 0 if self.arrivals is None else (counts > 0) & (self.arrivals <= session)
+        return {name: np.where(judged_by, measures[name].numpy().astype(np.float64), np.nan) for name in MEASURES}
 
     def evaluation(
         self, rankings: Sequence[NDArray[np.int64]], costs: Sequence[SessionCost], units: bool
@@ -78,7 +83,8 @@ class SessionEvaluator:
         Each measure is reported for the last session. ``average_...`` is the mean over all sessions of the run, where
         sessions to come count as 0. ``forgetting``: by how much a topic's MRR@10 has fallen from its best, averaged
         over topics. ``forward_transfer``: MRR@10 on the topic of a session before the session begins, minus BM25's.
-        ``bm25_...``: the same for BM25. The units of an average have the metric as their mean.
+        ``bm25_...``: the same for BM25. Where queries arrive, ``arriving_...``: of those that arrived in the last
+        session. The units of an average have the metric as their mean.
         """
         values = [self.values(session, ranked) for session, ranked in enumerate(rankings)]
         total = len(self.data.sessions)
@@ -96,6 +102,10 @@ class SessionEvaluator:
         metrics["forward_transfer"] = forward_transfer(own, bm25, self.data.sessions.main)
         metrics["documents_embedded"] = float(sum(one.embedded for one in costs))
         metrics["sessions_ended"] = float(len(rankings))
+        if self.arrivals is not None:
+            for prefix, side in (("", values), ("bm25_", self._bm25)):
+                arriving = self._arriving([one[_TRANSFER] for one in side[: len(values)]])
+                metrics[f"{prefix}arriving_{_TRANSFER}"] = float(arriving[-1]) if len(arriving) else 0.0
         session, topic = np.nonzero(~np.isnan(own))  # R[t, s] in long form, for topics with a query that counts
         tables: dict[str, Columns] = {
             "sessions": self._sessions(values, costs),
@@ -105,6 +115,20 @@ class SessionEvaluator:
             },
         }  # fmt: skip
         return Evaluation(metrics, {"id": self.queries, **columns} if units else {}, tables)
+
+    def _arriving_columns(self, values: Sequence[Values]) -> dict[str, NDArray[np.float64]]:
+        if self.arrivals is None:
+            return {}
+        sides = (("", values), ("bm25_", self._bm25[: len(values)]))
+        return {
+            f"{prefix}arriving_{_TRANSFER}": self._arriving([one[_TRANSFER] for one in side]) for prefix, side in sides
+        }
+
+    def _arriving(self, columns: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
+        """The mean of each session over the queries that arrived in it, (sessions,); 0 where there is none."""
+        assert self.arrivals is not None
+        own = [column[self.arrivals == session] for session, column in enumerate(columns)]
+        return np.array([_mean(column) for column in own], np.float64)
 
     def _sessions(self, values: Sequence[Values], costs: Sequence[SessionCost]) -> Columns:
         done = len(values)
@@ -121,8 +145,25 @@ class SessionEvaluator:
             "documents_embedded": np.array([one.embedded for one in costs], np.int64),
             "documents_read": np.array([one.read for one in costs], np.int64),
             "embedding_seconds": np.array([one.seconds for one in costs], np.float64),
+            "embedding_saved": saved([one.embedded for one in costs], sizes),
             **shown,
+            **self._arriving_columns(values),
         }
+
+
+def saved(embedded: Sequence[int], arriving: Sequence[int]) -> NDArray[np.float64]:
+    """Share of embeddings saved up to the end of each session, compared with an index rebuilt in every session.
+
+    With a half of the documents in session 0 and T equal further ones, an append-only index has saved
+    ``1 - 1 / (0.75 (T + 1))`` in the end.
+
+    Args:
+        embedded: documents embedded for the index in each session, (T + 1,).
+        arriving: documents that arrive in each session, (T + 1,).
+    """
+    rebuilt = np.cumsum(np.cumsum(arriving))
+    share: NDArray[np.float64] = 1 - np.cumsum(embedded) / np.maximum(1, rebuilt)
+    return share
 
 
 def forgetting(matrix: NDArray[np.float64]) -> float:

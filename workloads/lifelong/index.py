@@ -100,7 +100,7 @@ class Index:
     def blocks(self) -> Iterator[torch.Tensor]:
         """The rows in order, in blocks of some thousands, without copying. Input of exact search."""
         for segment in self._segments:
-            yield from torch.split(_tensor(segment.vectors), _BLOCK)
+            yield from torch.split(as_tensor(segment.vectors), _BLOCK)
 
     def take(self, docs: NDArray[np.int64]) -> torch.Tensor:
         """The stored vectors of some documents, zero for -1, on the host. (...,) -> (..., d).
@@ -151,7 +151,7 @@ class Index:
         kept = self._segments if self.compatible else []
         if (kept and np.isin(docs, self.docs).any()) or len(np.unique(docs)) < len(docs):
             raise ValueError(f"a document arrives a second time in session {session}")
-        segment = Segment(session, docs, vectors, _crc32(docs, vectors))
+        segment = Segment(session, docs, vectors, checksum(docs, vectors))
         self.reserve_folder()
         segment = self._written(segment)
         if self.folder is not None and self.writes:
@@ -198,7 +198,7 @@ class Index:
                 file = source / _file(entry["session"])
                 segment = read_segment(file)
                 if segment.crc32 != entry["crc32"]:
-                    raise DataError("the index file is not the one of the checkpoint", file=file, fix=_LOST_FILE_FIX)
+                    raise DataError("the index file is not the one of the checkpoint", file=file, fix=LOST_FILE_FIX)
                 segments.append(segment)
         self.folder = source
         self._folder_reserved = is_own
@@ -294,18 +294,19 @@ def read_segment(path: Path) -> Segment:
         column = batch.column("vector")
         dim = column.type.list_size
         vectors = np.frombuffer(column.values.buffers()[1], np.float32)[: batch.num_rows * dim].reshape(-1, dim)
-        if _crc32(docs, vectors) != meta["crc32"]:
-            raise DataError("the index file is damaged: its checksum differs", file=path, fix=_LOST_FILE_FIX)
+        if checksum(docs, vectors) != meta["crc32"]:
+            raise DataError("the index file is damaged: its checksum differs", file=path, fix=LOST_FILE_FIX)
     except FileNotFoundError as error:
-        raise DataError("the index file is missing", file=path, fix=_LOST_FILE_FIX) from error
+        raise DataError("the index file is missing", file=path, fix=LOST_FILE_FIX) from error
     except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
         if isinstance(error, DataError):
             raise
-        raise DataError("the index file is truncated or damaged", file=path, fix=_LOST_FILE_FIX) from error
+        raise DataError("the index file is truncated or damaged", file=path, fix=LOST_FILE_FIX) from error
     return Segment(int(meta["session"]), docs, vectors, int(meta["crc32"]))
 
 
-_LOST_FILE_FIX = "Restore the file, or start a new run: an index is never repaired"
+LOST_FILE_FIX = "Restore the file, or start a new run: an index is never repaired"
+"""What a user does about a file that is missing or damaged."""
 
 
 def _listed(segments: Sequence[Segment]) -> list[dict[str, Any]]:
@@ -316,12 +317,13 @@ def _file(session: int) -> str:
     return f"session-{session:04d}.arrow"
 
 
-def _crc32(docs: NDArray[np.int64], vectors: NDArray[np.float32]) -> int:
+def checksum(docs: NDArray[np.int64], vectors: NDArray[np.float32]) -> int:
+    """CRC-32 of a segment's documents (n,) and vectors (n, d)."""
     first = zlib.crc32(np.ascontiguousarray(docs).data)
     return zlib.crc32(np.ascontiguousarray(vectors).data, first)
 
 
-def _tensor(rows: NDArray[np.float32]) -> torch.Tensor:
+def as_tensor(rows: NDArray[np.float32]) -> torch.Tensor:
     """A tensor over read-only mapped memory. PyTorch's warning is suppressed because nothing writes to it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)

@@ -16,34 +16,58 @@ from workloads.lifelong.index import Index
 from workloads.lifelong.replay import VectorLookup
 from workloads.transfer import to_device
 
+AT_ONCE = 2**17
+"""Texts that are embedded at once for the index: 200 MB of vectors of 384 dimensions."""
+
 
 class IndexEncoder:
-    """An encoder with the texts of a collection, ``documents`` documents and then its queries, and their index.
+    """Encoders with the texts of a collection, ``documents`` documents and then its queries, and their index.
 
     ``read`` counts the documents embedded for purposes other than the index. Vectors are unit vectors. Every method
     that embeds is a collective operation.
     """
 
-    def __init__(self, encoder: TextEncoder, tokens: Tokens, documents: int, index: Index, runtime: Runtime) -> None:
+    def __init__(
+        self,
+        encoder: TextEncoder,
+        query_encoder: TextEncoder,
+        tokens: Tokens,
+        documents: int,
+        index: Index,
+        runtime: Runtime,
+    ) -> None:
         self.encoder = encoder
+        self.query_encoder = query_encoder
         self.tokens = tokens
         self.index = index
         self.runtime = runtime
         self._documents = documents
         self.read = 0
 
+    def embed_in_parts(self, texts: NDArray[np.int64]) -> NDArray[np.float32]:
+        """As :meth:`embed`, on the host, (n, d); the device holds :data:`AT_ONCE` vectors at a time."""
+        vectors = np.empty((len(texts), self.encoder.dim), np.float32)
+        for first in range(0, len(texts), AT_ONCE):
+            part = slice(first, first + AT_ONCE)
+            vectors[part] = self.embed(texts[part]).cpu().numpy()
+        return vectors
+
     @torch.no_grad()
-    def embed(self, texts: NDArray[np.int64]) -> torch.Tensor:
-        """Embed texts with the current model, (n, d), on the device. The ranks share the work; all get the result."""
+    def embed(self, texts: NDArray[np.int64], queries: bool = False) -> torch.Tensor:
+        """Embed texts with the current model, (n, d), on the device. The ranks share the work; all get the result.
+
+        ``queries``: with the encoder of queries.
+        """
+        encoder = self.query_encoder if queries else self.encoder
         own = np.arange(len(texts))[self.runtime.rank :: self.runtime.world_size]
         vectors = torch.zeros(len(texts), self.encoder.dim, device=self.runtime.device)
         if len(own):
-            vectors[self.to_device(torch.from_numpy(own))] = encode(self.encoder, self.tokens.take(texts[own]))
+            vectors[self.to_device(torch.from_numpy(own))] = encode(encoder, self.tokens.take(texts[own]))
         return normalised(reduce_sum(vectors))
 
     def queries(self, numbers: NDArray[np.int64]) -> torch.Tensor:
         """Embed queries with the current model, (n, d)."""
-        return self.embed(self._documents + numbers)
+        return self.embed(self._documents + numbers, queries=True)
 
     def stored(self, docs: NDArray[np.int64]) -> torch.Tensor:
         """Vectors of documents from the index; zero for -1. (...,) -> (..., d). Raises KeyError if one is missing."""

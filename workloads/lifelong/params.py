@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
@@ -44,8 +44,9 @@ _RULES: Rules = {
     ("update", "continue"): {"memory": "isd", "compatible": "ranking"},
     ("update", "none"): {"memory": "none", "compatible": "frozen"},
     ("update", "retrain"): {"memory": "none", "compatible": "no"},
-    ("new", "l2r"): {"alpha": 0.5, "standardise": False},
-    **{("memory", memory): _MEMORY for memory in ("isd", "random", "mir", "gss", "ocs")},
+    ("new", "l2r"): {"alpha": 0.5, "standardise": False, "diversity": "across"},
+    **{("memory", memory): _MEMORY for memory in ("random", "mir", "gss", "ocs")},
+    ("memory", "isd"): {**_MEMORY, "diversity": "across"},
     ("compatible", "embedding"): {"align_weight": 1.0},
     ("compatible", "ranking"): {"align_weight": 1.0, "detach_target": False},
 }
@@ -55,6 +56,7 @@ class Params(RetrievalParams):
     """Parameters of lifelong retrieval. The defaults are L2R with ranking alignment."""
 
     conditional = ConditionalParams(lambda: _RULES, {"update": "continue", "new": "l2r"})
+    abstains: ClassVar[bool] = True
 
     dataset: Annotated[str, AfterValidator(lambda name: check_kind(name, "retrieval"))] = Field(
         "synthetic-retrieval",
@@ -72,10 +74,19 @@ class Params(RetrievalParams):
         5, ge=2, le=1000, description="Number of clusters used as topics if the documents' ids name none."
     )
 
+    split_queries: Literal["arriving"] | None = Field(
+        None,
+        description="Queries that a session is judged by: those with an indexed relevant document that have arrived, "
+        "each with the documents of its topic (E-L9); unset: all with an indexed relevant document.",
+    )
+
     encoder: Annotated[str, AfterValidator(sources.check)] = Field(
         sources.TINY,
         min_length=1,
         description="minilm, bert-base, tiny (from scratch), a folder, or a model name on the Hugging Face hub.",
+    )
+    encoders: Literal["tied", "apart"] = Field(
+        "tied", description="One encoder of queries and documents, or one of each, which begin equal (notes: E^q, E^d)."
     )
     pooling: Literal["mean", "cls", "max"] = Field("mean", description="How token vectors become the text's vector.")
     max_length: int = Field(
@@ -104,6 +115,10 @@ class Params(RetrievalParams):
         None, ge=0, le=1, description="Weight of PSS against ISD (E-L3: 0.5; closer to 1: easier negatives)."
     )
     standardise: bool | None = Field(None, description="Standardise PSS and ISD (E-L3: not in the notes).")
+    diversity: Literal["across", "whole"] | None = Field(
+        None,
+        description="ISD of parts across the query (notes), or of whole vectors (the reader's objection, E-L4).",
+    )
     memory: Memory | None = Field(
         None,
         description="Negatives of earlier sessions: none, isd (notes), random (ER), mir, gss or ocs; by default isd.",

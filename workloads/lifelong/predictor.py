@@ -1,6 +1,7 @@
 """Search with a trained retrieval model and its index.
 
-Exported with the model together with ``served_text.py`` and ``search.py``; needs nothing else of the package.
+Exported with the model together with ``served_text.py``, ``search.py`` and the rule for abstaining; needs nothing else
+of the package.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
+from ..abstention.decision import rule
+from ..abstention.scores import by
 from ..encoders.search import exact_topk
 from ..encoders.served_text import ServedTextEncoder, text_columns
 
@@ -39,6 +42,8 @@ class Predictor:
         Raises:
             ValueError: a file of the index is missing, damaged, or not the one that the model was registered with.
         """
+        self.config = config
+        self.table = {name: side for name, side in weights.items() if name.startswith("abstention.")}
         self.lineage = config["lineage"]
         self.encoder = ServedTextEncoder(
             weights,
@@ -55,21 +60,28 @@ class Predictor:
             self.index = _mapped(Path(self.lineage["index"]), self.lineage["segments"])
 
     @torch.inference_mode()
-    def predict(self, inputs: pd.DataFrame, *, k: int = 10, index: str = "") -> pd.DataFrame:
+    def predict(self, inputs: pd.DataFrame, *, k: int = 10, index: str = "", **abstention: Any) -> pd.DataFrame:
         """The best documents of each query.
 
         Args:
             inputs: column ``query`` with texts.
             k: number of documents per query; all documents if there are fewer.
             index: folder of another index of the same lineage, such as a later state of the index.
+            abstention: of a model with an abstention part, ``risk`` and what it is promised by; see ``PARAMS`` and
+                ``rule`` in ``decision.py``.
 
         Returns:
             One row per query and document, in the order of the input, best first: ``query``, ``rank`` from 1,
-            ``document`` and ``score``, a cosine. An empty query has no rows.
+            ``document`` and ``score``, a cosine. With ``risk`` also ``abstain`` and its ``reason``. An empty query has
+            no rows.
 
         Raises:
-            ValueError: the column is missing or has non-texts, ``k`` is below 1, or the model cannot read the index.
+            ValueError: the column is missing or has non-texts, ``k`` is below 1, the model cannot read the index, or
+                the risk cannot be promised.
         """
+        promised = rule(self.table, self.config, **abstention)
+        if promised is not None and index:
+            raise ValueError("risk= holds for the index that the model was registered with, not for another index=")
         (queries,) = text_columns(inputs, "query")
         segments = _open(Path(index), self.lineage) if index else self.index
         vectors, empty, _ = self.encoder(queries, _TEXTS)
@@ -79,11 +91,14 @@ class Predictor:
             for _, rows in segments
             for first in range(0, len(rows), _BLOCK)
         )
-        scores, index_rows = exact_topk(vectors, blocks, k)
+        depth = self.config["depth"] if promised is not None else 0
+        scores, index_rows = exact_topk(vectors, blocks, max(k, depth) if k > 0 else k)
+        listed = scores[:, :depth].cpu().numpy()
+        scores, index_rows = scores[:, :k], index_rows[:, :k]
         docs = np.concatenate([np.empty(0, np.int64), *(numbers for numbers, _ in segments)])[index_rows.cpu().numpy()]
         non_empty = np.flatnonzero(~empty).tolist()
         number = docs.shape[1]
-        return pd.DataFrame(
+        output = pd.DataFrame(
             {
                 "query": [queries[row] for row in non_empty for _ in range(number)],
                 "rank": np.tile(np.arange(1, number + 1), len(non_empty)),
@@ -91,6 +106,10 @@ class Predictor:
                 "score": scores[non_empty].cpu().numpy().ravel().astype(np.float32),
             }
         )
+        if promised is not None:
+            own = by(promised.score, listed[non_empty], promised.k, promised.temperature)
+            promised.spread(output, own, np.repeat(np.arange(len(non_empty)), number))
+        return output
 
 
 def _open(folder: Path, lineage: dict[str, Any]) -> list[tuple[NDArray[Any], NDArray[Any]]]:
@@ -104,7 +123,9 @@ def _open(folder: Path, lineage: dict[str, Any]) -> list[tuple[NDArray[Any], NDA
             f"the index in {folder} belongs to models of another lineage ({manifest['lineage'][:8]}) than this one "
             f"({lineage['id'][:8]}). Use the model that was promoted with it"
         )
-    written = {int(segment["session"]) for segment in manifest["segments"]}
+    lines = manifest["entries"] if "entries" in manifest else manifest["segments"]
+    segments = [line for line in lines if "file" in line]
+    written = {int(segment["session"]) for segment in segments}
     if written and (
         max(written) > lineage["session"] or (not lineage["compatible"] and written != {lineage["session"]})
     ):
@@ -112,7 +133,25 @@ def _open(folder: Path, lineage: dict[str, Any]) -> list[tuple[NDArray[Any], NDA
             f"the index in {folder} has rows written by the models of sessions {sorted(written)}, which the model of "
             f"session {lineage['session']} cannot read. Use the model that was promoted with it"
         )
-    return _mapped(folder, manifest["segments"])
+    return _current(lines, _mapped(folder, segments))
+
+
+def _current(
+    lines: list[dict[str, Any]], mapped: list[tuple[NDArray[Any], NDArray[Any]]]
+) -> list[tuple[NDArray[Any], NDArray[Any]]]:
+    """The rows of documents that no later line replaces or deletes; see ``mutable_index.py``."""
+    current = []
+    later = np.empty(0, np.int64)
+    rows = mapped.copy()
+    for line in reversed(lines):
+        if "deleted" in line:
+            later = np.union1d(later, np.array(line["deleted"], np.int64))
+            continue
+        docs, vectors = rows.pop()
+        kept = ~np.isin(docs, later)
+        later = np.union1d(later, docs)
+        current.append((docs, vectors) if kept.all() else (docs[kept], vectors[kept]))
+    return current[::-1]
 
 
 def _mapped(folder: Path, segments: list[dict[str, Any]]) -> list[tuple[NDArray[Any], NDArray[Any]]]:

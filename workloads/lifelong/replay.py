@@ -78,7 +78,8 @@ def choose_new(
         mask = (numbers[part] >= 0).to(query_vectors.query.device)
         positive = query_vectors.positive[part]
         query = query_vectors.query[part]
-        return new_scores(lookup(docs[part]), mask, positive, query, alpha, bool(params.standardise))
+        whole = params.diversity == "whole"
+        return new_scores(lookup(docs[part]), mask, positive, query, alpha, bool(params.standardise), whole)
 
     return _best(numbers, params.n_new, query_vectors, scores)
 
@@ -104,11 +105,12 @@ def choose_memory(
         query_vectors: vectors of the queries.
     """
     assert params.n_memory is not None
+    whole = params.diversity == "whole"
     return _best(
         memory,
         params.n_memory,
         query_vectors,
-        lambda part: _isd(memory[part], new[part], lookup, query_vectors.query[part]),
+        lambda part: _isd(memory[part], new[part], lookup, query_vectors.query[part], whole),
     )
 
 
@@ -135,7 +137,7 @@ def update_memory(
         added = new[part]
         pool = torch.cat([added, old] if params.memory == "isd" else [old, added], 1)
         if params.memory == "isd":
-            scores = _isd(pool, pool, lookup, query_vectors.query[part])
+            scores = _isd(pool, pool, lookup, query_vectors.query[part], params.diversity == "whole")
         else:
             gradients = baselines.pair_gradients(
                 lookup(pool.numpy()), query_vectors.positive[part], query_vectors.query[part] * query_vectors.scale
@@ -159,9 +161,11 @@ def _best(
     )
 
 
-def _isd(docs: torch.Tensor, among: torch.Tensor, lookup: VectorLookup, query: torch.Tensor) -> torch.Tensor:
+def _isd(
+    docs: torch.Tensor, among: torch.Tensor, lookup: VectorLookup, query: torch.Tensor, whole: bool
+) -> torch.Tensor:
     docs_mask, among_mask = ((side >= 0).to(query.device) for side in (docs, among))
-    return isd(lookup(docs.numpy()), docs_mask, lookup(among.numpy()), among_mask, query)
+    return isd(lookup(docs.numpy()), docs_mask, lookup(among.numpy()), among_mask, query, whole)
 
 
 def _uniform(docs: NDArray[np.int64], seed: int) -> torch.Tensor:

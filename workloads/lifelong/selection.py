@@ -34,7 +34,12 @@ def pss(docs: torch.Tensor, positive: torch.Tensor, query: torch.Tensor) -> torc
 
 
 def isd(
-    docs: torch.Tensor, docs_mask: torch.Tensor, among: torch.Tensor, among_mask: torch.Tensor, query: torch.Tensor
+    docs: torch.Tensor,
+    docs_mask: torch.Tensor,
+    among: torch.Tensor,
+    among_mask: torch.Tensor,
+    query: torch.Tensor,
+    whole: bool = False,
 ) -> torch.Tensor:
     """Inter-sample diversity: mean distance of each document to a set, across the query (E-L1, E-L4).
 
@@ -46,11 +51,13 @@ def isd(
         among: the set D, (Q, m, d).
         among_mask: False for padding, (Q, m).
         query: (Q, d).
+        whole: measure distances of whole vectors, which the query does not change.
 
     Returns:
         (Q, n), -inf for padding.
     """
-    distances = torch.cdist(across(docs, query), across(among, query), compute_mode="donot_use_mm_for_euclid_dist")
+    sides = (docs, among) if whole else (across(docs, query), across(among, query))
+    distances = torch.cdist(*sides, compute_mode="donot_use_mm_for_euclid_dist")
     total = distances.masked_fill(~among_mask.unsqueeze(1), 0).sum(2)
     mean = total / among_mask.sum(1, keepdim=True).clamp(min=1)
     return mean.masked_fill(~docs_mask, -torch.inf)
@@ -63,14 +70,17 @@ def new_scores(
     query: torch.Tensor,
     alpha: float,
     standardise: bool = False,
+    whole: bool = False,
 ) -> torch.Tensor:
     """alpha PSS + (1 - alpha) ISD of a session's candidates, raw as in the notes or standardised (E-L3).
+
+    ``whole``: as for :func:`isd`.
 
     Returns:
         (Q, n), -inf for padding.
     """
     superiority = pss(docs, positive, query).masked_fill(~mask, -torch.inf)
-    diversity = isd(docs, mask, docs, mask, query)
+    diversity = isd(docs, mask, docs, mask, query, whole)
     if standardise:
         superiority = _standardised(superiority, mask)
         diversity = _standardised(diversity, mask)

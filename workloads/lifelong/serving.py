@@ -10,15 +10,22 @@ from typing import Any
 import numpy as np
 import torch
 
+from workloads.abstention.calibration import Exported
+from workloads.abstention.decision import PARAMS
 from workloads.contract import MID_RUN, Runtime, Servable
 from workloads.data import fingerprint
 from workloads.encoders.served_text import REQUIREMENTS
 from workloads.encoders.text import TextEncoder
 from workloads.encoders.tokens import Tokenizer
+from workloads.lifelong.dataset import DEPTH
 from workloads.lifelong.index import Index
 from workloads.lifelong.params import Params
 
 _FREE = {name for name, field in Params.model_fields.items() if field.json_schema_extra == MID_RUN}
+
+
+_LATER = {"encoders": ("tied",), "split_queries": (None,), "diversity": ("across", None)}
+"""Values of parameters that were added later with which a lineage stays what it was."""
 
 
 def lineage_of(params: Params, runtime: Runtime, sessions: str) -> str:
@@ -27,7 +34,9 @@ def lineage_of(params: Params, runtime: Runtime, sessions: str) -> str:
     Runs that differ only in parameters that may change mid-run have the same lineage.
     """
     fixed = params.model_dump(mode="json", exclude={"index", *_FREE})
-    named = [fixed, runtime.seed, runtime.epochs, runtime.holdout, sessions]
+    fixed = {name: value for name, value in fixed.items() if value not in _LATER.get(name, ())}
+    part = [runtime.abstention_part] if runtime.abstention_part else []
+    named = [fixed, runtime.seed, runtime.epochs, runtime.holdout, sessions, *part]
     return hashlib.sha256(f"{named} {fingerprint(params.dataset, runtime.data)}".encode()).hexdigest()
 
 
@@ -38,9 +47,20 @@ def folder_of(params: Params, lineage: str) -> str:
 
 
 def servable(
-    encoder: TextEncoder, tokenizer: Tokenizer, index: Index, params: Params, doc_ids: Any, session: int
+    encoder: TextEncoder,
+    tokenizer: Tokenizer,
+    index: Index,
+    params: Params,
+    doc_ids: Any,
+    session: int,
+    documents: TextEncoder | None = None,
+    table: Exported | None = None,
 ) -> Servable:
-    """The encoder with the index, or with its files' names and checksums. Both are promoted as one version."""
+    """The encoder with the index, or with its files' names and checksums. Both are promoted as one version.
+
+    ``documents`` is an encoder of documents of its own, which only further training needs; ``table`` is of the
+    abstention part, if there is one.
+    """
     where = str(index.folder) if index.folder else None
     weights = {f"model.{name}": value for name, value in encoder.model.state_dict().items()}
     weights["tokenizer"] = _bytes(tokenizer.definition)
@@ -51,7 +71,7 @@ def servable(
         weights["index.vectors"] = torch.from_numpy(index.vectors())
     return Servable(
         predictor=Path(__file__).with_name("predictor.py"),
-        weights=weights,
+        weights={**weights, **(table.weights if table else {})},
         config={
             "dataset": params.dataset,
             "model": encoder.model.config.to_diff_dict(),
@@ -66,9 +86,10 @@ def servable(
                 "index": where,
                 "segments": index.manifest,
             },
+            **({**table.config, "depth": DEPTH} if table else {}),
         },
         example={"query": np.array(["wing flutter at high speed", "blood pressure"], dtype=object)},
-        params={"k": 10, "index": ""},
+        params={"k": 10, "index": "", **(PARAMS if table else {})},
         requirements=(*REQUIREMENTS, "pyarrow"),
         tags={
             "lineage": index.lineage,
@@ -76,6 +97,9 @@ def servable(
             "sessions_seen": f"0 to {session}",
             "index": where or "in the model",
         },
+        training={f"documents.{name}": value for name, value in documents.model.state_dict().items()}
+        if documents
+        else {},
     )
 
 

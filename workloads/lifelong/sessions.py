@@ -87,10 +87,15 @@ def build(data: Retrieval, stream: Stream) -> Sessions:
     Raises:
         ValueError: a session would have no documents, or there are fewer documents than clusters.
     """
-    topic = topics_of(data, stream)
+    with_text = np.setdiff1d(np.arange(len(data.docs)), data.empty_docs)
+    return divide(topics_of(data, stream), with_text, stream)
+
+
+def divide(topic: NDArray[np.int16], with_text: NDArray[np.int64], stream: Stream) -> Sessions:
+    """The sessions of documents of these topics, (N,), of which those ``with_text`` arrive. As :func:`build`."""
     session = np.full(len(topic), -1, np.int16)
     order = np.argsort(np.random.PCG64(stream.seed).random_raw(len(topic)), kind="stable")
-    order = order[~np.isin(order, data.empty_docs)]
+    order = order[np.isin(order, with_text)]
     waiting: list[NDArray[np.int64]] = []
     for number in range(int(topic.max()) + 1):
         own = order[topic[order] == number]
@@ -141,6 +146,25 @@ def query_topics(data: Retrieval, topic: NDArray[np.int16]) -> NDArray[np.int16]
     votes = np.zeros((len(data.queries), int(topic.max()) + 1), np.int64)
     np.add.at(votes, (relevant[:, 0], topic[relevant[:, 1]]), 1)
     return np.where(votes.any(1), votes.argmax(1), -1).astype(np.int16)
+
+
+def arrivals(sessions: Sessions, topics: NDArray[np.int16], seed: int) -> NDArray[np.int16]:
+    """The session in which each query arrives, (Q,): that of a random document of its topic (E-L9).
+
+    Interests then drift as the documents do. A query without a topic arrives in session 0.
+
+    Args:
+        sessions: the documents' sessions.
+        topics: of the queries, (Q,), -1 for none.
+        seed: seed of the draws.
+    """
+    draws = np.random.PCG64(seed + 3).random_raw(len(topics))
+    arrived = np.zeros(len(topics), np.int16)
+    for topic in np.unique(topics[topics >= 0]).tolist():
+        times = sessions.session[(sessions.topic == topic) & (sessions.session >= 0)]
+        own = np.flatnonzero(topics == topic)
+        arrived[own] = times[(draws[own] % len(times)).astype(np.int64)]
+    return arrived
 
 
 def _mains(sizes: list[int], stream: Stream) -> list[int]:

@@ -2,32 +2,38 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.nn.utils import clip_grad_norm_
 
+from workloads.abstention.calibration import Ranking
 from workloads.checks import check_plan, check_split
-from workloads.contract import Evaluation, Metrics, Objective, Runtime, Servable, Split, State
+from workloads.contract import Evaluation, Metrics, Objective, Runtime, Servable, Split, State, StepValues
 from workloads.distributed import reduce_sum, without_sync, wrap
 from workloads.encoders.optimisation import adamw, load_optimizer_state, optimizer_state, take_step, warmup_linear
 from workloads.encoders.packing import pack
 from workloads.encoders.pooling import normalised
-from workloads.encoders.text import TextEncoder, load_encoder
+from workloads.encoders.text import TextEncoder, encode, load_encoder
 from workloads.encoders.tokens import Tokenizer
+from workloads.initial_weights import check_tokenizer, copy_weights, text_of
 from workloads.lifelong import baselines
+from workloads.lifelong.abstention import abstention_table, searched
 from workloads.lifelong.batches import batches
 from workloads.lifelong.dataset import DEPTH, prepare, tokens
 from workloads.lifelong.evaluation import SessionCost, SessionEvaluator
 from workloads.lifelong.index import Index
 from workloads.lifelong.index_encoder import IndexEncoder
 from workloads.lifelong.loss_calls import Block, losses
+from workloads.lifelong.model import TwoEncoders
 from workloads.lifelong.params import Params as LifelongParams
 from workloads.lifelong.replay import (
     QueryVectors,
@@ -42,7 +48,11 @@ from workloads.lifelong.selection import gather_docs, top_positions
 from workloads.lifelong.serving import folder_of, lineage_of, servable
 from workloads.schedule import stage_ends, stage_of, steps_per_pass
 from workloads.seeding import derive, seeded
+from workloads.step_log import StepLog
 from workloads.transfer import all_to_device
+
+SAVED_BYTES = 2**30
+"""Most bytes of vectors that an index in memory, and so each checkpoint, may have."""
 
 
 class Lifelong:
@@ -60,13 +70,14 @@ class Lifelong:
 
         Raises:
             ValueError: the batch size is not divisible by the number of workers, there are fewer epochs than sessions,
-                a session has no documents, or no training query has a positive in session 0.
+                a session has no documents, no training query has a positive in session 0, or the vectors of an index
+                in memory are too large for checkpoints.
             workloads.data.DataError: the dataset or encoder is unknown, missing or damaged.
         """
         check_plan(params, runtime)
         self.params = params
         self.runtime = runtime
-        self.data = prepare(params, runtime.data, runtime.holdout)
+        self.data = prepare(params, runtime.data, runtime.holdout, runtime.abstention_part)
         count = len(self.data.sessions)
         shares = [params.first_share, *([(1 - params.first_share) / (count - 1)] * (count - 1))]
         self.ends = stage_ends(runtime.epochs, shares)
@@ -74,8 +85,11 @@ class Lifelong:
         self.tokenizer, encoder = self._load()
         self.tokens = tokens(self.data.data, self.tokenizer)
         self.encoder = encoder.to(runtime.device)
-        self.replica = wrap(self.encoder, runtime)
-        self.optimizer = adamw(self.encoder, params.lr, params.weight_decay)
+        self.model = TwoEncoders(self.encoder) if params.encoders == "apart" else self.encoder
+        self.query_encoder = self.model.queries if isinstance(self.model, TwoEncoders) else self.encoder
+        self.replica = wrap(self.model, runtime)
+        self._step_log = StepLog(runtime.log_every, runtime.device)
+        self.optimizer = adamw(self.model, params.lr, params.weight_decay)
         rows = len(self.data.train)
         self.session = -1
         self.new = torch.full((rows, params.n_new), -1)
@@ -83,11 +97,24 @@ class Lifelong:
         self.memory = torch.full((rows, params.capacity or 0), -1)
         self.rankings: list[NDArray[np.int64]] = []
         self.costs: list[SessionCost] = []
-        lineage = lineage_of(params, runtime, self.data.sessions.fingerprint)
-        folder = Path(params.index) / folder_of(params, lineage) if params.index else None
-        self.index = Index(lineage, self.encoder.dim, params.compatible != "no", folder, runtime.rank == 0)
-        self.index_encoder = IndexEncoder(self.encoder, self.tokens, len(self.data.data.docs), self.index, runtime)
+        self._start: State | None = None
+        size = len(self.data.data.docs) * self.encoder.dim * 4
+        if params.index is None and size > SAVED_BYTES:
+            raise ValueError(
+                f"the vectors of {len(self.data.data.docs):,} documents, {size / 2**30:.1f} GiB, would be in every "
+                "checkpoint. Set index to the absolute path of a folder, where they are written once"
+            )
+        self._open_index(lineage_of(params, runtime, self.data.sessions.fingerprint))
         self._evaluators: dict[Split, SessionEvaluator] = {}
+
+    def _open_index(self, lineage: str) -> None:
+        """An empty index of a lineage."""
+        params = self.params
+        folder = Path(params.index) / folder_of(params, lineage) if params.index else None
+        self.index = Index(lineage, self.encoder.dim, params.compatible != "no", folder, self.runtime.rank == 0)
+        self.index_encoder = IndexEncoder(
+            self.encoder, self.query_encoder, self.tokens, len(self.data.data.docs), self.index, self.runtime
+        )
 
     def train_epoch(self, epoch: int) -> Metrics:
         """One pass over the training queries, or ``runtime.steps_per_epoch`` steps of one, for the epoch's session.
@@ -120,8 +147,10 @@ class Lifelong:
         if params.update == "none" and session:
             return
         if params.update == "retrain" and session:
-            self.encoder.load_state_dict(self._load()[1].state_dict())
-        self.optimizer = adamw(self.encoder, params.lr, params.weight_decay)
+            first = self._start or self._load()[1].state_dict()
+            for encoder in (self.encoder, self.query_encoder):
+                encoder.load_state_dict(first)
+        self.optimizer = adamw(self.model, params.lr, params.weight_decay)
         candidates = self.data.candidates[session]
         lookup = None
         # In session 0 all methods train in the same way.
@@ -155,15 +184,21 @@ class Lifelong:
         planned = (self.ends[session] - began) * steps
         total = torch.zeros(2, dtype=torch.float64, device=runtime.device)
         norm = torch.zeros((), dtype=torch.float64, device=runtime.device)
-        self.encoder.train()
+        self.model.train()
         with seeded(derive(runtime.seed, "dropout", epoch, runtime.rank), runtime.device):
             drawn = batches(self.data.positives, params.batch_size, runtime, epoch)
             for step, (rows, positives, weight) in enumerate(drawn, (epoch - 1 - began) * steps):
-                total += self._backward(session, rows, positives, weight)
-                norm += clip_grad_norm_(self.encoder.parameters(), params.clip)
+                share = self._backward(session, rows, positives, weight)
+                total += share
+                self._step_log.add(began * steps + step + 1, share[0], weight)
+                norm += clip_grad_norm_(self.model.parameters(), params.clip)
                 take_step(self.optimizer, params.lr * warmup_linear(step, planned, round(params.warmup * planned)))
         loss, queries = reduce_sum(total).tolist()
         return loss / queries, norm.item() / steps
+
+    def take_steps(self) -> list[StepValues]:
+        """The mean loss of a query in each ``runtime.log_every`` steps; none in a session without training."""
+        return self._step_log.take()
 
     def _backward(
         self, session: int, rows: NDArray[np.int64], positives: NDArray[np.int64], weight: float
@@ -192,8 +227,7 @@ class Lifelong:
             fresh[:, :old] = -1
         distinct, row = np.unique(fresh, return_inverse=True)
         real = distinct[distinct >= 0]
-        texts = np.concatenate([real, len(self.data.data.docs) + self.data.train[rows]])
-        vectors = normalised(self.replica(pack(self.tokens.take(texts), device)))
+        vectors = self._vectors(real, len(self.data.data.docs) + self.data.train[rows])
         # Padding is -1, which sorts first: row 0 of the table is then the zero vector.
         table = torch.cat([vectors.new_zeros(len(distinct) - len(real), self.encoder.dim), vectors[: len(real)]])
         rows_of, mask = all_to_device([torch.from_numpy(row.reshape(docs.shape)), torch.from_numpy(docs >= 0)], device)
@@ -204,6 +238,17 @@ class Lifelong:
             stored=self.index_encoder.stored(docs[:, :old]) if reads_stored else None,
         )
 
+    def _vectors(self, docs: NDArray[np.int64], queries: NDArray[np.int64]) -> torch.Tensor:
+        """Unit vectors with gradient of documents and then queries, (n + m, d)."""
+        device = self.runtime.device
+        if not isinstance(self.model, TwoEncoders):
+            texts = np.concatenate([docs, queries])
+            return normalised(self.replica(pack(self.tokens.take(texts), device)))
+        # Without documents one is embedded all the same: ranks need the same graph.
+        sides = (docs if len(docs) else queries[:1], queries)
+        vectors = normalised(self.replica(*(pack(self.tokens.take(side), device) for side in sides)))
+        return vectors if len(docs) else vectors[1:] + 0 * vectors[:1]
+
     def _end(self, session: int) -> None:
         """Embed and index the session's documents, update the memory, and rank all queries."""
         params = self.params
@@ -211,7 +256,7 @@ class Lifelong:
         refresh = params.compatible == "no"
         docs = data.sessions.until(session) if refresh else data.sessions.arriving(session)
         started = time.perf_counter()
-        vectors = self.index_encoder.embed(docs).cpu().numpy()
+        vectors = self.index_encoder.embed_in_parts(docs)
         seconds = time.perf_counter() - started
         self.index.append(session, docs, vectors)
         self.costs.append(SessionCost(len(docs), self.index_encoder.read, seconds))
@@ -245,14 +290,14 @@ class Lifelong:
             )
 
         def backward() -> None:
-            self.encoder.train()
+            self.model.train()
             with seeded(derive(runtime.seed, "virtual", epoch, runtime.rank), runtime.device):
                 whole = replace(runtime, steps_per_epoch=None)
                 drawn = list(batches(self.data.positives, params.batch_size, whole, 1))
                 for rows, positives, weight in drawn:
                     self._backward(session, rows, positives, weight / len(drawn))
 
-        before, after = baselines.virtual_step(self.encoder, pair_losses, backward, params.lr)
+        before, after = baselines.virtual_step(self.model, pair_losses, backward, params.lr)
         scores = baselines.mir(before, after, self.index_encoder.to_device(torch.from_numpy(memory >= 0)))
         return gather_docs(self.memory, top_positions(scores, params.n_memory).cpu())
 
@@ -271,14 +316,15 @@ class Lifelong:
         check_split(split, self.runtime)
         if split not in self._evaluators:
             queries = self.data.queries.test if split == "test" else self.data.queries.validation
-            self._evaluators[split] = SessionEvaluator(self.data, queries)
+            arrivals = self.data.query_sessions if self.params.split_queries == "arriving" else None
+            self._evaluators[split] = SessionEvaluator(self.data, queries, arrivals)
         return self._evaluators[split].evaluation(self.rankings, self.costs, self.runtime.rank == 0)
 
     def state_dict(self) -> State:
         """Weights, optimiser, tokenizer, the session's negatives, memory, index and rankings; not copied."""
         return {
-            "encoder": self.encoder.state_dict(),
-            "optimizer": optimizer_state(self.optimizer, self.encoder),
+            "encoder": self.model.state_dict(),
+            "optimizer": optimizer_state(self.optimizer, self.model),
             "tokenizer": self.tokenizer.definition,
             "split": self.data.sessions.fingerprint,
             "session": self.session,
@@ -304,20 +350,52 @@ class Lifelong:
                 f"other sessions of dataset {self.params.dataset!r}"
             )
         try:
-            self.encoder.load_state_dict(state["encoder"])
+            self.model.load_state_dict(state["encoder"])
         except RuntimeError as error:
             raise ValueError(f"the checkpoint does not fit encoder {self.params.encoder!r}: {error}") from None
         self.index.restore(state["index"])
-        load_optimizer_state(self.optimizer, self.encoder, state["optimizer"])
+        load_optimizer_state(self.optimizer, self.model, state["optimizer"])
         self.session = state["session"]
         self.index_encoder.read = state["read"]
         self.new, self.replayed, self.memory = (state[name].cpu().clone() for name in ("new", "replayed", "memory"))
         self.rankings = [ranked.cpu().numpy().copy() for ranked in state["rankings"]]
         self.costs = [SessionCost(*one) for one in state["work"]]
 
+    def load_weights(self, weights: Mapping[str, torch.Tensor], config: Mapping[str, Any]) -> None:
+        """Start session 0, and with ``update=retrain`` each session, from the encoders of another model.
+
+        With ``encoders=apart`` both begin with the one of its queries, if it has no other for documents. The index is
+        one of a lineage of its own. Raises ValueError if the model has another tokenizer or other layers.
+        """
+        check_tokenizer(self.tokenizer.definition, text_of(weights.get("tokenizer")), self.params.encoder)
+        apart = self.params.encoders == "apart" and any(name.startswith("documents.") for name in weights)
+        copy_weights(self.encoder.model, weights, "documents." if apart else "model.")
+        copy_weights(self.query_encoder.model, weights, "model.")
+        if self.params.update == "retrain":
+            self._start = {name: value.detach().cpu().clone() for name, value in self.encoder.state_dict().items()}
+        content = hashlib.sha256(self.index.lineage.encode())
+        for name, value in sorted(weights.items()):
+            if name.startswith(("model.", "documents.")):
+                content.update(value.numpy().tobytes())
+        self._open_index(content.hexdigest()[: len(self.index.lineage)])
+
     def servable(self) -> Servable:
         """The query encoder with its index and their lineage."""
-        return servable(self.encoder, self.tokenizer, self.index, self.params, self.data.data.doc_ids, self.session)
+        doc_ids = self.data.data.doc_ids
+        documents = self.encoder if self.params.encoders == "apart" else None
+        table = None
+        if self.runtime.abstention_part:
+            part, validation = (self._searched(queries) for queries in (self.data.abstention, self.data.held))
+            table = abstention_table(part, validation, self.params.temperature, self.runtime)
+        return servable(
+            self.query_encoder, self.tokenizer, self.index, self.params, doc_ids, self.session, documents, table
+        )
+
+    @torch.no_grad()
+    def _searched(self, queries: NDArray[np.int64]) -> Ranking:
+        """The first documents of the index for some queries, by this rank alone."""
+        vectors = normalised(encode(self.query_encoder, self.tokens.take(len(self.data.data.docs) + queries)))
+        return searched(self.data, queries, vectors, self.index)
 
     def _load(self) -> tuple[Tokenizer, TextEncoder]:
         params = self.params

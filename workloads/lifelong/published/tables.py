@@ -83,3 +83,19 @@ ABLATION = replace(
     },
     reference="L2R",
 )
+
+VARIANTS = replace(
+    MAIN,
+    id="l2r-variants",
+    title="L2R with other encoders, another diversity, and queries that arrive",
+    source="L2R notes: E^q and E^d, the reader's objection to ISD, drift of queries; ours, for no value is printed",
+    methods={
+        "L2R": _method(**_L2R),
+        "encoders apart": _method(**_L2R, encoders="apart"),
+        "ISD of whole vectors": _method(**_L2R, diversity="whole"),
+        "no update": _method(update="none"),
+    },
+    reference="L2R",
+    common={**_COMMON, "split_queries": "arriving"},
+    metrics=(*_METRICS, "arriving_mrr_at_10", "bm25_arriving_mrr_at_10"),
+)
