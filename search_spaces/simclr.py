@@ -53,6 +53,37 @@ def bcl(trial: optuna.Trial) -> dict[str, Any]:
     }
 
 
+def moco(trial: optuna.Trial) -> dict[str, Any]:
+    """MoCo (thesis 2.2.4.1; its code: m 0.99 and t 0.1 for CIFAR-10, 0.999 and 0.07 for ImageNet)."""
+    return {**_training(trial), "method": "moco", **_target(trial)}
+
+
+def moco_bcl(trial: optuna.Trial) -> dict[str, Any]:
+    """BCL on MoCo's queue, the thesis' next step (7.2)."""
+    return {**bcl(trial), "method": "moco", **_target(trial)}
+
+
+def byol(trial: optuna.Trial) -> dict[str, Any]:
+    """BYOL (thesis 2.2.4.2; its paper's ablation: m of 0.9, 0.99 and 0.999, best 0.99; else 0.996)."""
+    return {
+        **_optimizer(trial),
+        "method": "byol",
+        **_target(trial),
+        "predictor": trial.suggest_int("predictor", 128, 4096, log=True),
+    }
+
+
+def protonce(trial: optuna.Trial) -> dict[str, Any]:
+    """ProtoNCE (thesis 2.2.4.4; its paper: 25,000 to 100,000 prototypes of 1.28 million images, t 0.1)."""
+    return {
+        **_training(trial),
+        "method": "protonce",
+        **_target(trial),
+        "clusters": trial.suggest_int("clusters", 8, 128, log=True),
+        "granularities": trial.suggest_int("granularities", 1, 3),
+    }
+
+
 def directclr(trial: optuna.Trial) -> dict[str, Any]:
     """No head, the loss on the first features (thesis 2.2.4.2; its paper: 360 of 2048) that every encoder has."""
     return {**_training(trial), "loss": "infonce", "subvector": trial.suggest_int("subvector", 16, 128, log=True)}
@@ -64,12 +95,21 @@ def published(trial: optuna.Trial) -> dict[str, Any]:
 
 
 def _training(trial: optuna.Trial) -> dict[str, Any]:
-    """Adam around the thesis' 0.001 and a temperature of 0.5 (6.6.2.3; SimCLR's best on CIFAR: 0.5, ImageNet: 0.1)."""
+    """With a temperature around the thesis' 0.5 (6.6.2.3; SimCLR's best on CIFAR: 0.5, ImageNet: 0.1)."""
+    return {**_optimizer(trial), "temperature": trial.suggest_float("temperature", 0.1, 1.0, log=True)}
+
+
+def _optimizer(trial: optuna.Trial) -> dict[str, Any]:
+    """Adam around the thesis' 0.001 (6.6.2.3)."""
     return {
         "lr": trial.suggest_float("lr", 3e-4, 3e-3, log=True),
         "weight_decay": trial.suggest_float("weight_decay", 1e-7, 1e-4, log=True),
-        "temperature": trial.suggest_float("temperature", 0.1, 1.0, log=True),
     }
+
+
+def _target(trial: optuna.Trial) -> dict[str, Any]:
+    """MoCo's ablation: 0.9 to 0.9999."""
+    return {"target_momentum": trial.suggest_float("target_momentum", 0.9, 0.999)}
 
 
 def _tau(trial: optuna.Trial) -> float:

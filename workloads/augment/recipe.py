@@ -140,14 +140,18 @@ class Recipe:
         sigma = uniform(*self.sigma) * happens(self.blur)
         return Draws(box.float(), flip, order, factors.float(), gray, sigma.float())
 
-    def place(self, draws: Sequence[Draws], device: torch.device) -> list[PlacedDraws]:
-        """Copy several draws to the device, all of them in one copy."""
+    def place(
+        self, draws: Sequence[Draws], device: torch.device, further: Sequence[torch.Tensor] = ()
+    ) -> tuple[list[PlacedDraws], list[torch.Tensor]]:
+        """Copy several draws to the device, and ``further`` tensors, all of them in one copy."""
         rows = self._rows(device)
         blocks = [[each[first : first + rows].block() for first in range(0, len(each), rows)] for each in draws]
-        there = iter(all_to_device([tensor for own in blocks for block in own for tensor in block], device))
-        return [
+        tensors = [tensor for own in blocks for block in own for tensor in block]
+        there = iter(all_to_device([*tensors, *further], device))
+        placed = [
             PlacedDraws(len(each), [[next(there) for _ in block] for block in own]) for each, own in zip(draws, blocks)
         ]
+        return placed, list(there)
 
     def _rows(self, device: torch.device) -> int:
         """Samples in a block."""
@@ -177,7 +181,7 @@ class Recipe:
             raise ValueError(f"expected images of shape {(len(draws), 3, source, source)}, got {tuple(images.shape)}")
         views = torch.empty((len(draws), 3, self.size, self.size), device=images.device, memory_format=memory_format)
         if isinstance(draws, Draws):
-            (draws,) = self.place([draws], images.device)
+            (draws,), _ = self.place([draws], images.device)
         rows = self._rows(images.device)
         for pixels, block, view in zip(torch.split(images, rows), draws.blocks, torch.split(views, rows)):
             _normalise(self._steps(pixels, block), out=view.transpose(0, 1))

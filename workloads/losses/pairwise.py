@@ -81,7 +81,7 @@ def debiased_probability(
 def supervised_loss(positive: torch.Tensor, negatives: torch.Tensor) -> torch.Tensor:
     """The supervised oracle that DPL approaches, ``-ln P_PN``, P_PN the mean of ``σ(x_ui - x_uj)`` over true negatives.
 
-    Thesis (5.27), L_SUP, with a mean over drawn true negatives for the expectation.
+    Thesis (5.27), L_SUP, with a mean over drawn true negatives for the expectation (E-5.27).
 
     Args:
         positive: x_ui, (B,).

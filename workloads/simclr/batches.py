@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import tee
 
 import torch
 
@@ -16,33 +17,35 @@ from workloads.seeding import generator
 
 @dataclass(frozen=True)
 class Batch:
-    """Images (b, 3, S, S), uint8, of one rank and step, and the draws of their first and second views."""
+    """Images (b, 3, S, S), uint8, of one rank and step, and the draws of their views: first views, then second views.
+
+    ``places``: positions of the images in the training part, (b,) int64, on the device with the draws.
+    """
 
     images: torch.Tensor
-    first: Draws | PlacedDraws
-    second: Draws | PlacedDraws
+    draws: Draws | PlacedDraws
+    places: torch.Tensor
 
     def __len__(self) -> int:
         return len(self.images)
 
     def split(self, parts: int) -> list[Batch]:
         """Split into ``parts`` micro-batches of equal size, before the draws are on the device."""
-        assert isinstance(self.first, Draws)
-        assert isinstance(self.second, Draws)
-        size = len(self) // parts
-        spans = [slice(start, start + size) for start in range(0, len(self), size)]
-        return [Batch(self.images[span], self.first[span], self.second[span]) for span in spans]
+        assert isinstance(self.draws, Draws)
+        rows = torch.arange(2 * len(self)).view(2, parts, -1).unbind(1)
+        draws = [self.draws[part.flatten()] for part in rows]
+        return [Batch(*own) for own in zip(self.images.chunk(parts), draws, self.places.chunk(parts))]
 
     def views(self, recipe: Recipe, layout: torch.memory_format) -> torch.Tensor:
         """Both views of every image, (2b, 3, S, S) float: first views, then second views."""
-        return torch.cat([recipe.apply(self.images, draws, layout) for draws in (self.first, self.second)])
+        return recipe.apply(self.images.repeat(2, 1, 1, 1), self.draws, layout)
 
 
 def place(parts: Sequence[Batch], recipe: Recipe) -> list[Batch]:
-    """The micro-batches of a step with their draws on the device of the images, all of them in one copy."""
-    drawn = [draws for part in parts for draws in (part.first, part.second) if isinstance(draws, Draws)]
-    placed = iter(recipe.place(drawn, parts[0].images.device))
-    return [Batch(part.images, next(placed), next(placed)) for part in parts]
+    """The micro-batches of a step with draws and positions on the device of the images, all of them in one copy."""
+    drawn = [part.draws for part in parts if isinstance(part.draws, Draws)]
+    placed, places = recipe.place(drawn, parts[0].images.device, [part.places for part in parts])
+    return [Batch(part.images, draws, there) for part, draws, there in zip(parts, placed, places)]
 
 
 def steps_per_pass(images: int, batch_size: int) -> int:
@@ -58,10 +61,11 @@ def batches(part: Part, recipe: Recipe, batch_size: int, runtime: Runtime, epoch
     share = batch_size // runtime.world_size
     own = slice(runtime.rank * share, (runtime.rank + 1) * share)
     steps = runtime.steps_per_epoch or steps_per_pass(len(part), batch_size)
-    images = part.stream(rows[own] for rows in _orders(part, batch_size, runtime, epoch))
-    for step, taken in enumerate(images, (epoch - 1) * steps):
+    both = torch.arange(2 * batch_size).view(2, -1)[:, own].flatten()
+    places, streamed = tee(order[own] for order in _orders(part, batch_size, runtime, epoch))
+    for step, (images, taken) in enumerate(zip(part.stream(streamed), places), (epoch - 1) * steps):
         draws = recipe.draw(2 * batch_size, generator(runtime.seed, "views", step + 1))
-        yield Batch(taken, draws[:batch_size][own], draws[batch_size:][own])
+        yield Batch(images, draws[both], taken)
 
 
 def _orders(part: Part, batch_size: int, runtime: Runtime, epoch: int) -> Iterator[torch.Tensor]:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
+
+from workloads.simclr.losses import TIMM
 
 
 def check_parts(dataset: str, batch_size: int, train: int, validation: int, test: int, holdout: bool) -> None:
@@ -23,6 +27,37 @@ def check_parts(dataset: str, batch_size: int, train: int, validation: int, test
                 f"dataset {dataset!r} has {images} images in its {split} part, which cannot be evaluated: "
                 "two or more are needed. Give it more images of each class"
             )
+
+
+def check_encoder(encoder: str | None, weights: str | None) -> None:
+    """Check that the encoder's package and file of weights are there.
+
+    Raises:
+        ValueError: one is missing.
+    """
+    if encoder is not None and encoder.startswith(TIMM) and find_spec("timm") is None:
+        raise ValueError(
+            f"encoder={encoder} needs the package timm, which is not installed. Install it: "
+            "pip install 'ray-experiment-orchestrator[images]'"
+        )
+    if weights is not None and not Path(weights).is_file():
+        raise ValueError(f"encoder_weights={weights} is not a file on this machine. Set the path of a safetensors file")
+
+
+def check_clusters(dataset: str, clusters: int | None, granularities: int | None, train: int) -> None:
+    """Check that there are enough images for the prototypes of the finest clustering.
+
+    Raises:
+        ValueError: there are too few; the message has their numbers.
+    """
+    if clusters is None or granularities is None:
+        return
+    finest = clusters * 2 ** (granularities - 1)
+    if finest > train:
+        raise ValueError(
+            f"clusters={clusters} with granularities={granularities} makes {finest} prototypes of the {train} training "
+            f"images of dataset {dataset!r}. Set fewer"
+        )
 
 
 def loss_settings(dataset: str, of_loss: Mapping[str, Any], classes: int) -> dict[str, Any]:

@@ -1,7 +1,8 @@
-"""Metrics of features and embeddings: nearest neighbours, a linear probe, geometry, distributions."""
+"""Metrics of features and embeddings: nearest neighbours, a linear probe, geometry, rank, distributions."""
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,9 @@ from workloads.simclr.params import Params
 
 TOP = (1, 5)
 """The k of top-k accuracies."""
+
+COLLAPSED = 1.5
+"""Effective rank of features below which they are warned of: all images have nearly one direction."""
 
 SHOWN = 1000
 """Maximal number of images whose features are projected for a plot."""
@@ -54,6 +58,7 @@ def evaluation(
 
     ``knn_top1`` and ``knn_top5``: weighted nearest neighbours of normalised features. ``probe_top1`` and
     ``probe_top5``: a linear classifier on features. ``alignment``, ``uniformity`` and ``auc``: geometry of embeddings.
+    ``rankme``: effective rank of features; a warning is issued where they have collapsed.
     Tables: ``scores``, densities of the cosines of true and false negatives (thesis figure 6.8), and ``plane``, finite
     features on their first two principal components.
     """
@@ -71,11 +76,26 @@ def evaluation(
         "uniformity": probe.uniformity(views.first),
         "auc": probe.false_negative_auc(views.first, views.labels),
     }
+    rows = evenly_spaced(len(seen.labels), params.eval_sample).to(seen.labels.device)
+    geometry["rankme"] = probe.effective_rank(seen.features[rows])
     metrics |= {name: value.item() for name, value in geometry.items()}
+    if metrics["rankme"] < COLLAPSED:
+        warnings.warn(
+            f"the features have collapsed: their effective rank is {metrics['rankme']:.2f} of "
+            f"{seen.features.shape[1]}, so that all images look alike",
+            stacklevel=2,
+        )
     tables = {"scores": _scores(views)}
     if seen.features.isfinite().all():
         tables["plane"] = _plane(seen, classes)
     return Evaluation(metrics, {"id": np.arange(len(seen.labels)), **units}, tables)
+
+
+def transfer(bank: LabelledFeatures, seen: LabelledFeatures, classes: int) -> dict[str, float]:
+    """``transfer_top1`` and ``transfer_top5``, of a linear classifier fitted on ``bank`` and judged on ``seen``."""
+    weight, bias = probe.linear_probe(bank.features, bank.labels, classes=classes)
+    correct = _correct("transfer", functional.linear(seen.features, weight, bias), seen.labels)
+    return {name: float(column.mean(dtype=np.float64)) for name, column in correct.items()}
 
 
 def _correct(name: str, scores: torch.Tensor, labels: torch.Tensor) -> dict[str, np.ndarray[Any, Any]]:

@@ -1,7 +1,7 @@
 """Hyperparameters of SimCLR. Imports no PyTorch, so that the command line starts quickly.
 
 The source document is Liu Bin's dissertation ("thesis", chapter 6), whose image experiments train in the framework of
-Chen et al., ICML 2020 ("SimCLR"). A parameter of some losses only is None for the others.
+Chen et al., ICML 2020 ("SimCLR"). A parameter of some methods or losses only is None for the others.
 """
 
 from __future__ import annotations
@@ -11,22 +11,40 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from workloads.common_params import WorkloadParams
 from workloads.conditional_params import OneOf
 from workloads.contract import MID_RUN
-from workloads.data.datasets import check_kind, dataset
-from workloads.simclr.data_checks import check_parts, loss_settings
-from workloads.simclr.losses import CONDITIONAL, LOSSES, OPTIMIZERS, combination_error
+from workloads.data.datasets import check, check_kind, dataset
+from workloads.simclr.data_checks import check_clusters, check_encoder, check_parts, loss_settings
+from workloads.simclr.losses import CONDITIONAL, FEATURES, LOSSES, METHODS, OPTIMIZERS, TIMM, combination_error
 
+Method: TypeAlias = Annotated[str, OneOf(METHODS)]
 Loss: TypeAlias = Annotated[str, OneOf(LOSSES)]
 OptimizerName: TypeAlias = Annotated[str, OneOf(OPTIMIZERS)]
+
+
+def _known(name: str) -> str:
+    if name not in FEATURES and not name.startswith(TIMM):
+        expected = f"{', '.join(map(repr, FEATURES))} or '{TIMM}NAME'"
+        raise PydanticCustomError("literal_error", "Input should be {expected}", {"expected": expected})
+    return name
+
+
+def _absolute(path: str) -> str:
+    if not Path(path).is_absolute():
+        raise ValueError(f"a path of a file must be absolute. Use {Path(path).absolute()}")
+    return path
+
+
+Encoder: TypeAlias = Annotated[str, AfterValidator(_known)]
 
 
 class Params(WorkloadParams):
     """Parameters of SimCLR."""
 
-    tables: ClassVar[Mapping[str, Mapping[str, Any]]] = {"loss": LOSSES, "optimizer": OPTIMIZERS}
+    tables: ClassVar[Mapping[str, Mapping[str, Any]]] = {"method": METHODS, "loss": LOSSES, "optimizer": OPTIMIZERS}
     conditional = CONDITIONAL
 
     dataset: Annotated[str, AfterValidator(lambda name: check_kind(name, "images"))] = Field(
@@ -44,10 +62,15 @@ class Params(WorkloadParams):
     )
     split_seed: int = Field(default=0, ge=0, description="Seed of the validation split: a tenth of each class' images.")
 
-    encoder: Literal["tiny", "resnet18", "resnet34", "resnet50"] | None = Field(
+    encoder: Encoder | None = Field(
         default=None,
-        description="ResNet of that depth (thesis 6.6.2.3: resnet50) or three convolutions; unset: resnet18, and tiny "
-        "for the embedded images.",
+        description="resnet18, resnet34 or resnet50 (thesis 6.6.2.3), tiny, which is three convolutions, or timm/NAME, "
+        "a model of the package timm, such as timm/vit_tiny_patch16_224; unset: resnet18, and tiny for the embedded "
+        "images.",
+    )
+    encoder_weights: Annotated[str, AfterValidator(_absolute)] | None = Field(
+        default=None,
+        description="Absolute path of a safetensors file with the encoder's first weights; unset: random ones.",
     )
     stem: Literal["cifar", "imagenet"] | None = Field(
         default=None,
@@ -67,12 +90,48 @@ class Params(WorkloadParams):
         description="DirectCLR (thesis 2.2.4.2): no head, the loss sees the first so many features; unset: a head.",
     )
 
-    loss: Loss = Field(
-        default="infonce",
-        description="Of 2N - 2 negatives; one of the losses listed with their sources.",
+    method: Method = Field(
+        default="simclr",
+        description="What a view is compared with; one of the methods listed with their sources.",
     )
-    temperature: float = Field(
-        default=0.5, ge=1e-3, le=100, description="t, which divides every cosine (0.5: thesis 6.6.2.3).",
+    loss: Loss | None = Field(
+        default=None,
+        description="Of a positive and the method's negatives; one of the losses listed with their sources.",
+    )
+    temperature: float | None = Field(
+        default=None, ge=1e-3, le=100,
+        description="t, which divides every cosine (simclr 0.5: thesis 6.6.2.3; with a queue 0.1: MoCo's CIFAR demo).",
+        json_schema_extra=MID_RUN,
+    )  # fmt: skip
+    queue: int | None = Field(
+        default=None, ge=2, le=2**20, description="Keys of earlier batches that are the negatives (MoCo: 65,536)."
+    )
+    target_momentum: float | None = Field(
+        default=None, ge=0, le=1,
+        description="m of the target network, whose weights are m times their own plus 1 - m times the trained ones "
+        "(MoCo: 0.999; BYOL: 0.996, which rises to 1 by half a cosine).",
+        json_schema_extra=MID_RUN,
+    )  # fmt: skip
+    predictor: int | None = Field(
+        default=None, ge=2, le=8192,
+        description="Hidden units of byol's predictor, an MLP from embeddings to embeddings (BYOL: 4,096).",
+    )  # fmt: skip
+    clusters: int | None = Field(
+        default=None, ge=2, le=2**20, description="Prototypes of the first clustering (PCL: 25,000 for ImageNet)."
+    )
+    granularities: int | None = Field(
+        default=None, ge=1, le=8, description="Clusterings M, each of twice as many prototypes as the last (PCL: 3)."
+    )
+    concentration: Literal["estimated", "constant"] | None = Field(
+        default=None,
+        description="What divides a prototype's cosines: φ estimated from its cluster (PCL, eq. 12), or t for all.",
+    )
+    prototype_warmup: float | None = Field(
+        default=None, ge=0, le=1, description="Share of the epochs trained without prototypes (PCL: 20 of 200 epochs)."
+    )
+    instance_weight: float | None = Field(
+        default=None, ge=0, le=100,
+        description="Weight of the term of instances next to that of prototypes (PCL: 1; thesis: 0).",
         json_schema_extra=MID_RUN,
     )  # fmt: skip
     tau: float | Literal["classes"] | None = Field(
@@ -157,9 +216,19 @@ class Params(WorkloadParams):
         default="test",
         description="When a linear classifier is fitted (thesis 6.6.2.3): at each evaluation, on test only, never.",
     )
+    probe_dataset: Annotated[str, AfterValidator(lambda name: check_kind(name, "images"))] | None = Field(
+        default=None,
+        description="Other images, on whose features a linear classifier is fitted and judged whenever eval_probe fits "
+        "one: transfer_top1 and transfer_top5. They are scaled to the size of the images that train.",
+    )
+    eval_bank: int | None = Field(
+        default=None, ge=2, le=2**22,
+        description="Labelled training images, evenly spaced, that kNN and the linear classifier learn from, at most; "
+        "unset: 200,000, whose features are in memory.",
+    )  # fmt: skip
     eval_sample: int = Field(
         default=2048, ge=2, le=2**15,
-        description="Images that alignment, uniformity and the distributions of scores are measured on, at most.",
+        description="Images that alignment, uniformity, rank and the distributions of scores are measured on, at most.",
     )  # fmt: skip
 
     @field_validator("batch_size")
@@ -185,10 +254,13 @@ class Params(WorkloadParams):
         Datasets with checksums are not decoded for this.
 
         Raises:
-            ValueError: there are too few; the message has their numbers.
+            ValueError: there are too few; the message has their numbers. The encoder's package or weights are missing.
             workloads.data.DataError: no image can be held out, or as for
                 :func:`~workloads.data.images.load.load_images`.
         """
+        check_encoder(self.encoder, self.encoder_weights)
+        if self.probe_dataset is not None:
+            check(self.probe_dataset, root)
         entry = dataset(self.dataset)
         if entry.files and entry.verified:  # it is large, and has several classes
             return
@@ -199,6 +271,7 @@ class Params(WorkloadParams):
         parts = split(images, self.split_seed, holdout)
         train, validation, test = (len(part) for part in (parts.train, parts.validation, parts.test))
         check_parts(self.dataset, self.batch_size, train, validation, test, holdout)
+        check_clusters(self.dataset, self.clusters, self.granularities, train)
         loss_settings(self.dataset, self.of_loss(), len(images.classes))
 
     def check_accumulate(self) -> None:
@@ -213,5 +286,7 @@ class Params(WorkloadParams):
         )
 
     def of_loss(self) -> dict[str, Any]:
-        """Parameters of the loss, by name."""
+        """Parameters of the loss, by name; empty for a method without one."""
+        if self.loss is None:
+            return {}
         return {"temperature": self.temperature} | {name: getattr(self, name) for name in LOSSES[self.loss].params}

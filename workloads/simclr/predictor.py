@@ -29,12 +29,13 @@ class Predictor:
         Args:
             weights: ``encoder.*``, the encoder's state, and optionally ``classifier.weight`` (C, d) and
                 ``classifier.bias`` (C,).
-            config: ``encoder`` and ``stem``; ``size`` in pixels, ``mean`` and ``std`` of the three channels of the
-                images; ``classes``, the names of the classifier's outputs.
+            config: ``encoder``, ``stem`` and ``side`` of the views; ``size`` in pixels, ``mean`` and ``std`` of the
+                three channels of the images; ``classes``, the names of the classifier's outputs.
         """
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         tensors = {name: torch.from_numpy(np.array(values)) for name, values in weights.items()}
-        self.encoder = image_encoder(config["encoder"], config["stem"] or "cifar", seed=0)
+        side = config.get("side", 32)
+        self.encoder = image_encoder(config["encoder"], config["stem"] or "cifar", seed=0, side=side)
         own = {name.removeprefix("encoder."): value for name, value in tensors.items() if name.startswith("encoder.")}
         self.encoder.layers.load_state_dict(own)
         self.encoder.to(self.device).to(memory_format=torch.channels_last).eval()

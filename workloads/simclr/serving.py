@@ -10,8 +10,14 @@ import torch
 
 from workloads.augment import MEAN, STD
 from workloads.contract import Servable
+from workloads.simclr.losses import TIMM
 from workloads.simclr.model import SimCLR
 from workloads.simclr.params import Params
+
+
+def trained_name(served: str) -> str:
+    """The name in the trained model's state of a weight of the servable."""
+    return f"encoder.layers.{served.removeprefix('encoder.')}" if served.startswith("encoder.") else served
 
 
 def servable(
@@ -30,15 +36,19 @@ def servable(
         example: images (n, 3, S, S), uint8, on the CPU.
     """
     weights = {f"encoder.{name}": value for name, value in model.encoder.layers.state_dict().items()}
+    training = {name: value for name, value in model.state_dict().items() if not name.startswith("encoder.layers.")}
     if classifier is not None:
         weights |= {"classifier.weight": classifier[0], "classifier.bias": classifier[1]}
+    needed = ("timm",) if str(params.encoder).startswith(TIMM) else ()
     return Servable(
         predictor=Path(__file__).with_name("predictor.py"),
         weights=weights,
+        training=training,
         config={
             "dataset": params.dataset,
             "encoder": params.encoder,
             "stem": params.stem,
+            "side": model.side,
             "size": size,
             "mean": list(MEAN),
             "std": list(STD),
@@ -46,7 +56,7 @@ def servable(
         },
         example={"image": np.array([_png(image) for image in example], dtype=object)},
         params={"unit_length": False, "batch_size": 256},
-        requirements=("numpy", "pandas", "pillow", "torch", "torchvision"),
+        requirements=("numpy", "pandas", "pillow", "torch", "torchvision", *needed),
     )
 
 

@@ -1,7 +1,8 @@
-"""The SimCLR workload: an image encoder trained to recognise the other view of an image among those of all others."""
+"""The SimCLR workload: an image encoder that learns from two views of each image, by one of several methods."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any, ClassVar
@@ -9,27 +10,29 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from workloads import gradient_cache
 from workloads.augment import Draws, Recipe, normalise
 from workloads.checks import check_batch, check_split
-from workloads.contract import Evaluation, Metrics, Objective, Runtime, Servable, Split, State
+from workloads.contract import Direction, Evaluation, Metrics, Objective, Runtime, Servable, Split, State, StepValues
 from workloads.data.images.load import load_images
-from workloads.data.images.resident import Part, prepare
-from workloads.distributed import gather, reduce_sum, share_rows, wrap
+from workloads.data.images.resident import ImageData, Part, prepare
+from workloads.distributed import reduce_sum, share_rows, wrap
+from workloads.initial_weights import copy_weights
 from workloads.losses.contrastive import alpha_from_auc
 from workloads.metrics.probe import false_negative_auc, linear_probe
 from workloads.normalisation import synchronised
-from workloads.precision import fastest_convolutions
-from workloads.scores import two_view_scores
+from workloads.precision import encoder_precision, fastest_convolutions
 from workloads.seeding import generator
 from workloads.simclr.batches import Batch, batches, place, steps_per_pass
-from workloads.simclr.data_checks import check_parts, loss_settings
-from workloads.simclr.evaluation import LabelledFeatures, Views, evaluation, evenly_spaced
-from workloads.simclr.losses import LOSSES, default_stem
+from workloads.simclr.data_checks import check_clusters, check_parts, loss_settings
+from workloads.simclr.evaluation import LabelledFeatures, evaluation, evenly_spaced, transfer
+from workloads.simclr.evaluation import Views as EvaluatedViews
+from workloads.simclr.losses import METHODS, default_stem
+from workloads.simclr.methods import InBatch, Views
 from workloads.simclr.model import SimCLR as Model
 from workloads.simclr.optim import Optimizer, learning_rate
 from workloads.simclr.params import Params as SimCLRParams
-from workloads.simclr.serving import servable
+from workloads.simclr.serving import servable, trained_name
+from workloads.step_log import StepLog
 
 ENCODED = 512
 """Number of images of 32 pixels encoded at once in evaluation; fewer of larger ones, by area."""
@@ -38,22 +41,28 @@ LEAST_ENCODED = {"cpu": 32, "cuda": 256}
 """Smallest number of images encoded at once: a GPU needs hundreds to be busy."""
 
 
+BANK = 200_000
+"""Most training images whose features kNN and the linear classifier learn from, unless ``eval_bank`` is set."""
+
+
 def is_compiled(params: SimCLRParams, runtime: Runtime) -> bool:
     """Whether to compile the model: as set by the parameters, by default a ResNet on one GPU."""
     if params.compile is not None:
         return params.compile
-    return runtime.device.type == "cuda" and params.encoder != "tiny" and runtime.world_size == 1
+    return runtime.device.type == "cuda" and str(params.encoder).startswith("resnet") and runtime.world_size == 1
 
 
 class SimCLR:
     """Learns image features without labels.
 
-    Labels are used in evaluation, by the probe of the served model, and by ``alpha=auc``, which calibrates BCL on the
-    validation images. bf16 applies to encoder and head, also in evaluation; scores, loss and metrics are float32.
+    Labels are used in evaluation, by the probe of the served model, by ``alpha=auc``, which calibrates BCL on the
+    validation images, and by ``loss=supervised``. bf16 applies to encoder, head and predictor, also in evaluation;
+    scores, loss and metrics are float32.
     """
 
     Params: ClassVar[type[SimCLRParams]] = SimCLRParams
     objective: Objective = Objective("knn_top1", "max")
+    directions: ClassVar[Mapping[str, Direction]] = {"rankme": "max"}
 
     def __init__(self, params: SimCLRParams, runtime: Runtime) -> None:
         """Build on ``runtime.device``. Trials of one process share the images.
@@ -69,16 +78,23 @@ class SimCLR:
         self.data = prepare(images, params.split_seed, runtime.holdout, runtime.device)
         train, validation, test = map(len, (self.data.train, self.data.validation, self.data.test))
         check_parts(params.dataset, params.batch_size, train, validation, test, runtime.holdout)
+        check_clusters(params.dataset, params.clusters, params.granularities, train)
+        self.other: ImageData | None = None
+        if params.probe_dataset is not None:
+            others = load_images(params.probe_dataset, runtime.data, self.data.size, params.dataset_corrupt)
+            self.other = prepare(others, params.split_seed, runtime.holdout, runtime.device)
         self.settings = loss_settings(params.dataset, params.of_loss(), len(self.data.classes))
         view = params.view_size or self.data.size
         self.recipe = Recipe(view, self.data.size, scale=(params.crop, 1.0), strength=params.strength, blur=params.blur)
         params = self.params = params.model_copy(update={"stem": params.stem or default_stem(params.encoder, view)})
         layout = torch.channels_last if params.channels_last else torch.contiguous_format
-        model = synchronised(Model(params, runtime.seed), runtime)
+        model = synchronised(Model(params, runtime.seed, view), runtime)
         self.model = model.to(runtime.device).to(memory_format=layout)
+        self.method: InBatch = METHODS[params.method].load()(params, runtime, self.model, self.data.train)
         if is_compiled(params, runtime):
             torch.compiler.reset()  # compilations of earlier trials of this process count towards a limit
             self.model.compile()  # inside DDP: PyTorch cannot compile DDP with SyncBatchNorm (pytorch#107372)
+        self._steps = StepLog(runtime.log_every, runtime.device)
         self.replica = wrap(self.model, runtime)
         self.layout = layout
         self.optimizer = Optimizer(self.model, params)
@@ -88,50 +104,44 @@ class SimCLR:
         """Train one pass, or ``runtime.steps_per_epoch`` steps of it.
 
         Returns:
-            Mean ``loss`` per view; ``negatives`` (N), ``temperature``, ``learning_rate`` of the last step; for some
-            losses the values of ``tau``, ``alpha`` and ``beta``; number of ``skipped`` images if that is allowed.
+            Mean ``loss`` per view, or per query of a method with a queue; ``learning_rate`` of the last step;
+            ``negatives`` (N) and ``prototypes`` of a method that has them; ``temperature``, ``tau``, ``alpha`` and
+            ``beta`` of a loss that has them; number of ``skipped`` images if that is allowed.
         """
         params = self.params
         runtime = self.runtime
         data = self.data
         steps = runtime.steps_per_epoch or steps_per_pass(len(data.train), params.batch_size)
         used = self._calibrated()
+        self.method.begin(epoch, self._embeddings)
         lr = 0.0
         total = torch.zeros((), dtype=torch.float64, device=runtime.device)
         self.model.train()
         drawn = batches(data.train, self.recipe, params.batch_size, runtime, epoch)
         for step, batch in enumerate(drawn, (epoch - 1) * steps):
-            parts = [partial(self._embed, part) for part in place(batch.split(runtime.accumulate), self.recipe)]
-            total += gradient_cache.backward(parts, partial(self._loss, used=used), self.replica)
+            parts = self._augmented(place(batch.split(runtime.accumulate), self.recipe))
+            share = self.method.backward(parts, self.replica, used)
+            total += share
+            self._steps.add(step + 1, share, 1 / runtime.world_size)
             lr = learning_rate(params, step, runtime.epochs * steps)
             self.optimizer.step(lr)
+            self.method.end_step(min(1.0, (step + 1) / (runtime.epochs * steps)))
         loss = reduce_sum(total).item() / (steps * runtime.world_size)
         skipped = {"skipped": len(data.skipped)} if params.dataset_corrupt == "skip" else {}
         numbers = {name: value for name, value in used.items() if not isinstance(value, str)}
-        return {"loss": loss, "learning_rate": lr, "negatives": 2 * params.batch_size - 2, **numbers, **skipped}
+        return {"loss": loss, "learning_rate": lr, **self.method.counts, **numbers, **skipped}
 
-    def _embed(self, batch: Batch) -> torch.Tensor:
-        """Embeddings of both views, (b, 2, d)."""
-        views = batch.views(self.recipe, self.layout)
-        with self._precision():
-            embeddings: torch.Tensor = self.replica(views)
-        return embeddings.view(2, len(batch), -1).transpose(0, 1)
+    def take_steps(self) -> Sequence[StepValues]:
+        """The mean loss of each ``runtime.log_every`` steps."""
+        return self._steps.take()
 
-    def _loss(self, pairs: torch.Tensor, used: dict[str, Any]) -> torch.Tensor:
-        """Mean loss of this rank's views. The mean over ranks, which DDP takes of gradients, is that of all views.
-
-        Args:
-            pairs: this rank's embeddings, (b, 2, d); those of other ranks are gathered, with gradients.
-        """
-        rank = self.runtime.rank
-        ranks = self.runtime.world_size
-        own = len(pairs)
-        views = gather(pairs, [own] * ranks).transpose(0, 1).flatten(0, 1)
-        images = torch.arange(rank * own, (rank + 1) * own, device=views.device)
-        anchors = torch.cat([images, images + ranks * own])
-        positive, negatives = two_view_scores(views, anchors)
-        losses: torch.Tensor = LOSSES[self.params.loss].load()(positive, negatives, **used)
-        return losses.mean()
+    def _augmented(self, parts: list[Batch]) -> list[Views]:
+        """The views of a step's micro-batches: made once, or, of several, again each time to save memory."""
+        made = [partial(part.views, self.recipe, self.layout) for part in parts]
+        if len(parts) == 1:
+            views = made[0]()
+            return [Views(lambda: views, parts[0].places)]
+        return [Views(make, part.places) for make, part in zip(made, parts)]
 
     def _calibrated(self) -> dict[str, Any]:
         """Parameters of the loss in this epoch, with α from the model's current AUC (E-6.21). A collective."""
@@ -153,21 +163,37 @@ class SimCLR:
         part = self.data.test if split == "test" else self.data.validation
         with_probe = self.params.eval_probe == "always" or (self.params.eval_probe == "test" and split == "test")
         seen = LabelledFeatures(self.features(part, torch.arange(len(part))), part.labels)
-        evaluated = evaluation(self.labelled(), seen, self._views(part), self.data.classes, self.params, with_probe)
-        metrics = self.runtime.broadcast(dict(evaluated.metrics))
+        evaluated = evaluation(self.bank(), seen, self._views(part), self.data.classes, self.params, with_probe)
+        further = self._transfer(split) if with_probe else {}
+        metrics = self.runtime.broadcast({**evaluated.metrics, **further})
         if self.runtime.rank:
             return Evaluation(metrics)
         left_out = {"skipped": {"image": np.array(self.data.skipped)}} if self.data.skipped else {}
         return Evaluation(metrics, evaluated.units, {**evaluated.tables, **left_out})
 
-    def labelled(self, shared: bool = True) -> LabelledFeatures:
-        """Features of all labelled training images. A collective, unless ``shared`` is False."""
-        train = self.data.train
-        rows = train.labels.ge(0).nonzero().squeeze(1)
-        return LabelledFeatures(self.features(train, rows.cpu(), shared=shared), train.labels[rows])
+    def bank(self, part: Part | None = None, shared: bool = True) -> LabelledFeatures:
+        """Features of the training images that classifiers learn from. A collective, unless ``shared`` is False.
+
+        ``part``: by default the training part. They are evenly spaced where there are more than ``eval_bank``.
+        """
+        return self._labelled(self.data.train if part is None else part, shared, self.params.eval_bank or BANK)
+
+    def _labelled(self, part: Part, shared: bool = True, most: int | None = None) -> LabelledFeatures:
+        """Features of labelled images of a part, all or ``most`` of them. A collective if ``shared``."""
+        rows = part.labels.ge(0).nonzero().squeeze(1)
+        if most is not None and len(rows) > most:
+            rows = rows[evenly_spaced(len(rows), most).to(rows.device)]
+        return LabelledFeatures(self.features(part, rows.cpu(), shared=shared), part.labels[rows])
+
+    def _transfer(self, split: Split) -> dict[str, float]:
+        """Accuracies of a linear classifier on the images of ``probe_dataset``. A collective."""
+        if self.other is None:
+            return {}
+        part = self.other.test if split == "test" else self.other.validation
+        return transfer(self.bank(self.other.train), self._labelled(part), len(self.other.classes))
 
     @torch.no_grad()
-    def _views(self, part: Part) -> Views:
+    def _views(self, part: Part) -> EvaluatedViews:
         """Embeddings of two views of some labelled images, with fixed draws. A collective."""
         rows = part.labels.ge(0).nonzero().squeeze(1)
         rows = rows[evenly_spaced(len(rows), self.params.eval_sample).to(rows.device)]
@@ -176,10 +202,23 @@ class SimCLR:
             self.model.project(self.features(part, rows.cpu(), half))
             for half in (draws[: len(rows)], draws[len(rows) :])
         )
-        return Views(first, second, part.labels[rows])
+        return EvaluatedViews(first, second, part.labels[rows])
 
     @torch.no_grad()
-    def features(self, part: Part, rows: torch.Tensor, draws: Draws | None = None, shared: bool = True) -> torch.Tensor:
+    def _embeddings(self, model: Model) -> torch.Tensor:
+        """Embeddings (n, d) by a model of all training images, without augmentation. A collective."""
+        train = self.data.train
+        return model.project(self.features(train, torch.arange(len(train)), model=model))
+
+    @torch.no_grad()
+    def features(
+        self,
+        part: Part,
+        rows: torch.Tensor,
+        draws: Draws | None = None,
+        shared: bool = True,
+        model: Model | None = None,
+    ) -> torch.Tensor:
         """Encoder output (n, d) float32, with running statistics; of augmented views if ``draws`` are given.
 
         The blocks of images are the same for any number of ranks, and so is the result.
@@ -189,7 +228,9 @@ class SimCLR:
             rows: positions in the part, (n,), on the CPU.
             draws: draws of n views; None for images without augmentation.
             shared: whether ranks share the work, which makes this a collective.
+            model: whose encoder it is; None for the trained one.
         """
+        model = self.model if model is None else model
         runtime = self.runtime
         rank, ranks = (runtime.rank, runtime.world_size) if shared else (0, 1)
         least = LEAST_ENCODED.get(runtime.device.type, 32)
@@ -199,44 +240,62 @@ class SimCLR:
         blocks = [slice(start, min(start + at_once, len(rows))) for start in starts]
         own = [block for block in blocks if shares[rank] <= block.start < shares[rank + 1]]
         features = torch.empty(len(rows), self.model.features, device=runtime.device)
-        self.model.eval()
+        model.eval()
         for block, images in zip(own, part.stream(rows[block] for block in own)):
             inputs = normalise(images) if draws is None else self.recipe.apply(images, draws[block], self.layout)
-            with self._precision():
-                features[block] = self.model.encoder(inputs.contiguous(memory_format=self.layout))
+            with encoder_precision(runtime):
+                features[block] = model.encoder(inputs.contiguous(memory_format=self.layout))
         if ranks > 1:
             share_rows(features, [end - start for start, end in pairwise(shares)])
         return features
 
-    def _precision(self) -> torch.autocast:
-        return torch.autocast(self.runtime.device.type, torch.bfloat16, enabled=self.runtime.precision == "bf16")
-
     def state_dict(self) -> State:
-        """State of model and optimiser, on the device and not copied. The data stream follows from the epoch."""
-        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+        """State of model, optimiser and method, on the device, not copied. The data stream follows from the epoch."""
+        kept = self.method.state_dict()
+        own = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+        return {**own, "method": kept} if kept else own
 
     def load_state_dict(self, state: State) -> None:
         """Copy a state. Learning rate, weight decay and the loss' settings are those of the parameters.
 
         Raises:
-            ValueError: the state is of another encoder, head or workload.
+            ValueError: the state is of another encoder, head, method or workload.
         """
-        own = {name: tuple(value.shape) for name, value in self.model.state_dict().items()}
-        shapes = {name: tuple(getattr(value, "shape", ())) for name, value in state.get("model", {}).items()}
+        own = _shapes(self.state_dict())
+        shapes = _shapes(state)
         if wrong := [name for name in {**own, **shapes} if own.get(name) != shapes.get(name)]:
+            params = self.params
             raise ValueError(
                 f"the checkpoint does not fit: {wrong[0]} is {shapes.get(wrong[0], 'missing')} there and "
-                f"{own.get(wrong[0], 'missing')} with encoder={self.params.encoder}, projection="
-                f"{self.params.projection}, subvector={self.params.subvector}"
+                f"{own.get(wrong[0], 'missing')} with method={params.method}, encoder={params.encoder}, projection="
+                f"{params.projection}, subvector={params.subvector}"
             )
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
+        self.method.load_state_dict(state.get("method", {}))
+
+    def load_weights(self, weights: Mapping[str, torch.Tensor], config: Mapping[str, Any]) -> None:
+        """Start from encoder, head and predictor of another model; a target network begins as a copy of them.
+
+        Raises:
+            ValueError: they differ in layers.
+        """
+        own = {trained_name(name): value for name, value in weights.items() if not name.startswith("classifier.")}
+        copy_weights(self.model, own)
+        self.method = METHODS[self.params.method].load()(self.params, self.runtime, self.model, self.data.train)
 
     def servable(self) -> Servable:
         """The encoder, with a linear classifier fitted on features of the labelled training images."""
         classifier = None
         if self.params.eval_probe != "never":
-            bank = self.labelled(shared=False)
+            bank = self.bank(shared=False)
             classifier = linear_probe(bank.features, bank.labels, classes=len(self.data.classes))
         example = self.data.train.take(torch.arange(2)).cpu()
         return servable(self.model, self.params, self.data.classes, self.data.size, classifier, example)
+
+
+def _shapes(state: State) -> dict[str, tuple[int, ...]]:
+    """Shapes of the tensors of model and method, by name; () of a number."""
+    method = dict(state.get("method", {}))
+    values = {**state.get("model", {}), **{f"target.{name}": value for name, value in method.pop("target", {}).items()}}
+    return {name: tuple(getattr(value, "shape", ())) for name, value in {**values, **method}.items()}

@@ -1,4 +1,4 @@
-"""Figures 6.8 to 6.10: the numerical experiment, and the distributions of a trained encoder."""
+"""Figures 6.8 to 6.10, of the numerical experiment and of a trained encoder, and table 6.8, whose values are times."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from workloads.published import Computation, Curve, Drawn, Figure, Line, Method, Panel, Point, Trained
-from workloads.simclr.published.tables import THESIS
+from workloads.simclr.published.tables import ENCODER, LARGE, THESIS
 
 VARIED: Mapping[str, tuple[str, Sequence[float]]] = {
     "alpha": ("α", (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)),
@@ -116,7 +116,16 @@ _LINES = tuple(
     for name, loss in (("SimCLR", "infonce"), ("BCL", "bcl"))
 )
 
+_TIMED = tuple(
+    Line(name, Method({**ENCODER, "loss": loss, "batch_size": 256}))
+    for name, loss in (("SimCLR", "infonce"), ("BCL", "bcl"))
+)
+
 FIGURES = (
+    Figure(
+        "thesis-6.8", "Seconds of an epoch", "thesis 6.6.5, table 6.8", THESIS, "seconds",
+        (Panel("dataset", "seconds an epoch", _TIMED),), on=LARGE,
+    ),
     Computation(
         "thesis-fig6.8", "Scores of true and false negatives, simulated", "thesis 6.6.1.2, figure 6.8", "simclr",
         simulated_scores,
