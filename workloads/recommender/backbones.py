@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -53,3 +54,46 @@ BACKBONES: dict[str, Backbone] = {
         {"dim": 32, "ials_alpha": 5.0, "ials_lambda": 20.0},
     ),
 }  # fmt: skip
+
+EASE_BYTES = 20
+"""Peak memory of EASE for each pair of items: the Gram matrix and its inverse in float64, and the weights."""
+
+
+def ease_memory_error(n_items: int, available: int) -> str | None:
+    """A message if EASE for so many items does not fit into so many bytes, or None."""
+    if EASE_BYTES * n_items**2 <= available:
+        return None
+    return (
+        f"backbone=ease needs {EASE_BYTES * n_items**2 / 2**30:.1f} GiB for dense matrices of {n_items:,}² "
+        f"items; with {available / 2**30:.1f} GiB available it takes {math.isqrt(available // EASE_BYTES):,} items. "
+        "Set backbone=item_knn or backbone=ials"
+    )
+
+
+ENTRY_BYTES: Mapping[str, int] = {"adam": 16, "sgd_batched": 8, "sgd": 4}
+"""Bytes of an entry of the embedding table by optimizer: the table, its gradient, and Adam's two moments, float32."""
+
+PROPAGATED_BYTES = 12
+"""In addition with lightgcn: a layer, the next one and their sum."""
+
+
+def table_memory_error(values: Mapping[str, Any], n_users: int, n_items: int, available: int) -> str | None:
+    """A message if the embeddings of so many users and items do not fit into so many bytes, or None.
+
+    Args:
+        values: parameters; the backbone is learnt.
+        available: of the device, which holds the whole table.
+    """
+    each = ENTRY_BYTES[values["optimizer"]] + PROPAGATED_BYTES * (values["backbone"] == "lightgcn")
+    nodes = n_users + n_items
+    if each * nodes * values["dim"] <= available:
+        return None
+    most = available // each
+    fix = f"Set dim={most // nodes}" if most >= nodes else "Use a device with more memory"
+    if values["optimizer"] == "adam" and values["backbone"] == "mf":
+        fix += f", or optimizer=sgd_batched, which takes {available // ENTRY_BYTES['sgd_batched'] // nodes}"
+    return (
+        f"embeddings of {n_users:,} users and {n_items:,} items with dim={values['dim']} need "
+        f"{each * nodes * values['dim'] / 2**30:.1f} GiB with optimizer={values['optimizer']}; with "
+        f"{available / 2**30:.1f} GiB available, (users + items) x dim may be {most:,}. {fix}"
+    )

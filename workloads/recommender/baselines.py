@@ -17,6 +17,7 @@ from workloads.contract import Metrics, Runtime, State
 from workloads.distributed import reduce_sum
 from workloads.memory import available_bytes
 from workloads.metrics.ranking import top_k
+from workloads.recommender.backbones import ease_memory_error
 from workloads.recommender.dataset import History, RecommenderData
 from workloads.recommender.model import Graph, normal
 from workloads.recommender.params import Params
@@ -28,9 +29,6 @@ _BLOCK = 256
 
 _GATHERED = {"cpu": 2**13, "cuda": 2**18}
 """Rows of embeddings gathered at once, at most, by the type of device: on a CPU as many as stay in its caches."""
-
-EASE_BYTES = 20
-"""Peak memory of EASE for each pair of items: the Gram matrix and its inverse in float64, and the weights."""
 
 
 class Baseline(Protocol):
@@ -146,7 +144,7 @@ class EASE(_Fitted):
 
     def _initial(self) -> dict[str, torch.Tensor]:
         device = self.runtime.device
-        if message := memory_error(self.data.n_items, available_bytes(device)):
+        if message := ease_memory_error(self.data.n_items, available_bytes(device)):
             raise ValueError(message)
         return {"weights": torch.zeros(self.data.n_items, self.data.n_items, device=device)}
 
@@ -169,17 +167,6 @@ class EASE(_Fitted):
 
     def served(self) -> dict[str, torch.Tensor]:
         return {"item_weights": self.tensors["weights"]}
-
-
-def memory_error(n_items: int, available: int) -> str | None:
-    """A message if EASE for so many items does not fit into so many bytes, or None."""
-    if EASE_BYTES * n_items**2 <= available:
-        return None
-    return (
-        f"backbone=ease needs {EASE_BYTES * n_items**2 / 2**30:.1f} GiB for dense matrices of {n_items:,}² "
-        f"items; with {available / 2**30:.1f} GiB available it takes {math.isqrt(available // EASE_BYTES):,} items. "
-        "Set backbone=item_knn or backbone=ials"
-    )
 
 
 class IALS(_Fitted):

@@ -79,7 +79,7 @@ class Calibrator:
             relevant = data.validation
             excluded = data.train
         else:
-            nothing = History(np.empty((0, 2), np.int32), data.n_users, runtime.device)
+            nothing = History.of(np.empty((0, 2), np.int32), data.n_users, runtime.device)
             relevant = data.train
             excluded = nothing
         users, items = self.embeddings()
@@ -107,7 +107,7 @@ class Calibrator:
 
 
 def is_e_step(epoch: int, e_steps: int | str | None, epochs: int) -> bool:
-    """Whether an E-step comes before ``epoch`` (from 1): ``e_steps`` at equal distances, at most one an epoch."""
+    """Whether an E-step comes before ``epoch`` (from 1): ``e_steps`` at equal distances, one an epoch at most, E-A1."""
     if not isinstance(e_steps, int):
         return True
     return (epoch - 1) * e_steps // epochs != (epoch - 2) * e_steps // epochs

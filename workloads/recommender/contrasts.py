@@ -59,6 +59,17 @@ CONTRASTS: dict[str, Contrast] = {
 }  # fmt: skip
 
 
+def size_error(values: Mapping[str, Any], n_users: int, n_items: int) -> str | None:
+    """A message about more clusters or a larger rank than there are users or items, or None."""
+    for name in ("clusters", "svd_rank"):
+        if values[name] is not None and values[name] > min(n_users, n_items):
+            return (
+                f"{name}={values[name]} is more than the {n_users} users or {n_items} items of dataset "
+                f"{values['dataset']!r}. Set fewer"
+            )
+    return None
+
+
 def contrast_error(values: Mapping[str, Any]) -> str | None:
     """A message about a term that the backbone cannot be trained with, or None."""
     if values["contrast"] is None or values["backbone"] == "lightgcn":

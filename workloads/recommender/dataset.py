@@ -24,24 +24,60 @@ VALIDATION_FRACTION = 0.1
 
 
 class History:
-    """Item lists of the users: ``items[indptr[u]:indptr[u + 1]]`` of user u, ascending.
+    """Item lists of U users: ``items[indptr[u]:indptr[u + 1]]`` of the user in row u, ascending.
 
-    ``indptr`` (U + 1,) stays on the host, so that slicing needs no synchronisation; ``users`` and ``items``
-    (n,) int64 are on the device.
+    ``indptr`` (U + 1,) stays on the host, so that slicing needs no synchronisation; ``users``, the rows, and ``items``
+    (n,) int64 are on the device. ``numbers`` (U,) are the users' numbers in the dataset, which has ``n_users``; None if
+    those are the rows.
     """
 
-    def __init__(self, pairs: NDArray[np.integer[Any]], n_users: int, device: torch.device) -> None:
-        self.indptr, items = user_csr(pairs, n_users)
-        self.counts = np.diff(self.indptr)
-        self.items = torch.from_numpy(items).to(device, torch.int64)
-        self.users = torch.from_numpy(np.repeat(np.arange(n_users), self.counts)).to(device)
+    def __init__(
+        self,
+        indptr: NDArray[np.int64],
+        users: torch.Tensor,
+        items: torch.Tensor,
+        numbers: NDArray[np.int64] | None = None,
+        n_users: int | None = None,
+    ) -> None:
+        self.indptr = indptr
+        self.counts = np.diff(indptr)
+        self.users = users
+        self.items = items
+        self.numbers = numbers
+        self.n_users = len(self.counts) if n_users is None else n_users
+
+    @classmethod
+    def of(cls, pairs: NDArray[np.integer[Any]], n_users: int, device: torch.device) -> History:
+        """From pairs (n, 2) of a user and an item, in any order."""
+        indptr, items = user_csr(pairs, n_users)
+        users = torch.from_numpy(np.repeat(np.arange(n_users), np.diff(indptr)))
+        return cls(indptr, users.to(device), torch.from_numpy(items).to(device, torch.int64))
+
+    def only(self, numbers: NDArray[np.int64]) -> History:
+        """The lists of the users with these numbers, (S,)."""
+        counts = self.counts[numbers]
+        indptr = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+        rows = np.repeat(np.arange(len(numbers)), counts)
+        places = torch.from_numpy(np.arange(indptr[-1]) + (self.indptr[numbers] - indptr[:-1])[rows])
+        device = self.items.device
+        return History(indptr, torch.from_numpy(rows).to(device), self.items[places.to(device)], numbers, self.n_users)
 
     def mask(self, first: int, last: int, n_items: int) -> torch.Tensor:
-        """The items of users ``first`` to ``last`` as a boolean block, (last - first, n_items)."""
+        """The items of rows ``first`` to ``last`` as a boolean block, (last - first, n_items)."""
         part = slice(int(self.indptr[first]), int(self.indptr[last]))
         mask = torch.zeros(last - first, n_items, dtype=torch.bool, device=self.items.device)
         mask[self.users[part] - first, self.items[part]] = True
         return mask
+
+
+def sampled_users(history: History, size: int, seed: int) -> NDArray[np.int64]:
+    """The numbers of ``size`` users drawn at random among those with an item, ascending; of all if there are no more.
+
+    NumPy's compatibility policy fixes the raw stream of PCG64, so that the draw is the same on every machine.
+    """
+    users = np.flatnonzero(history.counts)
+    order = np.argsort(np.random.PCG64(seed).random_raw(len(users)), kind="stable")
+    return np.sort(users[order[:size]])
 
 
 @dataclass(frozen=True)
@@ -134,10 +170,12 @@ class RecommenderData:
 
 @bounded_cache
 def prepare(data: Interactions, split_seed: int, holdout: bool, device: torch.device) -> RecommenderData:
-    """Split and convert a dataset; results are cached in the process.
+    """As :func:`divide`; results are cached in the process."""
+    return divide(data, split_seed, holdout, device)
 
-    Without ``holdout`` all interactions are in train, and validation is empty.
-    """
+
+def divide(data: Interactions, split_seed: int, holdout: bool, device: torch.device) -> RecommenderData:
+    """Split and convert a dataset. Without ``holdout`` all interactions are in train, and validation is empty."""
     if not holdout:
         held: NDArray[np.bool_] = np.zeros(len(data.train), np.bool_)
     elif data.held_out is None:
@@ -147,7 +185,7 @@ def prepare(data: Interactions, split_seed: int, holdout: bool, device: torch.de
     # A cut in time may hold out all that a user has: then there is no user to validate on.
     evaluated = held & np.isin(data.train[:, 0], data.train[~held, 0])
     train, validation, seen, test = (
-        History(pairs, data.n_users, device)
+        History.of(pairs, data.n_users, device)
         for pairs in (data.train[~held], data.train[evaluated], data.train, data.test)
     )
     indptr = torch.from_numpy(train.indptr).to(device)

@@ -11,11 +11,12 @@ import torch
 from workloads.contract import Direction, Evaluation
 from workloads.distributed import reduce_sum
 from workloads.metrics.exposure import coverage, gini, novelty, popularity
-from workloads.metrics.ranking import auc, measured, metric_names, ranked
+from workloads.metrics.ranking import auc, looked_up, metric_names, of_lists, ranked, sampled_auc
 from workloads.recommender.dataset import History
 from workloads.recommender.scorers import Scorer
 from workloads.sampling.negatives import Unobserved, random_bits, uniform
 from workloads.sampling.sampler import scores as scores_of
+from workloads.seeding import derive
 
 CUTOFFS = (5, 10, 20)
 """The k of every metric at k."""
@@ -31,6 +32,12 @@ _NOTHING = "no user has an item in this part of the data, so nothing can be meas
 
 COMPARED = 2**30
 """Number of comparisons up to which the AUC is exact: about a second of a CPU core."""
+
+SAMPLED_FROM = 2**16
+"""Number of items from which each user's AUC is estimated: it would cost more than the ranking."""
+
+AUC_ITEMS = 2**12
+"""Number of items drawn for that, the same for all users and models. The standard error of a mean is below 0.008."""
 
 DRAWN = 2**20
 """Number of sampled pairs from which a larger AUC is estimated; its standard error is below 0.0005."""
@@ -52,7 +59,8 @@ def rank_users(
 
     Returns:
         Metrics (K, U, metrics), float32, in the order of ``metric_names(CUTOFFS)``, and lists (K, U, k), int64, of
-        items from 1 with 0 where candidates run out.
+        items from 1 with 0 where candidates run out. Above :data:`SAMPLED_FROM` items the metric ``auc`` compares with
+        :data:`AUC_ITEMS` drawn items in the place of all.
     """
     n_users, n_items = models[0].shape
     device = relevant.items.device
@@ -63,17 +71,33 @@ def rank_users(
     rows = min(n_users, at_once)
     # Packing does not change a model's score products; models share a block only where all users of one do not fill it.
     per_block = at_once // rows
-    for first in range(0, n_users, rows)[rank::world_size]:
-        last = min(first + rows, n_users)
-        wanted, masked = (history.mask(first, last, n_items) for history in (relevant, excluded))
+    drawn = _drawn_items(n_items, device) if n_items > SAMPLED_FROM else None
+    parts = [slice(first, min(first + rows, n_users)) for first in range(0, n_users, rows)[rank::world_size]]
+    count = len(models) * sum(part.stop - part.start for part in parts)
+    # Allocated at once: small tensors that outlive the scores of a block would fragment the memory between them.
+    hits = torch.empty(count, max(CUTOFFS), dtype=torch.bool, device=device)
+    listed = torch.empty(count, max(CUTOFFS), device=device)
+    n = torch.empty(count, dtype=torch.int64, device=device)
+    aucs = torch.empty(count, device=device)
+    blocks: list[tuple[tuple[slice, slice], slice]] = []
+    filled = 0
+    for part in parts:
+        wanted, masked = (history.mask(part.start, part.stop, n_items) for history in (relevant, excluded))
         for k in range(0, len(models), per_block):
-            scores = [model.scores(first, last) for model in models[k : k + per_block]]
-            count = len(scores)
-            candidates, items = ranked(_stack(scores), _stack([masked] * count), max(CUTOFFS))
-            metrics = measured(candidates, items, _stack([wanted & ~masked] * count), CUTOFFS)
-            columns = torch.stack([metrics[name] for name in names], dim=1)
-            values[k : k + per_block, first:last] = columns.view(count, last - first, -1)
-            lists[k : k + per_block, first:last] = 1 + items.view(count, last - first, -1)
+            scores = [model.scores(part.start, part.stop) for model in models[k : k + per_block]]
+            candidates, items = ranked(_stack(scores), _stack([masked] * len(scores)), max(CUTOFFS))
+            wanted_here = _stack([wanted & ~masked] * len(scores))
+            here = slice(filled, filled := filled + len(items))
+            hits[here], listed[here], n[here] = looked_up(candidates, items, wanted_here)
+            aucs[here] = auc(candidates, wanted_here) if drawn is None else sampled_auc(candidates, wanted_here, drawn)
+            block = (slice(k, k + len(scores)), part)
+            lists[block] = 1 + items.view(len(scores), part.stop - part.start, -1)
+            blocks.append((block, here))
+    if blocks:  # the metrics of lists for all blocks at once: they are many small operations
+        metrics = of_lists(hits, listed, n, CUTOFFS) | {"auc": aucs}
+        columns = torch.stack([metrics[name] for name in names], dim=1)
+        for block, here in blocks:
+            values[block] = columns[here].view(values[block].shape)
     return values, lists
 
 
@@ -99,11 +123,12 @@ def evaluation(
     of_all: dict[str, float] = {}
     for k in CUTOFFS:
         shown = lists[torch.from_numpy(ids).to(lists.device), :k] - 1
-        units[f"novelty_at_{k}"] = novelty(shown, counts, len(lists)).cpu().numpy()
+        units[f"novelty_at_{k}"] = novelty(shown, counts, relevant.n_users).cpu().numpy()
         units[f"popularity_at_{k}"] = popularity(shown, counts).cpu().numpy()
         of_all |= {f"coverage_at_{k}": coverage(shown, len(counts)), f"gini_at_{k}": gini(shown, len(counts))}
     metrics = {name: _mean(column) for name, column in units.items()} | of_all
-    return Evaluation(metrics, {"id": ids, **units} if rank == 0 else {})
+    numbers = ids if relevant.numbers is None else relevant.numbers[ids]
+    return Evaluation(metrics, {"id": numbers, **units} if rank == 0 else {})
 
 
 def mean_auc(
@@ -168,6 +193,13 @@ def _aucs(
         scores = (users[first:last] @ items.T).masked_fill_(masked, -torch.inf)
         values[first:last] = auc(scores, wanted & ~masked)
     return values
+
+
+def _drawn_items(n_items: int, device: torch.device) -> torch.Tensor:
+    """The items that each user's relevant ones are compared with, (m,), ascending; the same for all models."""
+    draws = random_bits(derive(0, "auc"), torch.arange(AUC_ITEMS, device=device))
+    items: torch.Tensor = ((draws * n_items) >> 32).unique()  # type: ignore[no-untyped-call]
+    return items
 
 
 def _rows(device: torch.device, n_items: int) -> int:

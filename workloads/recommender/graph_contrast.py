@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
+from workloads.clustering import kmeans
 from workloads.losses.contrastive import view_infonce_loss
 from workloads.recommender.batches import Batch
-from workloads.recommender.clusters import kmeans
-from workloads.recommender.contrasts import CONTRASTS
+from workloads.recommender.contrasts import CONTRASTS, size_error
 from workloads.recommender.dataset import RecommenderData
 from workloads.recommender.model import LightGCN
 from workloads.recommender.params import Params
@@ -27,11 +27,8 @@ class GraphContrast:
         assert params.contrast is not None
         assert params.contrast_weight is not None
         assert params.contrast_temperature is not None
-        if params.clusters is not None and params.clusters > min(data.n_users, data.n_items):
-            raise ValueError(
-                f"clusters={params.clusters} is more than the {data.n_users} users or {data.n_items} items of "
-                f"dataset {params.dataset!r}. Set fewer"
-            )
+        if message := size_error(params.model_dump(), data.n_users, data.n_items):
+            raise ValueError(message)
         self._params = params
         self._n_users = data.n_users
         self._seed = seed

@@ -22,9 +22,10 @@ from workloads.recommender.losses import LOSSES
 from workloads.recommender.model import MatrixFactorisation
 from workloads.recommender.params import Params
 from workloads.recommender.quality import wrong_share
-from workloads.recommender.scorers import Factors
+from workloads.recommender.scorers import Scorer
 from workloads.recommender.sgd import BatchedSGD, SequentialSGD
 from workloads.schedule import steps_per_pass
+from workloads.step_log import StepLog
 
 VARYING_PARAMS = {"lr", "lr_decay", "lr_decay_every", "weight_decay"}
 """Parameters that may differ between members, as may their seeds."""
@@ -52,10 +53,11 @@ class Member(Protocol):
     optimizer: Adam | BatchedSGD | SequentialSGD
     draws: Draws
     settings: Mapping[str, Any]
+    step_log: StepLog
 
     def learning_rate(self, epoch: int) -> float: ...
 
-    def embeddings(self) -> Factors: ...
+    def scorer(self, known: History) -> Scorer: ...
 
     def ranking_targets(self, split: Split) -> tuple[History, History]: ...
 
@@ -68,7 +70,7 @@ def shape(params: Params, runtime: Runtime, data: RecommenderData) -> Hashable |
     """
     if not _packable(params) or runtime.world_size > 1 or runtime.accumulate > 1 or runtime.steps_per_epoch:
         return None
-    return (*params.model_dump(exclude=VARYING_PARAMS).items(), id(data))
+    return (*params.model_dump(exclude=VARYING_PARAMS).items(), id(data), runtime.log_every)
 
 
 def _packable(params: Params) -> bool:
@@ -138,12 +140,15 @@ class RecommenderPack:
         liked = torch.zeros(len(members), dtype=torch.int64, device=data.pairs.device)
         passes = [(member.runtime.seed, epoch) for member, epoch in zip(members, epochs)]
         update = _optimizer(members, stack, epochs)
-        for nodes in packed_nodes(data, members[0].draws, params.batch_size, passes):
+        step_log = StepLog(members[0].runtime.log_every, data.pairs.device, len(members))
+        for step, nodes in enumerate(packed_nodes(data, members[0].draws, params.batch_size, passes), 1):
             size = nodes.shape[2]
             scores, _ = table((nodes + offsets).flatten(1))
             losses = _each(loss_of, scores[0], scores[1], size)
             torch.autograd.backward(losses, torch.full_like(losses, 1 / size))
-            total += losses.detach().view(len(members), size).sum(1)
+            sums = losses.detach().view(len(members), size).sum(1)
+            total += sums
+            step_log.add(step, sums, 1 / size)
             if data.planted is not None:
                 liked += data.planted.contains(nodes[0], nodes[2] - data.n_users).sum(1)
             gradient = table.embedding.grad
@@ -151,6 +156,8 @@ class RecommenderPack:
             table.embedding.grad = None
             update(gradient.view_as(stack[0]))
         n = data.pairs.shape[1]
+        for number, (member, epoch) in enumerate(zip(members, epochs)):
+            member.step_log.extend(step_log.take(number, after=(epoch - 1) * steps_per_pass(n, params.batch_size)))
         fpr = {} if data.wrong is None else {"fpr": wrong_share(data.wrong).item()}
         metrics: list[Metrics] = []
         for loss, false in zip(total.tolist(), liked.tolist()):
@@ -162,7 +169,7 @@ class RecommenderPack:
         """Rank for several members at once, with shared masks."""
         chosen = [self.members[index] for index in members]
         relevant, excluded = chosen[0].ranking_targets(split)
-        found = rank_users([member.embeddings() for member in chosen], relevant, excluded)
+        found = rank_users([member.scorer(excluded) for member in chosen], relevant, excluded)
         return [evaluation(*own, relevant, chosen[0].data.popularity) for own in zip(*found)]
 
 

@@ -15,9 +15,8 @@ from pydantic import AfterValidator, Field, model_validator
 from workloads.common_params import WorkloadParams
 from workloads.conditional_params import OneOf, out_of_bounds_error
 from workloads.contract import MID_RUN, Preset
-from workloads.data.datasets import check_kind, friends, occupations
-from workloads.data.interactions.load import load_interactions
-from workloads.data.interactions.priors import read_prior
+from workloads.data.datasets import check_kind
+from workloads.recommender import data_checks
 from workloads.recommender.backbones import BACKBONES, LEARNT
 from workloads.recommender.contrasts import CONTRASTS
 from workloads.recommender.losses import CONDITIONAL, LOSSES, SAMPLERS, combination_error, not_compiled
@@ -143,6 +142,12 @@ class Params(WorkloadParams):
         ge=0,
         description="Seed of the validation split: 10% of each user's training interactions. Splits by time have none.",
     )
+    eval_users: int | None = Field(
+        None,
+        ge=1,
+        description="Users that are ranked on validation, drawn with split_seed, to make a selection cheaper; test "
+        "ranks all. None: all.",
+    )
 
     knn_items: int | None = Field(
         None, ge=1, le=2**16, description="k of item_knn, most similar items of each item (Dacrema et al.: 5 to 1,000)."
@@ -245,7 +250,7 @@ class Params(WorkloadParams):
     logq: bool | None = Field(
         None,
         description="Correct in_batch's softmax: subtract from an item's score the logarithm of its share of the "
-        "interactions, by which it is sampled (Yi et al., RecSys 2019).",
+        "interactions, by which it is sampled (E-5.Q; Yi et al., RecSys 2019).",
     )
     bns_lambda: float | Literal["warm"] | None = Field(
         None, description="λ of (4.30) (thesis 4.5.2.3: .1 to 15, best 5); warm: max(10 - 0.1 epoch, 2), BNS-1."
@@ -322,7 +327,7 @@ class Params(WorkloadParams):
                 f"layers={self.layers} has no effect with backbone={self.backbone}. "
                 "Drop layers, or set backbone=lightgcn"
             )
-        if self.split in ("leave_last_out", "global_time") and self.split_seed:
+        if self.split in ("leave_last_out", "global_time") and self.split_seed and self.eval_users is None:
             raise ValueError(
                 f"split_seed={self.split_seed} has no effect with split={self.split}, whose validation part is the "
                 "latest of train. Drop split_seed, or set another split"
@@ -377,15 +382,14 @@ class Params(WorkloadParams):
         return self.optimizer != "sgd"
 
     def check_data(self, root: Path, holdout: bool = True) -> None:
-        """Check that the dataset has the data that the sampler's prior needs.
+        """See :func:`~workloads.recommender.data_checks.check_data`."""
+        data_checks.check_data(self.model_dump(), root)
 
-        Raises:
-            workloads.data.DataError: the dataset has no occupations or friends of its users, their file is damaged, or
-                that of an own prior is.
-        """
-        if self.bns_prior == "occupation":
-            occupations(self.dataset, root)
-        if self.bns_prior == "social":
-            friends(self.dataset, root)
-        if self.prior_file is not None:
-            read_prior(Path(self.prior_file), load_interactions(self.dataset, root, self.split))
+    def check_memory(self, root: Path, available: int) -> None:
+        """See :func:`~workloads.recommender.data_checks.check_memory`."""
+        data_checks.check_memory(self.model_dump(), root, available)
+
+    @staticmethod
+    def input_files(values: Mapping[str, Any]) -> dict[str, Path]:
+        """The file of an own prior."""
+        return {"prior_file": Path(values["prior_file"])} if values.get("prior_file") else {}

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from workloads.recommender.dataset import History
 
@@ -34,6 +36,10 @@ class Factors(NamedTuple):
     def shape(self) -> tuple[int, int]:
         """Number of users and items."""
         return len(self.users), len(self.items)
+
+    def only(self, numbers: NDArray[np.int64] | None) -> Factors:
+        """Of the users with these numbers (S,), the table with S rows; None: of all."""
+        return self if numbers is None else Factors(self.users[torch.from_numpy(numbers)], self.items)
 
     def scores(self, first: int, last: int) -> torch.Tensor:
         """Scores of users ``first`` to ``last``, (last - first, I)."""

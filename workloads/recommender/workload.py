@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -11,16 +12,19 @@ import numpy as np
 import torch
 
 from workloads.checks import check_batch, check_split
-from workloads.contract import Direction, Evaluation, Metrics, Objective, Runtime, Servable, Split, State
+from workloads.contract import Direction, Evaluation, Metrics, Objective, Runtime, Servable, Split, State, StepValues
 from workloads.data import load_interactions
+from workloads.data.datasets import fingerprint
 from workloads.distributed import reduce_sum, without_sync, wrap
+from workloads.initial_weights import check_shapes
+from workloads.memory import available_bytes
 from workloads.recommender import packed
 from workloads.recommender.adam import Adam
-from workloads.recommender.backbones import BACKBONES
+from workloads.recommender.backbones import BACKBONES, table_memory_error
 from workloads.recommender.baselines import Baseline
 from workloads.recommender.batches import Batch, Draws, batches, choice
 from workloads.recommender.calibration import Calibration, Calibrator
-from workloads.recommender.dataset import History, prepare
+from workloads.recommender.dataset import History, sampled_users
 from workloads.recommender.epoch_metrics import EpochMetrics
 from workloads.recommender.evaluation import DIRECTIONS, evaluation, rank_users
 from workloads.recommender.graph_contrast import GraphContrast
@@ -31,8 +35,10 @@ from workloads.recommender.params import Params as RecommenderParams
 from workloads.recommender.samplers import sampler
 from workloads.recommender.scorers import Factors, Scorer
 from workloads.recommender.sgd import INITIAL, BatchedSGD, SequentialSGD
+from workloads.recommender.shared import prepare_on_node
 from workloads.schedule import steps_per_pass
 from workloads.seeding import derive
+from workloads.step_log import StepLog
 
 
 class Recommender:
@@ -50,19 +56,25 @@ class Recommender:
         """Build on ``runtime.device``; the data is loaded once per process.
 
         Raises:
-            ValueError: the batch does not divide over the workers, there is nothing to train on, or a baseline does not
-                fit into memory or has to be trained in parts.
+            ValueError: the batch does not divide over the workers, there is nothing to train on, the table or a
+                baseline does not fit into memory, or a baseline has to be trained in parts.
             workloads.data.DataError: the dataset is unknown, missing or damaged.
         """
         _check_batch(params, runtime)
         self.params = params
         self.runtime = runtime
         interactions = load_interactions(params.dataset, runtime.data, params.split, params.dataset_noise)
-        self.data = prepare(interactions, params.split_seed, runtime.holdout, runtime.device)
+        read = f"{fingerprint(params.dataset, runtime.data)} {params.split} {params.dataset_noise}"
+        self.data = prepare_on_node(interactions, params.split_seed, runtime.holdout, runtime.device, read)
         if self.data.pairs.shape[1] == 0:
             raise ValueError(f"dataset {params.dataset!r} has no interaction that a negative item exists for")
+        self.step_log = StepLog(runtime.log_every, runtime.device)
         self.baseline: Baseline | None = None
         if BACKBONES[params.backbone].learnt:
+            values = params.model_dump()
+            available = available_bytes(runtime.device)
+            if message := table_memory_error(values, self.data.n_users, self.data.n_items, available):
+                raise ValueError(message)
             self._build_learnt(params, runtime)
         else:
             self.baseline = BACKBONES[params.backbone].load()(params, runtime, self.data)
@@ -160,8 +172,13 @@ class Recommender:
                     # DDP averages over ranks: this factor gives the mean (or sum) over the global batch.
                     torch.autograd.backward(cost * (runtime.world_size / over))
                 measured.add(losses, loss)
+                self.step_log.add(step + 1, loss, 1 / batch.size, last=part is parts[-1])
             self.optimizer.update(lr)
         return {**measured.metrics(), **calibrated.metrics}
+
+    def take_steps(self) -> list[StepValues]:
+        """The mean loss of each ``runtime.log_every`` steps."""
+        return self.step_log.take()
 
     def _losses(
         self, part: Batch, epoch: int, step: int, calibrated: Calibration, measured: EpochMetrics
@@ -196,6 +213,7 @@ class Recommender:
     def evaluate(self, split: Split) -> Evaluation:
         """Rank all candidates of each user that has items in the split; users are divided over the ranks.
 
+        On validation ``eval_users`` users are ranked, if it is set.
         Candidates exclude the user's train items and, on test, its validation items.
 
         Raises:
@@ -208,7 +226,7 @@ class Recommender:
 
     def scorer(self, known: History) -> Scorer:
         """The model's scores of users whose items are ``known``, which item_knn and ease score from."""
-        return self.embeddings() if self.baseline is None else self.baseline.scorer(known)
+        return self.embeddings().only(known.numbers) if self.baseline is None else self.baseline.scorer(known)
 
     def embeddings(self) -> Factors:
         """Final embeddings of users (U, d) and items (I, d)."""
@@ -220,12 +238,21 @@ class Recommender:
             return {}
         return {"fold_in": {"alpha": self.params.ials_alpha, "ridge": self.params.ials_lambda}}
 
+    @cached_property
+    def _validated(self) -> tuple[History, History]:
+        """Items of the validation part and of training: of all users, or of a sample of ``eval_users``."""
+        relevant = self.data.validation
+        if self.params.eval_users is None:
+            return relevant, self.data.train
+        chosen = sampled_users(relevant, self.params.eval_users, self.params.split_seed)
+        return relevant.only(chosen), self.data.train.only(chosen)
+
     def ranking_targets(self, split: Split) -> tuple[History, History]:
         """The relevant items and the items excluded from the candidates."""
         if split == "test":
             return self.data.test, self.data.seen
         check_split(split, self.runtime)
-        return self.data.validation, self.data.train
+        return self._validated
 
     def state_dict(self) -> State:
         """The table, Adam's moments, held credences and the sampler's memory (srns), on the device and not copied.
@@ -267,6 +294,33 @@ class Recommender:
         if "sampler" in state:
             self.draws.sampler.load_state_dict(state["sampler"])
 
+    @torch.no_grad()
+    def load_weights(self, weights: Mapping[str, torch.Tensor], config: Mapping[str, Any]) -> None:
+        """Start from the table of another model of the same users and items, of either learnt backbone.
+
+        Raises:
+            ValueError: one of the backbones has no such table, or users, items or dim differ.
+        """
+        if self.baseline is not None:
+            raise ValueError(f"backbone={self.params.backbone} is computed from the data, from no initial weights")
+        if config["backbone"] == "mf" and "users" in weights:
+            table = torch.cat([weights["users"], weights["items"]])
+        elif "embedding" in weights:
+            table = weights["embedding"]
+        else:
+            raise ValueError(f"the weights do not fit: a model of backbone={config['backbone']} has no trainable table")
+        check_shapes({"embedding": self.model.embedding.shape}, {"embedding": table.shape})
+        for name in ("user_ids", "item_ids"):
+            own = getattr(self.data, name)
+            mine, theirs = None if own is None else _plain(own), weights.get(name)
+            equal = torch.equal(mine, theirs) if mine is not None and theirs is not None else mine is theirs
+            if not equal:
+                raise ValueError(
+                    f"the weights do not fit: their {name} are those of dataset {config['dataset']!r}, not of "
+                    f"{self.params.dataset!r}"
+                )
+        self.model.embedding.copy_(table)
+
     def _load_baseline(self, state: State) -> None:
         assert self.baseline is not None
         for name, tensor in self.baseline.state_dict().items():
@@ -293,6 +347,7 @@ class Recommender:
         return Servable(
             predictor=Path(__file__).with_name("predictor.py"),
             weights=weights,
+            training={"embedding": self.model.embedding} if self.params.backbone == "lightgcn" else {},
             config={"dataset": self.params.dataset, "backbone": self.params.backbone, **self._fold_in()},
             example={"user": _names(some, data.user_ids)},
             alternatives={"history": _histories(data.seen, some, data.item_ids)},
@@ -323,10 +378,10 @@ def _names(numbers: np.ndarray[Any, Any], ids: np.ndarray[Any, Any] | None) -> n
 
 def _check_batch(params: RecommenderParams, runtime: Runtime) -> None:
     if not BACKBONES[params.backbone].learnt:
-        if runtime.accumulate > 1 or runtime.steps_per_epoch:
+        if runtime.accumulate > 1 or runtime.steps_per_epoch or runtime.log_every:
             raise ValueError(
                 f"backbone={params.backbone} is fitted as a whole: it has neither micro-batches nor parts of an epoch. "
-                "Drop accumulate and steps_per_epoch"
+                "Drop accumulate, steps_per_epoch and log_every"
             )
         return
     check_batch(params.batch_size, runtime)

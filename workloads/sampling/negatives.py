@@ -6,6 +6,7 @@ number of workers draws the same negatives, and a resumed run draws those of an 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TypeAlias
 
 import torch
@@ -54,7 +55,14 @@ class Unobserved:
     positives (memory proportional to the interactions).
     """
 
-    def __init__(self, indptr: torch.Tensor, items: torch.Tensor, n_items: int, listed: bool | None = None) -> None:
+    def __init__(
+        self,
+        indptr: torch.Tensor,
+        items: torch.Tensor,
+        n_items: int,
+        listed: bool | None = None,
+        made: Mapping[str, torch.Tensor] | None = None,
+    ) -> None:
         """Build from each user's positives: ``items[indptr[u]:indptr[u + 1]]``, ascending and distinct.
 
         Args:
@@ -62,6 +70,7 @@ class Unobserved:
             items: (n,), int64.
             n_items: the size I of the catalogue.
             listed: which form to use; None decides by size.
+            made: :meth:`tensors` of the same positives, which then are not computed again.
         """
         n_users = len(indptr) - 1
         observed = indptr.diff()
@@ -72,20 +81,32 @@ class Unobserved:
         """Smallest and largest number of unobserved items of the users who have any."""
         self.n_items = n_items
         self.listed = n_users * n_items <= LISTED if listed is None else listed
-        users = torch.repeat_interleave(torch.arange(n_users, device=items.device), observed)
-        self.observed = PairSet(users, items, n_users, n_items)
-        if self.listed:
-            mask = torch.ones(n_users, n_items, dtype=torch.bool, device=items.device)
-            mask[users, items] = False
-            every = torch.arange(n_items, dtype=torch.int32, device=items.device).expand(n_users, n_items)
-            self._items = every.masked_select(mask)
-            self._start = self.counts.cumsum(0) - self.counts
+        if made is None:
+            users = torch.repeat_interleave(torch.arange(n_users, device=items.device), observed)
+            self.observed = PairSet(users, items, n_users, n_items)
+            self._items = self._listed_items(users, items) if self.listed else self._search_keys(indptr, users, items)
         else:
-            # An item minus its position among the positives is the number of unobserved items below it.
-            below = items - (torch.arange(len(items), device=items.device) - indptr[users])
-            self._span = n_items + 1
-            self._keys = users * self._span + below
-            self._start = indptr
+            self.observed = PairSet(items, items, n_users, n_items, made)
+            self._items = made["items"]
+        self._start = self.counts.cumsum(0) - self.counts if self.listed else indptr
+        self._span = n_items + 1
+
+    def _listed_items(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
+        """All unobserved items of all users, one user after the other, int32."""
+        shape = len(self.counts), self.n_items
+        mask = torch.ones(shape, dtype=torch.bool, device=items.device)
+        mask[users, items] = False
+        return torch.arange(self.n_items, dtype=torch.int32, device=items.device).expand(shape).masked_select(mask)
+
+    def _search_keys(self, indptr: torch.Tensor, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
+        """For each positive, its user and the number of unobserved items below it in one integer, ascending."""
+        # An item minus its position among the positives is the number of unobserved items below it.
+        below = items - (torch.arange(len(items), device=items.device) - indptr[users])
+        return users * (self.n_items + 1) + below
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """All that was computed and takes time, by name."""
+        return {**self.observed.tensors(), "items": self._items}
 
     def pick(self, users: torch.Tensor, ranks: torch.Tensor) -> torch.Tensor:
         """Unobserved items of ``users`` (B,) at ``ranks`` (B,) or (C, B), int64, from 0. Has the shape of ``ranks``.
@@ -98,7 +119,7 @@ class Unobserved:
             return self._items.index_select(0, at.flatten()).long().view(ranks.shape)
         # Searches of one user in sequence: on a CPU they share the cache.
         keys = (users * self._span + ranks).view(ranks.shape[:-1].numel(), len(users)).T.contiguous()
-        smaller = torch.searchsorted(self._keys, keys, right=True).T.reshape(ranks.shape) - start
+        smaller = torch.searchsorted(self._items, keys, right=True).T.reshape(ranks.shape) - start
         return (ranks + smaller).clamp_(max=self.n_items - 1)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 LISTED = 2**25
@@ -17,20 +19,39 @@ class PairSet:
     and only pairs with a set bit are searched.
     """
 
-    def __init__(self, users: torch.Tensor, items: torch.Tensor, n_users: int, n_items: int) -> None:
-        """Build from the pairs' users and items, (n,) int64 each, in any order."""
+    def __init__(
+        self,
+        users: torch.Tensor,
+        items: torch.Tensor,
+        n_users: int,
+        n_items: int,
+        made: Mapping[str, torch.Tensor] | None = None,
+    ) -> None:
+        """Build from the pairs' users and items, (n,) int64 each, in any order.
+
+        ``made``: :meth:`tensors` of the same set, which then are not computed again.
+        """
         self._n_items = n_items
+        self._shift = 64 - max(6, (32 * len(users)).bit_length())
         self._flags: torch.Tensor | None = None
         self._bits: torch.Tensor | None = None
+        if made is not None:
+            self._keys, self._flags = made["keys"], made.get("flags")
+            self._bits = made.get("bits") if users.device.type == "cpu" else None
+            return
         self._keys = (users * n_items + items).sort().values
         if n_users * n_items <= LISTED:
             self._flags = torch.zeros(n_users * n_items, dtype=torch.bool, device=users.device)
             self._flags[self._keys] = True
         elif users.device.type == "cpu":
-            self._shift = 64 - max(6, (32 * len(users)).bit_length())
             slots = self._slots(self._keys).unique()  # type: ignore[no-untyped-call]
             self._bits = torch.zeros(1 << (61 - self._shift), dtype=torch.uint8)
             self._bits.index_add_(0, slots >> 3, (1 << (slots & 7)).to(torch.uint8))
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """All that was computed, by name."""
+        parts = {"keys": self._keys, "flags": self._flags, "bits": self._bits}
+        return {name: tensor for name, tensor in parts.items() if tensor is not None}
 
     def contains(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
         """Whether each pair is in the set, boolean, with the broadcast shape of both."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from workloads.published import Published
+from workloads.recommender.published.datasets import SIZES
 from workloads.recommender.published.figures import FIGURES
 from workloads.recommender.published.tables import TABLES
 
-PUBLISHED: tuple[Published, ...] = (*TABLES.values(), *FIGURES.values())
+PUBLISHED: tuple[Published, ...] = (*TABLES.values(), *FIGURES.values(), *SIZES)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from workloads.published import Computation, Draw, Figure, Kind, Line, Method, Panel, Point
-from workloads.recommender.published import measures, methods
+from workloads.recommender.published import measures, methods, theory
 from workloads.recommender.published.methods import BY, THESIS
 
 
@@ -69,10 +69,6 @@ _ALL = (
         "4.2", "Scores of true and false negatives", "4.3.1.1", measures.score_densities,
         Panel("score", "density", (Line("RNS", methods.BPR, _EPOCHS),)), seeds=1,
     ),
-    Computation(
-        "thesis-fig4.3", "Scores of true and false negatives, in theory", "thesis (4.7), (4.8), figure 4.3",
-        "recommender", measures.theory,
-    ),
     _figure(
         "4.4", "Sampling quality", "4.5.2.2", "epochs",
         *(Panel("epoch", metric, _SAMPLERS) for metric in ("train/tnr", "train/inf")),
@@ -96,5 +92,19 @@ _ALL = (
     ),
 )  # fmt: skip
 
-FIGURES: Mapping[str, Figure | Computation] = {figure.id: figure for figure in _ALL}
+_FORMULAS = tuple(
+    Computation(f"thesis-fig{number}", title, f"thesis {source}, figure {number}", "recommender", compute)
+    for number, title, source, compute in (
+        ("2.3", "The density of an order statistic", "2.3.2", theory.order_statistic),
+        ("3.2", "Prior of the scores", "(3.19)", theory.prior),
+        ("3.3", "Posterior of the scores of true positives", "(3.22)", theory.posterior),
+        ("4.3", "Scores of true and false negatives, in theory", "(4.7), (4.8)", theory.class_densities),
+        ("6.1", "The biased loss and mutual information", "(6.7)", theory.density_ratio),
+        ("6.4", "Class densities by α", "(6.14), (6.15)", theory.mixtures),
+    )
+)
+
+_EVERY: tuple[Figure | Computation, ...] = (*_ALL, *_FORMULAS)
+
+FIGURES: Mapping[str, Figure | Computation] = {figure.id: figure for figure in _EVERY}
 """By id, such as ``thesis-fig4.5``."""

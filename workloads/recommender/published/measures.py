@@ -7,7 +7,7 @@ from math import nan
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING
 
-from workloads.published import Curve, Drawn, Trained
+from workloads.published import Curve, Trained
 
 if TYPE_CHECKING:
     from workloads.recommender.published.scores import Densities
@@ -18,6 +18,20 @@ def credence_auc(run: Trained) -> Mapping[str, float]:
     from workloads.recommender.published.trust import evaluate_credence
 
     return {"credence_auc": evaluate_credence(run.model, run.params, run.data).auc}
+
+
+PLANTED = ("truth_auc", "truth_ndcg_at_20")
+
+
+def by_planted_truth(run: Trained) -> Mapping[str, float]:
+    """AUC and NDCG@20 against the planted truth: all items that a user likes and has not been trained on.
+
+    The test part is a sample of them that the generator has drawn by popularity. Raises ValueError without a truth.
+    """
+    from workloads.recommender.published.scores import against_planted_truth
+
+    values = against_planted_truth(run.model, run.params, run.data)
+    return {name: values[name.removeprefix("truth_")] for name in PLANTED}
 
 
 def credence_roc(runs: Sequence[Trained]) -> Iterator[Curve]:
@@ -38,13 +52,6 @@ def score_densities(runs: Sequence[Trained]) -> Iterator[Curve]:
     first = runs[0]
     densities = model_densities(first.model, first.params, first.data)
     yield from _curves(f"after {first.epochs} epoch{'s' * (first.epochs > 1)}", densities)
-
-
-def theory(quick: bool) -> Drawn:
-    """Figure 4.3; ``quick`` makes no difference."""
-    from workloads.recommender.published.scores import theoretical_densities
-
-    return Drawn([curve for law, densities in theoretical_densities().items() for curve in _curves(law, densities)])
 
 
 def _curves(panel: str, densities: Densities) -> Iterator[Curve]:

@@ -7,10 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from workloads.published import Method, Regime
+from workloads.recommender.published import cost
 
 THESIS = Regime(
     "recommender", "thesis", dataset="ml-100k", space="recommender_published:around",
-    named_by=("dataset", "backbone", "loss", "sampler"), refit=True, unit="user",
+    named_by=("dataset", "backbone", "loss", "sampler"), refit=True, unit="user", cost=cost.epoch_and_evaluation,
 )  # fmt: skip
 
 BY = ("dataset", "backbone")

@@ -1,4 +1,4 @@
-"""Densities of the scores of true and false negatives: by formula (figure 4.3), and of a trained model (figure 4.2)."""
+"""What is computed from the scores of an exported model: densities of figure 4.2, metrics by the planted truth."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from safetensors.torch import load_file
 
 from workloads.data import load_interactions
 from workloads.recommender.credence import sampled_scores
-from workloads.recommender.dataset import prepare
+from workloads.recommender.dataset import History, RecommenderData, prepare
+from workloads.recommender.evaluation import evaluation, rank_users
 from workloads.recommender.params import Params
+from workloads.recommender.scorers import Factors
 from workloads.seeding import generator
 
 BINS = 80
@@ -28,19 +31,30 @@ class Densities(NamedTuple):
     false: torch.Tensor
 
 
-def theoretical_densities(points: int = 200) -> dict[str, Densities]:
-    """g = 2f(1 - F) and h = 2fF, thesis (4.7) and (4.8), by the distribution of the unlabelled scores."""
-    import numpy as np
-    from scipy import stats
+def against_planted_truth(model: Path, params: Mapping[str, Any], root: Path) -> Mapping[str, float]:
+    """The ranking metrics of an exported model with the planted truth as the relevant items.
 
-    laws = {"normal(0, 1)": stats.norm(), "Student t(3)": stats.t(3), "gamma(2, 1)": stats.gamma(2)}
-    densities = {}
-    for name, law in laws.items():
-        x = np.linspace(law.ppf(0.001), law.ppf(0.999), points)
-        f = law.pdf(x)
-        below = law.cdf(x)
-        densities[name] = Densities(*(torch.from_numpy(column) for column in (x, 2 * f * (1 - below), 2 * f * below)))
-    return densities
+    Args:
+        model: the folder of an exported model.
+        params: its hyperparameters.
+        root: the data root.
+
+    Raises:
+        ValueError: the truth of the dataset is not known.
+    """
+    data = _prepared(Params(**params), root)
+    if data.truth is None:
+        raise ValueError(f"dataset {params['dataset']!r} has no planted truth")
+    weights = load_file(model / "weights.safetensors")
+    liked = History.of(np.argwhere(data.truth), data.n_users, torch.device("cpu"))
+    values, lists = rank_users([Factors(weights["users"], weights["items"])], liked, data.seen)
+    return evaluation(values[0], lists[0], liked, data.popularity).metrics
+
+
+def _prepared(settings: Params, root: Path) -> RecommenderData:
+    """The data that a final model is trained on."""
+    data = load_interactions(settings.dataset, root, settings.split)
+    return prepare(data, settings.split_seed, holdout=False, device=torch.device("cpu"))
 
 
 def model_densities(model: Path, params: Mapping[str, Any], root: Path) -> Densities:
@@ -57,10 +71,7 @@ def model_densities(model: Path, params: Mapping[str, Any], root: Path) -> Densi
     weights = load_file(model / "weights.safetensors")
     users = weights["users"]
     items = weights["items"]
-    data = prepare(
-        load_interactions(settings.dataset, root, getattr(settings, "split", "official")),
-        settings.split_seed, holdout=False, device=torch.device("cpu"),
-    )  # fmt: skip
+    data = _prepared(settings, root)
     sample = sampled_scores(users, items, generator(0, "scores"))
     middle = sample.mean().item()
     reach = SPREADS * max(sample.std().item(), 1e-12)

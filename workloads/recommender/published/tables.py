@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from workloads.published import Doubt, Measure, Method, Table
+from workloads.published import Doubt, Further, Measure, Method, Table
 from workloads.recommender.published import measures, methods
 from workloads.recommender.published.methods import BY, THESIS
 
@@ -81,7 +81,7 @@ def _table(
     baseline: str | None = None,
 ) -> Table:
     """``proposed``: the source's own method, which it compares with each of the others. ``baseline``: the row of BPR;
-    the table then also has the supervised oracle, where the truth is known, and the share of their gap."""
+    the table then also has the oracle and metrics by the truth, where that is known, and the share of their gap."""
     if baseline is not None:
         rows = {**rows, **methods.SUPERVISED}
         extra = {**(extra or {}), **dict.fromkeys(methods.SUPERVISED)}
@@ -92,6 +92,7 @@ def _table(
         Path(__file__).with_name(f"table-{number}.csv"), common=common or {}, on=on or {}, extra=extra or {},
         doubts=doubts, measure=measure, reads_test=reads_test, named=named,
         gap=None if baseline is None else (baseline, "L_SUP"),
+        further={} if baseline is None else {"synthetic": Further(measures.PLANTED, measures.by_planted_truth)},
     )  # fmt: skip
 
 

@@ -1,0 +1,50 @@
+"""Checks of parameters against the data, before a start. Imports no PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from workloads.data.datasets import friends, occupations
+from workloads.data.interactions.load import load_interactions
+from workloads.data.interactions.priors import read_prior
+from workloads.recommender.backbones import BACKBONES, ease_memory_error, table_memory_error
+from workloads.recommender.contrasts import size_error
+
+
+def check_data(values: Mapping[str, Any], root: Path) -> None:
+    """Check that the dataset has what the sampler's prior needs, and as many nodes as the contrast's views.
+
+    Raises:
+        ValueError: there are more clusters, or a larger rank of the SVD, than users or items.
+        workloads.data.DataError: the dataset has no occupations or friends of its users, their file is damaged, or that
+            of an own prior is.
+    """
+    if values["contrast"] is not None:
+        data = load_interactions(values["dataset"], root, values["split"])
+        if message := size_error(values, data.n_users, data.n_items):
+            raise ValueError(message)
+    if values["bns_prior"] == "occupation":
+        occupations(values["dataset"], root)
+    if values["bns_prior"] == "social":
+        friends(values["dataset"], root)
+    if values["prior_file"] is not None:
+        read_prior(Path(values["prior_file"]), load_interactions(values["dataset"], root, values["split"]))
+
+
+def check_memory(values: Mapping[str, Any], root: Path, available: int) -> None:
+    """Check that EASE's matrices, or the embeddings of a learnt backbone, fit into ``available`` bytes.
+
+    Raises:
+        ValueError: they do not; the message has the size that would.
+    """
+    message = None
+    if values["backbone"] == "ease":
+        data = load_interactions(values["dataset"], root, values["split"])
+        message = ease_memory_error(data.n_items, available)
+    elif BACKBONES[values["backbone"]].learnt:
+        data = load_interactions(values["dataset"], root, values["split"])
+        message = table_memory_error(values, data.n_users, data.n_items, available)
+    if message:
+        raise ValueError(message)
