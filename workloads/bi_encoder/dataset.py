@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from workloads.data.pairs.types import Pairs, SentencePairs
+from workloads.data.pairs.types import HIGHEST, Pairs, SentencePairs
 from workloads.encoders.tokens import Tokenizer, Tokens
 from workloads.memory import bounded_cache
 
@@ -16,7 +16,8 @@ from workloads.memory import bounded_cache
 class Part:
     """n pairs over m distinct texts.
 
-    ``tokens``: the tokens of the texts. ``pairs`` (n, 2) int64: the two texts of each pair. ``grades`` (n,) float32,
+    ``tokens``: the tokens of the texts. ``pairs`` (n, 2) int64: the two texts of each pair; of a cross-encoder (n, 1),
+    the pair's own sequence. ``grades`` (n,) float32,
     from 0 to 5. Pairs and grades stay on the host; each step copies its batch to the device.
     """
 
@@ -42,11 +43,22 @@ def training_texts(pairs: SentencePairs, holdout: bool) -> Pairs:
     return pairs.train if holdout or pairs.validation is None else pairs.train + pairs.validation
 
 
+def sentences(part: Part) -> Part:
+    """The distinct sentences of a part as pairs of a sentence and itself, all of the highest score (SimCSE)."""
+    own = np.arange(len(part.tokens))
+    return Part(part.tokens, np.stack([own, own], 1), np.full(len(own), HIGHEST, np.float32))
+
+
 @bounded_cache
-def prepare(pairs: SentencePairs, holdout: bool, tokenizer: Tokenizer) -> BiEncoderData:
-    """Tokenise the dataset. The result is cached in the process."""
+def prepare(pairs: SentencePairs, holdout: bool, tokenizer: Tokenizer, joined: bool = False) -> BiEncoderData:
+    """Tokenise the dataset, each text or, ``joined``, each pair as one sequence. Cached in the process."""
     parts = (training_texts(pairs, holdout), pairs.validation, pairs.test)
-    return BiEncoderData(*(_part(part, tokenizer) for part in parts if part is not None))
+    return BiEncoderData(*((_joined if joined else _part)(part, tokenizer) for part in parts if part is not None))
+
+
+def _joined(pairs: Pairs, tokenizer: Tokenizer) -> Part:
+    tokens = tokenizer.pairs(tokenizer.bare(pairs.first), tokenizer.bare(pairs.second))
+    return Part(tokens, np.arange(len(tokens))[:, None], pairs.scores)
 
 
 def _part(pairs: Pairs, tokenizer: Tokenizer) -> Part:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,15 +23,26 @@ from workloads.transfer import all_to_device
 
 @dataclass(frozen=True, eq=False)
 class EmbeddedBatch:
-    """A global batch with this rank's vectors. ``vectors`` (b, 2, d): both sentences of its own pairs, with graph."""
+    """A global batch with this rank's vectors, with graph.
+
+    ``vectors`` (b, 2, d): both sentences of its own pairs; of a cross-encoder (b,), their similarities.
+    """
 
     vectors: torch.Tensor
     batch: Batch
     part: Part
+    mined: NDArray[np.bool_] | None = None
+    """Which of its own pairs' k hard negatives there are, (b, k): then ``vectors`` are (b, 2 + k, d)."""
+
+    def cut(self, dim: int) -> EmbeddedBatch:
+        """The same with vectors of length ``dim``."""
+        return replace(self, vectors=self.vectors[..., :dim])
 
     @property
     def cosines(self) -> torch.Tensor:
-        """Cosines of the rank's own pairs, (b,)."""
+        """Cosines of the rank's own pairs, or a cross-encoder's similarities, (b,)."""
+        if self.vectors.dim() == 1:
+            return self.vectors
         return cosine(self.vectors[:, 0], self.vectors[:, 1])
 
     @property
@@ -82,7 +93,8 @@ def in_batch_loss(
     """Contrastive loss with in-batch negatives.
 
     The anchors are the first sentences of the positive pairs, the candidates the second sentences of all pairs of the
-    batch. A sentence with the same text as the anchor or its partner is not a negative (E-6.N).
+    batch, and each anchor's own hard negatives. A sentence with the same text as the anchor or its partner is not a
+    negative (E-6.N).
 
     Args:
         formula: a loss of the scores (A,) and (A, N), with ``settings`` as keywords.
@@ -99,4 +111,9 @@ def in_batch_loss(
     rows_of, own, masked = embedded.to_device(anchors, anchors + embedded.batch.own.start, same)
     first = normalised(embedded.vectors[:, 0]).index_select(0, rows_of)
     positive, negatives = in_batch_scores(first, candidates, own, masked)
+    if embedded.mined is not None:
+        (there,) = embedded.to_device(embedded.mined[anchors])
+        mined = normalised(embedded.vectors[:, 2:]).index_select(0, rows_of)
+        scores = torch.einsum("ad,akd->ak", first, mined).masked_fill(~there, -torch.inf)
+        negatives = torch.cat([negatives, scores], 1)
     return formula(positive, negatives, **settings).sum() / count

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 from workloads.conditional_params import ConditionalParams
+from workloads.encoders.sources import TINY
 from workloads.loss_table import Loss
 
 
@@ -46,6 +48,66 @@ LOSSES: dict[str, BiEncoderLoss] = {
     ),
 }  # fmt: skip
 """The losses. A temperature of 0.05 is sentence-transformers' scale of 20; τ+ is about the share of positive pairs."""
+
+
+OF_CROSS = ("mse", "cosent")
+"""Losses that need similarities only, as a cross-encoder has."""
+
+
+def scoring_error(scoring: str, loss: str, positives: str, lowest_cosine: float | None) -> str | None:
+    """A sentence about what a cross-encoder cannot be trained with, or None."""
+    if scoring == "bi":
+        return None
+    if loss not in OF_CROSS or positives != "scored":
+        given = f"loss={loss}" if loss not in OF_CROSS else f"positives={positives}"
+        usable = " or ".join(f"loss={name}" for name in OF_CROSS)
+        return (
+            f"scoring=cross has no vectors of sentences, which {given} needs. Set {usable} with positives=scored, or "
+            "scoring=bi"
+        )
+    if lowest_cosine is not None and lowest_cosine != 0:
+        return f"lowest_cosine={lowest_cosine:g} is no target of scoring=cross, whose score is in [0, 1]. Set it to 0"
+    return None
+
+
+def dims_error(dims: tuple[int, ...] | None, scoring: str) -> str | None:
+    """A sentence about lengths of vectors that cannot be trained, or None."""
+    if dims is None:
+        return None
+    text = ",".join(map(str, dims))
+    if scoring == "cross":
+        return f"scoring=cross has no vectors, which dims={text} cuts. Remove dims, or set scoring=bi"
+    if not dims or dims[-1] < 1 or any(one <= other for one, other in pairwise(dims)):
+        return f"dims={text} are not lengths of vectors from the longest to the shortest, such as 384,192,96"
+    return None
+
+
+def hard_error(count: int, margin: float | None, loss: str, positives: str) -> str | None:
+    """A sentence about hard negatives that cannot be used, or None."""
+    if count and not LOSSES[loss].in_batch:
+        usable = " or ".join(f"loss={name}" for name, row in LOSSES.items() if row.in_batch)
+        return f"hard_negatives={count} are negatives in the batch, which loss={loss} has not. Set {usable}"
+    if count and positives == "dropout":
+        return f"hard_negatives={count} need scores of pairs, which positives=dropout has not. Set positives=scored"
+    if margin is not None and not count:
+        return f"hard_margin={margin:g} has no effect without hard negatives. Set hard_negatives too"
+    return None
+
+
+def positives_error(positives: str, loss: str, dropout: float | None, encoder: str) -> str | None:
+    """A sentence about plain sentences that cannot be trained on, or None."""
+    if positives == "scored":
+        return None
+    if not LOSSES[loss].in_batch:
+        usable = " or ".join(f"loss={name}" for name, row in LOSSES.items() if row.in_batch)
+        return f"positives=dropout has no scores, which loss={loss} needs. Set {usable}"
+    if dropout == 0 or (dropout is None and encoder == TINY):
+        return (
+            "positives=dropout encodes a sentence twice, and without dropout both vectors are equal: "
+            f"{'encoder=tiny has none of its own' if dropout is None else 'dropout=0'}. Set dropout=0.1"
+        )
+    return None
+
 
 SCRATCH_LR = 1e-3
 """Default learning rate of an encoder trained from scratch."""

@@ -7,17 +7,22 @@ the chosen loss does not use is None.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from workloads.bi_encoder.losses import CONDITIONAL, LOSSES
+from workloads.bi_encoder.losses import CONDITIONAL, LOSSES, dims_error, hard_error, positives_error, scoring_error
 from workloads.common_params import WeightDecay, WorkloadParams, dropout_note
 from workloads.conditional_params import OneOf, out_of_bounds_error
 from workloads.contract import MID_RUN, Preset
-from workloads.data.datasets import check_kind
+from workloads.data.cache import local_path
+from workloads.data.datasets import check, check_kind
+from workloads.data.interactions.tables import is_path
 from workloads.data.pairs.types import ALIASES, KIND
 from workloads.encoders import sources
+
+RETRIEVAL = "retrieval"
 
 Loss: TypeAlias = Annotated[str, OneOf(LOSSES)]
 
@@ -32,6 +37,13 @@ PRESETS: Mapping[str, Preset] = {
     ),
 }  # fmt: skip
 """The preset does not set the encoder: the note's bert-base has to be downloaded first."""
+
+
+def _numbers(value: Any) -> Any:
+    """``384,192,96`` as a tuple."""
+    if isinstance(value, str):
+        return tuple(part.strip() for part in value.split(","))
+    return (value,) if isinstance(value, int) else value
 
 
 class Params(WorkloadParams):
@@ -63,6 +75,11 @@ class Params(WorkloadParams):
         min_length=1,
         description="minilm, bert-base (note), tiny (from scratch), a folder, or a model name on the Hugging Face hub.",
     )
+    scoring: Literal["bi", "cross"] = Field(
+        "bi",
+        description="bi: the cosine of two vectors. cross: both sentences in one sequence, a score in [0, 1] and no "
+        "vectors; slower and more exact (note 2.2, E-S6).",
+    )
     pooling: Literal["mean", "cls", "max"] = Field(
         "mean", description="How token vectors become the sentence vector (note 2.3: mean is best)."
     )
@@ -80,6 +97,17 @@ class Params(WorkloadParams):
         description="On the cosine of a pair, or in the batch, with its other sentences as negatives; one of the "
         "losses listed with their sources.",
     )
+    positives: Literal["scored", "dropout"] = Field(
+        "scored",
+        description="scored: the pairs with their scores. dropout: their sentences without scores, each encoded twice "
+        "with other masks of dropout (SimCSE: Gao et al., EMNLP 2021; note 2.2); for losses in the batch.",
+    )
+    calibrate_on: Annotated[str, AfterValidator(lambda name: check_kind(name, RETRIEVAL))] | None = Field(
+        None,
+        min_length=1,
+        description="A collection whose documents the registered model searches, and by whose judged queries it "
+        "promises a risk (predict ... risk=0.1): a folder in BEIR's layout, or a name.",
+    )
     batch_size: int = Field(32, ge=1, le=2**20, description="Pairs in a global batch, over all workers (note: 32).")
     lr: float | None = Field(
         None,
@@ -88,6 +116,19 @@ class Params(WorkloadParams):
         description="Highest learning rate; unset: 5e-5 (note: 2e-5), and 1e-3 for an encoder from scratch.",
         json_schema_extra=MID_RUN,
     )
+    dims: Annotated[tuple[int, ...] | None, BeforeValidator(_numbers)] = Field(
+        None,
+        description="Matryoshka training (Kusupati et al., NeurIPS 2022): the loss is summed over vectors cut to these "
+        "lengths, such as 384,192,96, of which the first is the encoder's; validation and test report each.",
+    )
+    hard_negatives: int = Field(
+        0, ge=0, le=64, description="Further negatives of each anchor, for losses in the batch: the training "
+        "sentences most similar to it, by the model at the beginning of the epoch (NV-Retriever).",
+    )  # fmt: skip
+    hard_margin: float | None = Field(
+        None, ge=0, lt=2, description="How far below that of its positive pair a hard negative's cosine is at least; "
+        "unset: 0.",
+    )  # fmt: skip
     warmup: float = Field(
         0.1, ge=0, le=1, description="Share of all steps in which lr rises (note: 0.1); then it falls to 0."
     )
@@ -126,7 +167,30 @@ class Params(WorkloadParams):
         """Reject a value outside the bounds of its loss."""
         if message := out_of_bounds_error(self.model_dump(), LOSSES[self.loss].bounds, ("loss",)):
             raise ValueError(message)
+        if message := scoring_error(self.scoring, self.loss, self.positives, self.lowest_cosine):
+            raise ValueError(message)
+        if message := dims_error(self.dims, self.scoring):
+            raise ValueError(message)
+        if message := hard_error(self.hard_negatives, self.hard_margin, self.loss, self.positives):
+            raise ValueError(message)
+        if self.calibrate_on is not None and self.scoring == "cross":
+            raise ValueError(
+                f"calibrate_on={self.calibrate_on} needs vectors, which scoring=cross does not have. Set scoring=bi"
+            )
+        if message := positives_error(self.positives, self.loss, self.dropout, self.encoder):
+            raise ValueError(message)
         return self
+
+    def check_data(self, root: Path, holdout: bool = True) -> None:
+        """Raises ValueError if the collection of ``calibrate_on`` is missing or cannot be read."""
+        if self.calibrate_on is not None:
+            check(self.calibrate_on, root)
+
+    @staticmethod
+    def input_files(values: Mapping[str, Any]) -> dict[str, Path]:
+        """The folder of ``calibrate_on``; the files of a built-in collection have known digests."""
+        name = values.get("calibrate_on")
+        return {"calibrate_on": local_path(name)} if name and is_path(name) else {}
 
     def check_accumulate(self) -> str | None:
         """Say that dropout draws other masks in micro-batches."""

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from workloads.contract import Runtime
 from workloads.encoders.tokens import spans
+from workloads.sampling.hard import hardest
 from workloads.schedule import own_part, passes_of, steps_per_pass
 from workloads.seeding import derive
 from workloads.text_ranker.dataset import RankerData
@@ -62,21 +64,47 @@ class GroupSampler:
         hard = data.candidates.docs[self.queries, : params.pool].astype(np.int64)
         pairs = np.stack([np.repeat(self.queries, hard.shape[1]), hard.ravel()], 1)[hard.ravel() >= 0]
         unjudged = pairs[~data.is_judged(pairs[:, 0], pairs[:, 1])]
-        self._relevant = judgements[relevant, :2]
-        self._hard = np.concatenate([judgements[~relevant, :2], unjudged])
+        self.relevant = judgements[relevant, :2]
+        """Rows [query, document]."""
+        self.hard = np.concatenate([judgements[~relevant, :2], unjudged])
+        """The same of the documents that hard negatives come from."""
 
-    def groups(self, seed: int, number: int) -> Groups:
-        """The groups of pass ``number``, in the order of the queries. Depends on the seed and the number only.
+    def mined(self, relevant: torch.Tensor, hard: torch.Tensor) -> NDArray[np.int64]:
+        """The hard negatives with the highest scores below the margin, (n, negatives), padded with -1.
+
+        Args:
+            relevant: scores of the pairs ``self.relevant``, on the CPU.
+            hard: scores of the pairs ``self.hard``.
+        """
+        assert self.params.hard_margin is not None
+        lowest = torch.full((len(self.queries),), torch.inf)
+        lowest.scatter_reduce_(
+            0, torch.from_numpy(np.searchsorted(self.queries, self.relevant[:, 0])), relevant, "amin"
+        )
+        order = np.argsort(self.hard[:, 0], kind="stable")
+        row = np.searchsorted(self.queries, self.hard[order, 0])
+        counts = np.bincount(row, minlength=len(self.queries))
+        column = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
+        docs = np.full((len(self.queries), max(1, counts.max(initial=0))), -1, np.int64)
+        docs[row, column] = self.hard[order, 1]
+        scores = torch.full(docs.shape, -torch.inf)
+        scores[row, column] = hard[torch.from_numpy(order)]
+        count = round(self.params.hard * self.params.negatives)
+        chosen = hardest(scores, lowest, count, self.params.hard_margin, torch.from_numpy(docs < 0)).numpy()
+        return np.where(chosen < 0, -1, np.take_along_axis(docs, np.maximum(chosen, 0), 1))
+
+    def groups(self, seed: int, number: int, mined: NDArray[np.int64] | None = None) -> Groups:
+        """The groups of pass ``number``, in the order of the queries. Depends on seed, number and ``mined`` only.
 
         A group has ``positives`` relevant documents and ``negatives`` others. The share ``hard`` of the others is
         sampled without replacement from BM25's candidates and documents judged 0; the rest, and what these cannot
-        fill, from all documents that are not relevant.
+        fill, from all documents that are not relevant. With ``mined``, it is these in the place of the sampled ones.
         """
         params = self.params
         bits = _bits(seed, "groups", number)
         n_hard = round(params.hard * params.negatives)
-        positive = _sampled(self._relevant, self.queries, params.positives, bits)
-        hard = _sampled(self._hard, self.queries, n_hard, bits)
+        positive = _sampled(self.relevant, self.queries, params.positives, bits)
+        hard = _sampled(self.hard, self.queries, n_hard, bits) if mined is None else mined
         others = bits.integers(0, len(self.data.data.docs), (len(self.queries), params.negatives))
         others[:, :n_hard] = np.where(hard >= 0, hard, others[:, :n_hard])
         docs = np.concatenate([positive, others], 1)
@@ -93,7 +121,9 @@ class GroupSampler:
         """Number of global batches in a pass; the last may be smaller."""
         return steps_per_pass(len(self.queries), self.params.batch_size)
 
-    def batches(self, runtime: Runtime, epoch: int) -> Iterator[tuple[Groups, float]]:
+    def batches(
+        self, runtime: Runtime, epoch: int, mined: NDArray[np.int64] | None = None
+    ) -> Iterator[tuple[Groups, float]]:
         """This rank's contiguous part of each global batch of ``epoch``, and the weight of each of its queries.
 
         The weight is one over the size of the global batch. A rank without a query in a small last batch gets a
@@ -102,7 +132,7 @@ class GroupSampler:
         """
         size = self.params.batch_size
         for number, steps in passes_of(epoch, self.steps_per_pass, runtime.steps_per_epoch):
-            groups = self.groups(runtime.seed, number)
+            groups = self.groups(runtime.seed, number, mined)
             order = _bits(runtime.seed, "order", number).permutation(len(self.queries))
             for step in steps:
                 rows = order[step * size : (step + 1) * size]

@@ -9,9 +9,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from workloads.abstention.part import hold_out
+from workloads.data.digests import digest
 from workloads.data.retrieval.bm25 import Candidates, candidates
 from workloads.data.retrieval.load import load_retrieval
+from workloads.data.retrieval.runs import read_run
 from workloads.data.retrieval.types import Queries, Retrieval, split_queries
+from workloads.encoders.served_text import passages
 from workloads.encoders.tokens import Tokenizer, Tokens
 from workloads.memory import bounded_cache
 from workloads.text_ranker.params import Params
@@ -35,11 +39,17 @@ class Lists:
 
 @dataclass(frozen=True)
 class RankerData:
-    """A collection, its split of the queries, and BM25's candidates of every query."""
+    """A collection, its split of the queries, and BM25's candidates of every query.
+
+    ``abstention``: the queries of the abstention part that have candidates. ``held``: those of the validation part,
+    also in a refit, which trains on them.
+    """
 
     data: Retrieval
     queries: Queries
     candidates: Candidates
+    abstention: NDArray[np.int64]
+    held: NDArray[np.int64]
 
     @cached_property
     def gap_max(self) -> float:
@@ -87,13 +97,18 @@ class RankerData:
 
 @dataclass(frozen=True)
 class Texts:
-    """The token ids of all queries and documents, without special tokens."""
+    """The token ids of all queries and documents, without special tokens.
+
+    ``starts`` (N + 1,): document i has the texts ``docs[starts[i]:starts[i + 1]]``, its passages; None if each is one
+    text. ``cut`` of a last passage: the document goes on.
+    """
 
     queries: Tokens
     docs: Tokens
+    starts: NDArray[np.int64] | None = None
 
 
-def prepare(params: Params, root: Path, holdout: bool) -> RankerData:
+def prepare(params: Params, root: Path, holdout: bool, abstention_part: float = 0.0) -> RankerData:
     """Load and split a collection and compute its candidates. The result is cached in the process.
 
     Raises:
@@ -103,19 +118,53 @@ def prepare(params: Params, root: Path, holdout: bool) -> RankerData:
     data = load_retrieval(params.dataset, root, params.dataset_unknown)
     depth = max(params.eval_candidates, params.pool)
     shares = (params.split_validation, params.split_test)
-    return _prepare(params.dataset, root, data, depth, params.split_seed, *shares, holdout)
+    run = None if params.first_stage is None else (params.first_stage, digest(Path(params.first_stage)))
+    unknown = params.dataset_unknown
+    return _prepare(
+        params.dataset, root, data, depth, params.split_seed, *shares, holdout, run, unknown, abstention_part
+    )
 
 
 @bounded_cache
 def _prepare(
-    dataset: str, root: Path, data: Retrieval, depth: int, seed: int, validation: float, test: float, holdout: bool
+    dataset: str,
+    root: Path,
+    data: Retrieval,
+    depth: int,
+    seed: int,
+    validation: float,
+    test: float,
+    holdout: bool,
+    run: tuple[str, str] | None,
+    unknown: str,
+    share: float,
 ) -> RankerData:
-    queries = split_queries(data, seed=seed, validation=validation, test=test, holdout=holdout)
-    return RankerData(data, queries, candidates(dataset, root, data, depth))
+    queries = split_queries(data, seed=seed, validation=validation, test=test)
+    train, held, abstention = hold_out(queries.train, queries.validation, share, seed)
+    if holdout:
+        queries = Queries(train, held, queries.test)
+    else:
+        queries = Queries(np.sort(np.concatenate([train, held])), held[:0], queries.test)
+    listed = candidates(dataset, root, data, depth) if run is None else read_run(Path(run[0]), data, depth, unknown)
+    return RankerData(data, queries, listed, abstention[listed.counts[abstention] > 0], held)
 
 
 @bounded_cache
-def texts(data: Retrieval, definition: str) -> Texts:
-    """Tokenise all queries and documents. Cached per process and tokenizer."""
+def texts(data: Retrieval, definition: str, split: tuple[int, int, int] | None = None) -> Texts:
+    """Tokenise all queries and documents. Cached per process and tokenizer.
+
+    Args:
+        split: words, stride and number of passages, as of :func:`~workloads.encoders.served_text.passages`.
+    """
     tokenizer = Tokenizer(definition, 1)
-    return Texts(*(tokenizer.bare(column.to_pylist()) for column in (data.queries, data.docs)))
+    queries = tokenizer.bare(data.queries.to_pylist())
+    docs: list[str] = data.docs.to_pylist()
+    if split is None:
+        return Texts(queries, tokenizer.bare(docs))
+    parts = [passages(text, *split) for text in docs]
+    tokens = tokenizer.bare([passage for own in parts for passage in own])
+    starts = np.concatenate([np.zeros(1, np.int64), np.cumsum([len(own) for own in parts])])
+    words, stride, most = split
+    longer = np.array([len(text.split()) > words + stride * (most - 1) for text in docs])
+    tokens.cut[starts[1:][longer] - 1] = True
+    return Texts(queries, tokens, starts)

@@ -19,8 +19,9 @@ WEIGHTS = tuple(step / 20 for step in range(21))
 class RankingEvaluator:
     """Computes metrics from scores of the candidates of ``lists``, at most ``depth`` per query."""
 
-    def __init__(self, lists: Lists, device: torch.device, depth: int) -> None:
+    def __init__(self, lists: Lists, device: torch.device, depth: int, bm25: bool = True) -> None:
         self.lists = lists
+        self._first_stage = "bm25_" if bm25 else "first_stage_"
         self.cutoffs = [k for k in CUTOFFS if k <= max(depth, CUTOFFS[0])]
         self.bm25, self.grades, self.judged = (
             torch.from_numpy(np.ascontiguousarray(side)).to(device) for side in (lists.bm25, lists.grades, lists.judged)
@@ -29,9 +30,10 @@ class RankingEvaluator:
     def evaluation(self, scores: torch.Tensor, weight: float, units: bool) -> Evaluation:
         """Metrics of the model's scores (Q, C), of BM25's (``bm25_...``) and of the interpolated ones (``fused_...``).
 
-        ``no_candidates`` is the share of queries for which BM25 returns nothing. They count as 0.
+        Those of another first stage begin with ``first_stage_``. ``no_candidates`` is the share of queries for which it
+        returns nothing. They count as 0.
         """
-        systems = {"": scores, "bm25_": self.bm25, "fused_": interpolated(scores, self.bm25, weight)}
+        systems = {"": scores, self._first_stage: self.bm25, "fused_": interpolated(scores, self.bm25, weight)}
         values = {
             f"{prefix}{name}": column.cpu().numpy()
             for prefix, system in systems.items()

@@ -71,7 +71,8 @@ def _rules() -> Rules:
         **losses,
         ("scoring", "cross"): {"pooling": "cls"},
         ("scoring", "bi"): {"pooling": "mean", "temperature": 0.05},
+        ("long_documents", "best_passage"): {"passage_words": 100, "passage_stride": 50, "passages": 8},
     }
 
 
-CONDITIONAL = ConditionalParams(_rules, {"loss": "ranknet", "scoring": "cross"})
+CONDITIONAL = ConditionalParams(_rules, {"loss": "ranknet", "scoring": "cross", "long_documents": "cut"})

@@ -10,7 +10,7 @@ from torch import nn
 from workloads.encoders.packing import Packed, pack
 from workloads.encoders.pooling import normalised
 from workloads.encoders.text import TextEncoder, encode
-from workloads.encoders.tokens import Tokenizer, Tokens
+from workloads.encoders.tokens import Tokenizer, Tokens, spans
 from workloads.losses.ranknet import bounded, unbounded
 from workloads.seeding import generator
 from workloads.text_ranker.dataset import Texts
@@ -43,6 +43,20 @@ class SequenceBuilder:
         both = concatenated(self.texts.queries.take(distinct_queries), self.texts.docs.take(distinct_docs))
         return self.tokenizer.single(both), np.stack([query_rows, len(distinct_queries) + doc_rows])
 
+    def passages(
+        self, queries: NDArray[np.int64], docs: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_] | None]:
+        """The pairs of n pairs' queries and passages, and which of a pair's P passages there are, (n, P).
+
+        None where every document is one text: then the pairs stay as they are.
+        """
+        starts = self.texts.starts
+        if starts is None:
+            return queries, docs, None
+        counts = starts[docs + 1] - starts[docs]
+        passages, _ = spans(starts[docs], counts)
+        return np.repeat(queries, counts), passages, np.arange(counts.max(initial=1)) < counts[:, None]
+
 
 class Ranker(nn.Module):
     """Scores of query-document pairs.
@@ -66,14 +80,17 @@ class Ranker(nn.Module):
         self.scale: float = 1.0 if start is None else start
         self.raw = nn.Parameter(unbounded(self.scale)) if params.learnable else None
 
-    def forward(self, batch: Packed, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(
+        self, batch: Packed, rows: torch.Tensor, mask: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Scores of n pairs, (n,) float32, and the margin or σ, a scalar.
 
         Args:
             batch: the sequences of :meth:`SequenceBuilder.sequences`.
-            rows: rows of the sequences of each pair, (1, n) or (2, n).
+            rows: rows of the sequences of each pair, or of each passage of each pair, (1, m) or (2, m).
+            mask: which of a pair's passages there are, (n, P); None if a pair is one sequence.
         """
-        return self.scores(self.encoder(batch), rows), self.pair_scale(rows.device)
+        return best(self.scores(self.encoder(batch), rows), mask), self.pair_scale(rows.device)
 
     def pair_scale(self, device: torch.device) -> torch.Tensor:
         """The margin or σ, a scalar."""
@@ -88,28 +105,47 @@ class Ranker(nn.Module):
         return (queries * docs).sum(1) / self.temperature
 
 
+def best(scores: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    """The score of each pair's best passage, (n,). Dai and Callan, SIGIR 2019, MaxP.
+
+    Args:
+        scores: of all passages, pair by pair, (m,).
+        mask: which of a pair's passages there are, (n, P), m of them; None if the scores are the pairs'.
+    """
+    if mask is None:
+        return scores
+    padded = torch.full(mask.shape, -torch.inf, device=scores.device, dtype=scores.dtype)
+    return padded.masked_scatter(mask, scores).amax(1)
+
+
 def packed_pairs(
     sequence_builder: SequenceBuilder, queries: NDArray[np.int64], docs: NDArray[np.int64], device: torch.device
-) -> tuple[Packed, torch.Tensor, int]:
+) -> tuple[Packed, torch.Tensor, torch.Tensor | None, int]:
     """The input of a :class:`Ranker` for n pairs, on ``device``, and the number of truncated sequences."""
+    queries, docs, mask = sequence_builder.passages(queries, docs)
     tokens, rows = sequence_builder.sequences(queries, docs)
-    return pack(tokens, device), to_device(torch.from_numpy(rows), device), int(tokens.cut.sum())
+    there = None if mask is None else to_device(torch.from_numpy(mask), device)
+    return pack(tokens, device), to_device(torch.from_numpy(rows), device), there, int(tokens.cut.sum())
 
 
 @torch.no_grad()
 def score_pairs(
     ranker: Ranker, sequence_builder: SequenceBuilder, queries: NDArray[np.int64], docs: NDArray[np.int64]
-) -> tuple[torch.Tensor, int]:
-    """Scores of any number of pairs without gradients, (n,), and the number of truncated sequences."""
+) -> tuple[torch.Tensor, int, int]:
+    """Scores of any number of pairs without gradients, (n,), the number of truncated sequences, and of all."""
     device = next(ranker.parameters()).device
     scores = [torch.zeros(0, device=device)]
     cut = 0
+    sequences = 0
     for first in range(0, len(queries), _SCORED_AT_ONCE):
         part = slice(first, first + _SCORED_AT_ONCE)
-        tokens, rows = sequence_builder.sequences(queries[part], docs[part])
+        own_queries, own_docs, mask = sequence_builder.passages(queries[part], docs[part])
+        tokens, rows = sequence_builder.sequences(own_queries, own_docs)
         cut += int(tokens.cut.sum())
-        scores.append(ranker.scores(encode(ranker.encoder, tokens), torch.from_numpy(rows).to(device)))
-    return torch.cat(scores), cut
+        sequences += len(own_docs)
+        own = ranker.scores(encode(ranker.encoder, tokens), torch.from_numpy(rows).to(device))
+        scores.append(best(own, None if mask is None else torch.from_numpy(mask).to(device)))
+    return torch.cat(scores), cut, sequences
 
 
 def concatenated(first: Tokens, second: Tokens) -> Tokens:

@@ -7,6 +7,7 @@ loss and scoring do not use is None.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import AfterValidator, Field, model_validator
@@ -20,11 +21,18 @@ from workloads.text_ranker.losses import CONDITIONAL, LOSSES
 Loss: TypeAlias = Annotated[str, OneOf(LOSSES)]
 
 
+def _run(first_stage: str) -> str:
+    if not Path(first_stage).is_absolute():
+        raise ValueError(f"a path of a run must be absolute. Use {Path(first_stage).absolute()}")
+    return first_stage
+
+
 class Params(RetrievalParams):
     """Parameters of the text ranker."""
 
     tables: ClassVar[Mapping[str, Mapping[str, Any]]] = {"loss": LOSSES}
     conditional = CONDITIONAL
+    abstains: ClassVar[bool] = True
 
     dataset: Annotated[str, AfterValidator(lambda name: check_kind(name, "retrieval"))] = Field(
         "synthetic-retrieval",
@@ -32,8 +40,13 @@ class Params(RetrievalParams):
         description="Documents, queries and judgements: a name (`data list`), a folder in BEIR's form, or Parquet of "
         "(query, positive, negative).",
     )
+    first_stage: Annotated[str, AfterValidator(_run)] | None = Field(
+        None,
+        description="Whose documents are reranked, and are the hard negatives: the absolute path of another system's "
+        "run in TREC's form, `topic Q0 document rank score tag`; unset: BM25's.",
+    )
     eval_candidates: int = Field(
-        100, ge=1, le=10_000, description="Number of BM25's documents that are reranked per query (100 is usual)."
+        100, ge=1, le=10_000, description="Number of these documents that are reranked per query (100 is usual)."
     )
 
     encoder: Annotated[str, AfterValidator(sources.check)] = Field(
@@ -53,6 +66,18 @@ class Params(RetrievalParams):
     )
     max_length: int = Field(
         192, ge=8, le=8192, description="Tokens of a sequence. Longer ones are cut; their share is reported."
+    )
+    long_documents: Literal["cut", "best_passage"] = Field(
+        "cut",
+        description="cut: a sequence ends at max_length. best_passage: a document has overlapping passages, and its "
+        "score is that of the best one (Dai and Callan, SIGIR 2019).",
+    )
+    passage_words: int | None = Field(None, ge=1, le=4096, description="Words of a passage.")
+    passage_stride: int | None = Field(
+        None, ge=1, le=4096, description="Words from a passage's beginning to the next one's."
+    )
+    passages: int | None = Field(
+        None, ge=1, le=1024, description="Passages of a document, the first ones; the rest of it is cut."
     )
     dropout: float | None = Field(
         None, ge=0, lt=1, description="Dropout of the encoder; unset: its own (BERT: 0.1; tiny: 0)."
@@ -84,6 +109,14 @@ class Params(RetrievalParams):
     )
     pool: int = Field(50, ge=1, le=10_000, description="Number of BM25's candidates that hard negatives come from.")
 
+    hard_margin: float | None = Field(
+        None,
+        ge=0,
+        le=100,
+        description="Hard negatives are those that the model scores highest at the beginning of the epoch, at least so "
+        "far below the lowest of the query's relevant documents (NV-Retriever); unset: they are sampled.",
+    )
+
     batch_size: int = Field(8, ge=1, le=2**16, description="Queries in a global batch, over all workers.")
     lr: LearningRate = Field(3e-5, description="Peak learning rate (BERT's authors: 2e-5 to 5e-5).")
     weight_decay: WeightDecay = Field(0.01, description="Of AdamW, on matrices (BERT: 0.01).")
@@ -100,17 +133,45 @@ class Params(RetrievalParams):
     @model_validator(mode="after")
     def _in_bounds(self) -> Self:
         """Reject a learnable margin or σ outside of its bounds, and a weight outside [0, 1]."""
+        if self.hard_margin is not None and not self.hard:
+            raise ValueError(f"hard_margin={self.hard_margin:g} has no effect without hard negatives. Set hard above 0")
         start = self.margin if self.margin is not None else self.sigma
         if self.learnable and start is not None and not 0.1 < start < 2:
             name = "margin" if self.margin is not None else "sigma"
             raise ValueError(f"{name}={start:g} with learnable=true starts outside of its bounds (0.1, 2)")
         if isinstance(self.bm25_weight, float) and not 0 <= self.bm25_weight <= 1:
             raise ValueError(f"bm25_weight={self.bm25_weight:g} is not in [0, 1]")
+        if (
+            self.passage_stride is not None
+            and self.passage_words is not None
+            and self.passage_stride > self.passage_words
+        ):
+            raise ValueError(
+                f"passage_stride={self.passage_stride} leaves out words between passages of passage_words="
+                f"{self.passage_words}. Set it to at most {self.passage_words}"
+            )
         return self
+
+    def check_data(self, root: Path, holdout: bool = True) -> None:
+        """Raises ValueError if the run of ``first_stage`` is not there."""
+        if self.first_stage is not None and not Path(self.first_stage).is_file():
+            raise ValueError(f"first_stage={self.first_stage} is not a file on this machine. Set the path of a run")
+
+    @staticmethod
+    def input_files(values: Mapping[str, Any]) -> dict[str, Path]:
+        """The run of ``first_stage``."""
+        return {"first_stage": Path(values["first_stage"])} if values.get("first_stage") else {}
 
     def check_accumulate(self) -> str | None:
         """Say that dropout draws other masks in micro-batches."""
         return dropout_note(self.dropout, self.encoder)
+
+    @property
+    def split_documents(self) -> tuple[int, int, int] | None:
+        """Words, stride and number of a document's passages; None if documents are not split."""
+        if self.passage_words is None or self.passage_stride is None or self.passages is None:
+            return None
+        return self.passage_words, self.passage_stride, self.passages
 
     def check_plan(self, epochs: int, refit: bool) -> None:
         """Raises ValueError for a refit with ``bm25_weight="validation"``."""

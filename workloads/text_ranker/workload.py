@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -11,12 +12,15 @@ from numpy.typing import NDArray
 from torch.nn.utils import clip_grad_norm_
 
 from workloads.checks import check_plan, check_split
-from workloads.contract import Evaluation, Metrics, Objective, Runtime, Servable, Split, State
+from workloads.contract import Evaluation, Metrics, Objective, Runtime, Servable, Split, State, StepValues
 from workloads.distributed import reduce_sum, without_sync, wrap
 from workloads.encoders.optimisation import adamw, take_step, warmup_linear
 from workloads.encoders.sources import TINY
 from workloads.encoders.text import load_encoder
+from workloads.initial_weights import check_tokenizer, copy_weights
 from workloads.seeding import derive, seeded
+from workloads.step_log import StepLog
+from workloads.text_ranker.abstention import Systems, abstention_table
 from workloads.text_ranker.batches import Groups, GroupSampler
 from workloads.text_ranker.dataset import Lists, prepare, texts
 from workloads.text_ranker.evaluation import RankingEvaluator
@@ -49,7 +53,7 @@ class TextRanker:
         check_plan(params, runtime)
         self.params = params
         self.runtime = runtime
-        self.data = prepare(params, runtime.data, runtime.holdout)
+        self.data = prepare(params, runtime.data, runtime.holdout, runtime.abstention_part)
         self.group_sampler = GroupSampler(self.data, params)
         tokenizer, encoder = load_encoder(
             params.encoder,
@@ -60,8 +64,10 @@ class TextRanker:
             texts=self.data.vocabulary() if params.encoder == "tiny" else (),
             seed=runtime.seed,
         )
-        self.sequence_builder = SequenceBuilder(tokenizer, texts(self.data.data, tokenizer.definition), params.scoring)
+        own_texts = texts(self.data.data, tokenizer.definition, params.split_documents)
+        self.sequence_builder = SequenceBuilder(tokenizer, own_texts, params.scoring)
         self.model = Ranker(encoder, params, runtime.seed).to(runtime.device)
+        self._steps = StepLog(runtime.log_every, runtime.device)
         self.replica = wrap(self.model, runtime)
         self.optimizer = adamw(self.model, params.lr, params.weight_decay)
         self.bm25_weight = _INITIAL_WEIGHT if params.bm25_weight == "validation" else float(params.bm25_weight)
@@ -90,13 +96,19 @@ class TextRanker:
         loss = torch.zeros((), dtype=torch.float64, device=runtime.device)
         counts = np.zeros(4)  # queries, those without pairs, sequences, those cut
         self._scores.clear()
+        sampler = self.group_sampler
+        mined = None
+        if params.hard_margin is not None:
+            mined = sampler.mined(self._scores_of(sampler.relevant), self._scores_of(sampler.hard))
         self.model.train()
         with seeded(derive(runtime.seed, "dropout", epoch, runtime.rank), runtime.device):
-            for step, (groups, weight) in enumerate(self.group_sampler.batches(runtime, epoch), (epoch - 1) * steps):
+            for step, (groups, weight) in enumerate(sampler.batches(runtime, epoch, mined), (epoch - 1) * steps):
                 parts = groups.split(runtime.accumulate)
                 for part in parts:
                     with nullcontext() if part is parts[-1] else without_sync(self.replica):
-                        loss += self._backward(part, weight, counts)
+                        share = self._backward(part, weight, counts)
+                    loss += share
+                    self._steps.add(step + 1, share, weight, last=part is parts[-1])
                 clip_grad_norm_(self.model.parameters(), params.clip)
                 take_step(self.optimizer, params.lr * warmup_linear(step, planned, round(params.warmup * planned)))
         self.choose_weight()
@@ -109,6 +121,19 @@ class TextRanker:
             "bm25_weight": self.bm25_weight,
         }
 
+    def take_steps(self) -> Sequence[StepValues]:
+        """The mean loss of a query in each ``runtime.log_every`` steps."""
+        return self._steps.take()
+
+    @torch.no_grad()
+    def _scores_of(self, pairs: NDArray[np.int64]) -> torch.Tensor:
+        """The model's scores of pairs of a query and a document, (n,) on the CPU. A collective operation."""
+        own = np.arange(len(pairs))[self.runtime.rank :: self.runtime.world_size]
+        scores = torch.zeros(len(pairs), device=self.runtime.device)
+        scored, _, _ = score_pairs(self.model, self.sequence_builder, pairs[own, 0], pairs[own, 1])
+        scores[torch.from_numpy(own).to(self.runtime.device)] = scored
+        return reduce_sum(scores).cpu()
+
     def _backward(self, groups: Groups, weight: float, counts: NDArray[np.float64]) -> torch.Tensor:
         """Accumulate the gradient of some groups, with each query's loss times ``weight``. Returns the summed losses.
 
@@ -117,8 +142,8 @@ class TextRanker:
         device = self.runtime.device
         real = groups.docs >= 0
         queries = np.broadcast_to(groups.queries[:, None], real.shape)[real]
-        batch, rows, cut = packed_pairs(self.sequence_builder, queries, groups.docs[real], device)
-        pair_scores, pair_scale = self.replica(batch, rows)
+        batch, rows, there, cut = packed_pairs(self.sequence_builder, queries, groups.docs[real], device)
+        pair_scores, pair_scale = self.replica(batch, rows, there)
         sides = (real, groups.grades, pairs(groups, self.params.ties))
         mask, grades, compared = all_to_device([torch.from_numpy(side) for side in sides], device)
         scores = torch.full(mask.shape, -torch.inf, device=device).masked_scatter(mask, pair_scores)
@@ -152,7 +177,9 @@ class TextRanker:
         if split not in self._evaluators:
             queries = self.data.queries.test if split == "test" else self.data.queries.validation
             depth = self.params.eval_candidates
-            self._evaluators[split] = RankingEvaluator(self.data.lists(queries, depth), self.runtime.device, depth)
+            self._evaluators[split] = RankingEvaluator(
+                self.data.lists(queries, depth), self.runtime.device, depth, self.params.first_stage is None
+            )
         return self._evaluators[split]
 
     def _ranked(self, split: Split) -> tuple[torch.Tensor, float]:
@@ -163,17 +190,19 @@ class TextRanker:
             self._scores[split] = self._scored(lists, own_rows)
         return self._scores[split]
 
-    def _scored(self, lists: Lists, rows: NDArray[np.int64]) -> tuple[torch.Tensor, float]:
-        """Score ``rows`` of the lists and combine with the other ranks' scores. A collective operation."""
+    def _scored(
+        self, lists: Lists, rows: NDArray[np.int64], total: Callable[[torch.Tensor], torch.Tensor] = reduce_sum
+    ) -> tuple[torch.Tensor, float]:
+        """Score ``rows`` of the lists and combine with the other ranks' scores by ``total``, a collective operation."""
         device = self.runtime.device
         own = np.zeros(lists.docs.shape, np.bool_)
         own[rows] = lists.docs[rows] >= 0
         queries = np.broadcast_to(lists.queries[:, None], own.shape)[own]
-        pair_scores, cut = score_pairs(self.model, self.sequence_builder, queries, lists.docs[own])
+        pair_scores, cut, sequences = score_pairs(self.model, self.sequence_builder, queries, lists.docs[own])
         scores = torch.zeros(own.shape, device=device).masked_scatter(torch.from_numpy(own).to(device), pair_scores)
-        total = reduce_sum(torch.tensor([cut, len(queries)], dtype=torch.float64, device=device)).tolist()
+        cut, sequences = total(torch.tensor([cut, sequences], dtype=torch.float64, device=device)).tolist()
         listed = torch.from_numpy(lists.docs >= 0).to(device)
-        return reduce_sum(scores).masked_fill(~listed, -torch.inf), total[0] / max(1.0, total[1])
+        return total(scores).masked_fill(~listed, -torch.inf), cut / max(1.0, sequences)
 
     def state_dict(self) -> State:
         """Model, optimiser and BM25's weight. The data position follows from the epoch and is not stored."""
@@ -202,6 +231,29 @@ class TextRanker:
             self.bm25_weight = state["bm25_weight"]
         self._scores.clear()
 
+    def load_weights(self, weights: Mapping[str, torch.Tensor], config: Mapping[str, Any]) -> None:
+        """Start from encoder and head of another ranker, and from its learnt margin or σ if that is learnt here too.
+
+        Raises:
+            ValueError: it has another tokenizer, other layers or another scoring.
+        """
+        tokenizer = self.sequence_builder.tokenizer.definition
+        check_tokenizer(tokenizer, config.get("tokenizer"), self.params.encoder)
+        own = {name: value for name, value in self.model.state_dict().items() if name == "raw"}
+        copy_weights(self.model, {**own, **{name: weights[name] for name in weights if own or name != "raw"}})
+        self._scores.clear()
+
     def servable(self) -> Servable:
         """Encoder, tokenizer and BM25's weight. The documents come with the input."""
-        return servable(self.model, self.sequence_builder.tokenizer, self.params, self.bm25_weight, self.data)
+        table = None
+        if self.runtime.abstention_part:
+            part, validation = (self._systems(queries) for queries in (self.data.abstention, self.data.held))
+            table = abstention_table(part, validation, self.runtime)
+        return servable(self.model, self.sequence_builder.tokenizer, self.params, self.bm25_weight, self.data, table)
+
+    @torch.no_grad()
+    def _systems(self, queries: NDArray[np.int64]) -> Systems:
+        """The model's ranking of the candidates of some queries and the interpolated one, by this rank alone."""
+        lists = self.data.lists(queries, self.params.eval_candidates)
+        scores, _ = self._scored(lists, np.arange(len(queries)), torch.Tensor.clone)
+        return Systems.of(lists, scores.cpu(), self.bm25_weight)

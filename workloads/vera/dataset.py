@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from workloads.abstention.part import hold_out
 from workloads.contract import Precision, Runtime
 from workloads.data import dataset, fingerprint
 from workloads.data.questions.load import load_questions
@@ -35,7 +36,8 @@ class Block:
     ``lengths``, on the host: number of candidates of each query. ``queries`` (B,): indices of the queries. ``texts``
     (U,): indices of the distinct candidate texts. For each candidate, (P,): ``text_row``, its index in ``texts``;
     ``row`` and ``column``, its position in a block (B, C); ``pool_row``, its row in the pool. ``grades`` (B, C): 0 if
-    not relevant. ``listed`` (B, C): False for padding.
+    not relevant. ``listed`` (B, C): False for padding. ``nodes`` (2, P): the subject and the object of each candidate
+    among the ``node_count`` entities of all queries, each query with its own; None if they are not needed.
     """
 
     lengths: list[int]
@@ -47,6 +49,8 @@ class Block:
     pool_row: torch.Tensor
     grades: torch.Tensor
     listed: torch.Tensor
+    nodes: torch.Tensor | None = field(default=None, kw_only=True)
+    node_count: int = field(default=0, kw_only=True)
 
     @property
     def positive(self) -> torch.Tensor:
@@ -63,7 +67,8 @@ class VeraData:
     """The pool, its split into parts, and the tensors that batches are gathered from.
 
     Training queries have candidates; queries of the other parts may have none. ``queries`` (Q, d) and ``texts`` (T, d)
-    are unit vectors; ``codes`` and ``numbers`` are those of the pool. All four are on the device.
+    are unit vectors; ``codes`` and ``numbers`` are those of the pool. All four are on the device. ``graph``: batches
+    have the entities that candidates share. ``abstention``: the queries of the abstention part that have candidates.
     """
 
     pool: Pool
@@ -74,6 +79,8 @@ class VeraData:
     texts: torch.Tensor
     codes: torch.Tensor
     numbers: torch.Tensor
+    graph: bool = field(default=False, kw_only=True)
+    abstention: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64), kw_only=True)
 
     def block(self, queries: NDArray[np.int64]) -> Block:
         """A batch of some queries with all their candidates."""
@@ -90,9 +97,18 @@ class VeraData:
         grades = np.zeros(shape, np.float32)
         grades[relevant_rows, relevant_columns] = relevant_grades
         texts, text_row = np.unique(pool.text[pool_row], return_inverse=True)
-        sides = (queries, texts, text_row, row, column, pool_row, grades, listed)
+        sides = [queries, texts, text_row, row, column, pool_row, grades, listed]
+        count = 0
+        if self.graph:
+            assert pool.ends is not None
+            own = row[:, None] * len(pool.entities) + pool.ends[pool_row]
+            distinct, nodes = np.unique(own, return_inverse=True)
+            count = len(distinct)
+            sides.append(nodes.reshape(own.shape).T)
         tensors = [torch.from_numpy(np.ascontiguousarray(side)) for side in sides]
-        return Block(lengths.tolist(), *all_to_device(tensors, device))
+        placed = all_to_device(tensors, device)
+        nodes_there = placed.pop() if self.graph else None
+        return Block(lengths.tolist(), *placed, nodes=nodes_there, node_count=count)
 
     def relevant(self, queries: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
         """The relevant candidates of some queries: row in ``queries``, column in the list, and grade, (m,) each."""
@@ -141,14 +157,16 @@ def prepare(params: Params, runtime: Runtime) -> VeraData:
     key = Params(**{name: getattr(params, name) for name in data_params})
     identity = fingerprint(params.dataset, runtime.data)
     seed = runtime.seed if params.encoder == "tiny" else 0
-    return _prepare(key, runtime.data, identity, kind, seed, runtime.device, runtime.precision)
+    return _prepare(key, runtime.data, identity, kind, seed, runtime.device, runtime.precision, runtime.abstention_part)
 
 
 @bounded_cache
 def _prepare(
-    params: Params, root: Path, _: str, kind: str, seed: int, device: torch.device, precision: Precision
+    params: Params, root: Path, _: str, kind: str, seed: int, device: torch.device, precision: Precision, share: float
 ) -> VeraData:
     pool, parts = _graph(params, root) if kind == "graph_questions" else _collection(params, root)
+    train, validation, abstention = hold_out(parts.train, parts.validation, share, params.split_seed, pool.family)
+    parts = parts._replace(train=train, validation=validation)
     parts = parts._replace(train=parts.train[pool.lengths[parts.train] > 0])
     for name, numbers in parts._asdict().items():
         if not len(numbers):
@@ -159,7 +177,8 @@ def _prepare(
         normalised(embed_texts(params.encoder, tokenizer, encoder, side, device)) for side in (pool.queries, pool.texts)
     ]
     rest = [torch.from_numpy(np.ascontiguousarray(side)) for side in (pool.codes, pool.numbers)]
-    return VeraData(pool, parts, tokenizer, encoder, *(side.to(device) for side in (*pools, *rest)))
+    sides = (side.to(device) for side in (*pools, *rest))
+    return VeraData(pool, parts, tokenizer, encoder, *sides, abstention=abstention[pool.lengths[abstention] > 0])
 
 
 def _graph(params: Params, root: Path) -> tuple[Pool, Queries]:

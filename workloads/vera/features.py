@@ -28,7 +28,7 @@ class Pool:
     ``relevant`` (m, 2): rows [query, position in its list], with ``grades`` (m,). ``all_grades`` (Q, J): grades of
     everything relevant to a query, candidate or not, padded with 0. ``type`` (Q,): index into ``types``. ``family``
     (Q,): equal for paraphrases. ``odds``, of generated data: rows [query, position] and the probability of being the
-    answer.
+    answer. ``ends`` (n, 2), of a graph: subject and object of each row's triple, indices into ``entities``.
     """
 
     queries: Sequence[str]
@@ -48,6 +48,8 @@ class Pool:
     types: Sequence[str]
     family: NDArray[np.int64]
     odds: tuple[NDArray[np.int64], NDArray[np.float64]] | None = None
+    ends: NDArray[np.int64] | None = None
+    entities: Sequence[str] = ()
 
     @property
     def lengths(self) -> NDArray[np.int64]:
@@ -100,6 +102,8 @@ def graph_pool(data: GraphQuestions, around: Neighbourhoods) -> Pool:
         types=data.types,
         family=data.family,
         odds=odds,
+        ends=np.column_stack([subject, target])[around.triples],
+        entities=data.entities,
     )
 
 

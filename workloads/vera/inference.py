@@ -64,7 +64,7 @@ def rank(
     runtime: Runtime,
     cached: FrozenFeatures | None = None,
 ) -> Ranked:
-    """Rank the candidates of some queries. A collective operation: the ranks share the queries.
+    """Rank the candidates of some queries. With several ranks a collective operation: they share the queries.
 
     Args:
         model: is set to evaluation mode.
@@ -79,6 +79,7 @@ def rank(
     shape = (len(queries), max(1, int(lengths.max(initial=0))))
     sides = torch.zeros(3, *shape, device=device)  # scores, α and β; 0 for the queries of other ranks
     drawn = torch.zeros(PASSES, *shape, device=device) if params.confidence == "mc_dropout" else None
+    total = reduce_sum if runtime.world_size > 1 else torch.Tensor.clone
     own_rows = np.arange(len(queries))[runtime.rank :: runtime.world_size]
     model.eval()
     for piece in _pieces(data, queries[own_rows]):
@@ -94,10 +95,10 @@ def rank(
             scores = (block.spread(scores, -torch.inf) for scores in masks)
             drawn[:, own, width] = torch.stack([shares(each, params.temperature or 1.0) for each in scores])
     listed = torch.arange(shape[1], device=device) < torch.from_numpy(lengths).to(device).unsqueeze(1)
-    scores, alpha, beta = reduce_sum(sides)
+    scores, alpha, beta = total(sides)
     evidence = Evidence(*(torch.where(listed, side, 1.0) for side in (alpha, beta)))
     ranked = scores.masked_fill(~listed, -torch.inf)
-    return Ranked(ranked, evidence, None if drawn is None else reduce_sum(drawn))
+    return Ranked(ranked, evidence, None if drawn is None else total(drawn))
 
 
 def _pieces(data: VeraData, queries: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:

@@ -58,6 +58,28 @@ class Outputs(NamedTuple):
     anchor: torch.Tensor
 
 
+class Messages(nn.Module):
+    """A layer of message passing between triples of a question's neighbourhood that share an entity (E-V14).
+
+    An entity's vector is the mean of those of the triples that it is in; a triple adds what its subject and its object
+    say: ``c + GELU(S e_subject + O e_object)``.
+    """
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.subject = nn.Linear(hidden, hidden)
+        self.target = nn.Linear(hidden, hidden, bias=False)
+
+    def forward(self, candidate: torch.Tensor, block: Block) -> torch.Tensor:
+        """Vectors of all candidates, (P, h) to (P, h)."""
+        assert block.nodes is not None
+        both = block.nodes.flatten()
+        sums = candidate.new_zeros(block.node_count, candidate.shape[1]).index_add(0, both, candidate.repeat(2, 1))
+        degree = candidate.new_zeros(block.node_count).index_add(0, both, candidate.new_ones(len(both)))
+        subject, target = (sums / degree.unsqueeze(1))[block.nodes]
+        return candidate + functional.gelu(self.subject(subject) + self.target(target))
+
+
 class Backbone(nn.Module):
     """``z = f(x)``: a vector for each candidate, from its text, its features and their interaction with the query."""
 
@@ -76,6 +98,7 @@ class Backbone(nn.Module):
         self.own = nn.Linear(hidden, hidden, bias=False)
         self.asked = nn.Linear(hidden, hidden, bias=False)
         self.norm = nn.LayerNorm(hidden, bias=False)
+        self.layers = nn.ModuleList(Messages(hidden) for _ in range(params.graph_layers))
         self.dropout = nn.Dropout(params.dropout)
         self.register_buffer("mean", torch.zeros(numbers))
         self.register_buffer("deviation", torch.ones(numbers))
@@ -95,6 +118,8 @@ class Backbone(nn.Module):
         table = torch.cat([text, self.category.weight])
         embedded = functional.embedding_bag(rows, table, mode="sum", padding_idx=len(text))
         candidate = torch.addmm(embedded, standing, self.number.weight.T)
+        for layer in self.layers:
+            candidate = layer(candidate, block)
         interact = self.interact_by_query if candidate.device.type == "cpu" else self.interact
         return HeadInputs(self.dropout(self.norm(functional.gelu(interact(query, candidate, block)))), standing)
 
@@ -187,12 +212,13 @@ class Retriever(nn.Module):
     def _evidence(self, z: torch.Tensor, block: Block) -> Evidence:
         """The evidential head: note 2, with the priors of E-V8.
 
-        Above 0, VERA's a and b are exponentials of the last layer's outputs: softplus is linear there, and a μ of .99,
-        which an easy query has, would need an a of 100. Above :data:`LINEAR_FROM` they continue as straight lines.
+        With ``evidence_map=exponential`` a and b above 0 are exponentials of the last layer's outputs: softplus is
+        linear there, and a μ of .99, which an easy query has, would need an a of 100. Above :data:`LINEAR_FROM` they
+        continue as straight lines (E-V13).
         """
         params = self.params
         a, b = self.evidence(z).unbind(1)
-        if params.method == "vera":
+        if params.evidence_map == "exponential":
             a, b = (torch.where(side > 0, _grown(side), side) for side in (a, b))
         alpha_beta = beta_parameters(a, b, params.prior_positive or 0.0, params.prior_negative or 0.0)
         return Evidence(*(block.spread(side, 1.0) for side in alpha_beta))

@@ -7,7 +7,7 @@ method does not use is None.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
@@ -36,6 +36,7 @@ _VERA: Mapping[str, Any] = {
     "stage_cand": (0.0, 1.0, 0.0), "stage_query": (0.0, 0.0, 1.0), "stage_cons": (0.0, 1.0, 1.0),
     "stage_switch": "epochs", "evidence_context": True, "cand_to_backbone": False, "query_to_backbone": False,
     "cons_to_ranking": False, "temperature": 1.0, "prior_positive": 0.05, "prior_negative": 1.0,
+    "evidence_map": "exponential",
 }  # fmt: skip
 _GROUPS = {"groups": "confidence", "group_bins": 20}
 _RULES: Rules = {
@@ -60,6 +61,7 @@ class Params(RetrievalParams):
     """Parameters of VERA and its baselines."""
 
     conditional = ConditionalParams(lambda: _RULES, {"method": "vera"})
+    abstains: ClassVar[bool] = True
 
     dataset: Annotated[str, AfterValidator(lambda name: check_kind(name, *KINDS))] = Field(
         "synthetic-questions",
@@ -101,6 +103,13 @@ class Params(RetrievalParams):
     )
     max_length: int = Field(128, ge=8, le=8192, description="Tokens of a text. Longer ones are cut.")
     hidden: int = Field(128, ge=2, le=8192, description="Width of the backbone.")
+    graph_layers: int = Field(
+        0,
+        ge=0,
+        le=8,
+        description="Layers of message passing over the question's neighbourhood, between triples that share an entity "
+        "(note 2 and 5; E-V14); 0: a triple's own features only.",
+    )
     dropout: float = Field(0.1, ge=0, lt=1, description="Dropout of the backbone's hidden layer.")
 
     method: Method = Field(
@@ -121,6 +130,11 @@ class Params(RetrievalParams):
     )
     prior_positive: float | None = Field(None, ge=1e-4, le=10, description="λ+, floor of α (E-V8: .01 to .1).")
     prior_negative: float | None = Field(None, ge=1e-4, le=10, description="λ-, floor of β (E-V8: 1).")
+    evidence_map: Literal["exponential", "softplus"] | None = Field(
+        None,
+        description="From the evidential head's outputs to α and β above 0: softplus as printed (note 2), or "
+        "exponential up to e^9 and then linear (E-V13).",
+    )
     evidence_context: bool | None = Field(
         None,
         description="Give the evidential head, in addition to z, the candidate's features and the comparison of its "

@@ -1,6 +1,6 @@
 """Predictions of a trained VERA model: rankings of given candidates, with their probability of success.
 
-Exported with the model together with ``served_text.py``; needs nothing else of the package.
+Exported with the model together with ``served_text.py`` and the rule for abstaining; needs nothing else of the package.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
+from ..abstention.decision import Rule, rule
+from ..abstention.scores import BM25, by, padded
 from ..encoders.served_text import ServedTextEncoder, number_column, text_columns
 
 _EDGE = 1e-12
@@ -37,33 +39,41 @@ class Predictor:
         self.weights = {
             name: torch.from_numpy(np.array(side)).to(self.device)
             for name, side in weights.items()
-            if name not in ("map",) and not name.startswith("encoder.")
+            if name != "map" and not name.startswith(("encoder.", "abstention."))
         }
+        self.table = {name: side for name, side in weights.items() if name.startswith("abstention.")}
         self.map = np.asarray(weights["map"], np.float64)
         self.category = {name: number for number, name in enumerate(config["categories"])}
 
     @torch.inference_mode()
-    def predict(self, inputs: pd.DataFrame, *, batch_size: int = 64) -> pd.DataFrame:
+    def predict(self, inputs: pd.DataFrame, *, batch_size: int = 64, **abstention: Any) -> pd.DataFrame:
         """Rank the candidates of each query and compute the probability that an answer is among the first k.
 
         Args:
             inputs: columns ``query`` and ``candidate`` with texts, and the features used in training. For questions
                 over a graph these are ``step`` (such as ``2>``, or ``random``), ``relation``, ``via_1``, ..., and
-                ``subject_degree`` and ``object_degree``, as ``ln(1 + degree)``; for documents ``bm25``. Rows with
-                equal queries form one list. A category not seen in training counts as missing.
+                ``subject_degree`` and ``object_degree``, as ``ln(1 + degree)``, and, with message passing, ``subject``
+                and ``object``, the entities' names; for documents ``bm25``. Rows with equal queries form one list. A
+                category not seen in training counts as missing.
             batch_size: number of texts encoded at once.
+            abstention: of a model with an abstention part, ``risk`` and what it is promised by; see ``PARAMS`` and
+                ``rule`` in ``decision.py``.
 
         Returns:
             In the order of the input: ``query``, ``candidate``, ``score``, ``rank`` from 1, ties in input order. With
             evidence, also ``probability`` μ and ``kappa`` κ of each candidate (a small κ means little evidence). For
             the query, ``confidence`` c^(k), its ``k``, and ``abstain``: whether the confidence is below the threshold
-            chosen on validation.
+            chosen on validation. With ``risk`` it is whether the promise forbids an answer, and ``reason`` says why.
 
         Raises:
-            ValueError: a column is missing, or has missing values, non-texts or non-numbers.
+            ValueError: a column is missing, or has missing values, non-texts or non-numbers, or the risk cannot be
+                promised.
         """
         config = self.config
-        needed = ["query", "candidate", *config["code_names"], *config["number_names"]]
+        promised = rule(self.table, config, **abstention)
+        layers = config.get("graph_layers", 0)
+        ends = ["subject", "object"] if layers else []
+        needed = ["query", "candidate", *config["code_names"], *config["number_names"], *ends]
         if missing := [name for name in needed if name not in inputs.columns]:
             raise ValueError(f"the input needs the columns {needed}, of which {missing} are missing")
         queries, texts = text_columns(inputs, "query", "candidate")
@@ -75,13 +85,18 @@ class Predictor:
         list_of = torch.from_numpy(pd.factorize(output["query"])[0].astype(np.int64)).to(self.device)
         codes = [[self.category.get(str(value), 0) for value in inputs[name]] for name in config["code_names"]]
         numbers = [number_column(inputs, name) for name in config["number_names"]]
-        scores, alpha, beta = self._scores(list_of, queries, texts, codes, numbers, batch_size)
+        nodes = None
+        if layers:
+            keys = [list(zip(output["query"], inputs[name].astype(str))) for name in ends]
+            nodes = torch.from_numpy(pd.factorize(pd.Series([*keys[0], *keys[1]]))[0].astype(np.int64))
+            nodes = nodes.to(self.device).view(2, -1)
+        scores, alpha, beta = self._scores(list_of, queries, texts, codes, numbers, nodes, batch_size)
         output["score"] = scores.cpu().numpy()
         output["rank"] = output.groupby("query")["score"].rank(method="first", ascending=False).astype(np.int64)
         first = torch.tensor((output["rank"] <= config["k"]).tolist(), device=self.device)
         count = int(list_of.max()) + 1
+        failure = -(alpha.double() / beta.double()).log1p()
         if config["confidence"] == "evidence":
-            failure = -(alpha.double() / beta.double()).log1p()
             output["probability"] = (alpha / (alpha + beta)).cpu().numpy()
             output["kappa"] = (alpha + beta).cpu().numpy()
             confidence = -_sums(failure * first, list_of, count).expm1()
@@ -92,7 +107,30 @@ class Predictor:
         output["confidence"] = mapped
         output["k"] = config["k"]
         output["abstain"] = mapped < config["threshold"]
+        if promised is not None:
+            rows = self._query_scores(promised, scores, failure, list_of, output["rank"].to_numpy(), numbers)
+            promised.spread(output, rows, list_of.cpu().numpy())
         return output
+
+    def _query_scores(
+        self,
+        promised: Rule,
+        scores: torch.Tensor,
+        failure: torch.Tensor,
+        list_of: torch.Tensor,
+        ranks: NDArray[np.int64],
+        numbers: list[Any],
+    ) -> NDArray[np.float64]:
+        """The score of each query by which it is answered, (Q,), from those of n candidates; ``failure``: ln(1 - c)."""
+        count = int(list_of.max()) + 1
+        if promised.score == "c":
+            first = torch.from_numpy(ranks <= promised.k).to(self.device)
+            confidence: NDArray[np.float64] = -_sums(failure * first, list_of, count).expm1().cpu().numpy()
+            return confidence
+        values = scores.cpu().numpy()
+        if promised.score == BM25:
+            values = np.asarray(numbers[self.config["number_names"].index(BM25)])
+        return by(promised.score, padded(values, list_of.cpu().numpy(), count), promised.k, promised.temperature)
 
     def _scores(
         self,
@@ -101,6 +139,7 @@ class Predictor:
         texts: list[str],
         codes: list[Any],
         numbers: list[Any],
+        nodes: torch.Tensor | None,
         size: int,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Scores, α and β of n candidates, (n,) each. Computes the same as VERA's ``model.py``."""
@@ -117,6 +156,9 @@ class Predictor:
         candidate = candidate + functional.linear(among, w["number.weight"])
         for column in codes:
             candidate = candidate + w["category.weight"][torch.tensor(column, device=self.device)]
+        for layer in range(self.config.get("graph_layers", 0)):
+            assert nodes is not None
+            candidate = _passed(candidate, nodes, w, f"layers.{layer}.")
         mixed = functional.linear(projected * candidate, w["match.weight"], w["match.bias"])
         mixed = mixed + functional.linear(candidate, w["own.weight"]) + functional.linear(projected, w["asked.weight"])
         z = functional.layer_norm(functional.gelu(mixed), mixed.shape[1:], w["norm.weight"])
@@ -129,7 +171,7 @@ class Predictor:
             evidence_input = torch.cat([scaled, self._lead(scores, list_of, count), among], 1)
         hidden = functional.gelu(functional.linear(evidence_input, w["evidence.0.weight"], w["evidence.0.bias"]))
         a, b = functional.linear(hidden, w["evidence.2.weight"], w["evidence.2.bias"]).unbind(1)
-        if self.config["method"] == "vera":
+        if self.config["method"] == "vera" and self.config.get("evidence_map", "exponential") == "exponential":
             largest = self.config["scales"]["largest"]
             a, b = (torch.where(side > 0, _grown(side, largest), side) for side in (a, b))
         positive, negative = self.config["priors"]
@@ -170,6 +212,17 @@ class Predictor:
         logit = logit / self.map[0] if kind == "temperature" else self.map[0] * logit + self.map[1]
         mapped: NDArray[np.float64] = 1 / (1 + np.exp(-logit))
         return mapped
+
+
+def _passed(candidate: torch.Tensor, nodes: torch.Tensor, w: dict[str, torch.Tensor], layer: str) -> torch.Tensor:
+    """A layer of message passing: see ``Messages`` in VERA's ``model.py``. (n, h) to (n, h)."""
+    both = nodes.flatten()
+    count = int(nodes.max()) + 1
+    sums = candidate.new_zeros(count, candidate.shape[1]).index_add(0, both, candidate.repeat(2, 1))
+    degree = candidate.new_zeros(count).index_add(0, both, candidate.new_ones(len(both)))
+    subject, target = (sums / degree.unsqueeze(1))[nodes]
+    message = functional.linear(subject, w[f"{layer}subject.weight"], w[f"{layer}subject.bias"])
+    return candidate + functional.gelu(message + functional.linear(target, w[f"{layer}target.weight"]))
 
 
 def _sums(values: torch.Tensor, list_of: torch.Tensor, count: int) -> torch.Tensor:

@@ -5,22 +5,33 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import numpy as np
-
-from workloads.contract import Servable
+from workloads.abstention.calibration import Exported
+from workloads.abstention.decision import PARAMS
+from workloads.contract import Columns, Servable
 from workloads.encoders.served_text import REQUIREMENTS
 from workloads.vera.dataset import VeraData
 from workloads.vera.evaluation import Choice
+from workloads.vera.input_columns import ENDS, input_columns
 from workloads.vera.model import CONTEXT_SCALE, GAP_UNIT, LINEAR_FROM, MAX_GAP, Retriever
 from workloads.vera.params import Params
 
 _EXAMPLE = 4  # candidates
 
 
-def servable(model: Retriever, data: VeraData, params: Params, choice: Choice) -> Servable:
-    """Weights and configuration for ``predictor.py``. The example is a test query with its first candidates."""
+def servable(
+    model: Retriever, data: VeraData, params: Params, choice: Choice, table: Exported | None = None
+) -> Servable:
+    """Weights and configuration for ``predictor.py``. The example is a test query with its first candidates.
+
+    ``table``: of the abstention part, if there is one.
+    """
     encoder = {f"encoder.{name}": value for name, value in data.encoder.model.state_dict().items()}
-    weights = {**encoder, **model.state_dict(), "map": choice.map_k.values.reshape(-1)}
+    weights = {
+        **encoder,
+        **model.state_dict(),
+        "map": choice.map_k.values.reshape(-1),
+        **(table.weights if table else {}),
+    }
     return Servable(
         predictor=Path(__file__).with_name("predictor.py"),
         weights=weights,
@@ -38,25 +49,22 @@ def servable(model: Retriever, data: VeraData, params: Params, choice: Choice) -
             "context": bool(params.evidence_context),
             "scales": {"furthest": MAX_GAP, "unit": GAP_UNIT, "beside": CONTEXT_SCALE, "largest": LINEAR_FROM},
             "temperature": params.temperature,
+            "evidence_map": params.evidence_map,
+            "graph_layers": params.graph_layers,
             "priors": [params.prior_positive, params.prior_negative],
             "k": choice.k,
             "threshold": choice.threshold,
             "map": choice.map_k.kind,
+            **(table.config if table else {}),
         },
-        example=_example(data),
-        params={"batch_size": 64},
+        example=_example(data, params.graph_layers > 0),
+        params={"batch_size": 64, **(PARAMS if table else {})},
         requirements=REQUIREMENTS,
     )
 
 
-def _example(data: VeraData) -> dict[str, np.ndarray]:
-    pool = data.pool
+def _example(data: VeraData, ends: bool) -> Columns:
     test = data.parts.test
-    query = int(test[pool.lengths[test].argmax()])
-    first = int(pool.indptr[pool.list_of[query]])
-    rows = np.arange(first, first + min(_EXAMPLE, int(pool.lengths[query])))
-    names = np.array(pool.categories, object)
-    codes = {name: names[pool.codes[rows, column]] for column, name in enumerate(pool.code_names)}
-    numbers = {name: pool.numbers[rows, column] for column, name in enumerate(pool.number_names)}
-    texts = {"query": [pool.queries[query]] * len(rows), "candidate": [pool.texts[text] for text in pool.text[rows]]}
-    return {**{name: np.array(side, object) for name, side in texts.items()}, **codes, **numbers}
+    query = int(test[data.pool.lengths[test].argmax()])
+    columns = input_columns(data.pool, query, _EXAMPLE)
+    return {name: values for name, values in columns.items() if ends or name not in ENDS}

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import asdict
-from typing import ClassVar
+from dataclasses import asdict, replace
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -12,12 +13,16 @@ from numpy.typing import NDArray
 from torch.nn.utils import clip_grad_norm_
 
 from workloads.checks import check_plan
-from workloads.contract import Evaluation, Metrics, Objective, Runtime, Servable, Split, State
+from workloads.contract import Evaluation, Metrics, Objective, Runtime, Servable, Split, State, StepValues
 from workloads.distributed import reduce_sum, without_sync, wrap
 from workloads.encoders.optimisation import load_optimizer_state, optimizer_state
+from workloads.encoders.sources import TINY
+from workloads.initial_weights import copy_weights
 from workloads.losses.evidential import group_rates, quantile_groups
 from workloads.schedule import Progress, steps_per_pass
 from workloads.seeding import derive, generator, seeded
+from workloads.step_log import StepLog
+from workloads.vera.abstention import abstention_table, scored
 from workloads.vera.batches import batches, micro_batches
 from workloads.vera.confidence import Ranked, confidence
 from workloads.vera.dataset import prepare, split_training
@@ -46,8 +51,9 @@ class Vera:
         """Build on ``runtime.device``. The prepared data is cached in the process.
 
         Raises:
-            ValueError: the batch size is not divisible by the number of workers, there are too few queries, or this is
-                a refit: it trains on the validation part, where k and the threshold are chosen.
+            ValueError: the batch size is not divisible by the number of workers, there are too few queries, there are
+                documents and ``graph_layers``, or this is a refit: it trains on the validation part, where k and the
+                threshold are chosen.
             workloads.data.DataError: the dataset or the encoder is unknown, missing or damaged.
         """
         check_plan(params, runtime)
@@ -55,10 +61,17 @@ class Vera:
         self.runtime = runtime
         self.stages = Stages(params, runtime)
         self.data = prepare(params, runtime)
+        if params.graph_layers and self.data.pool.ends is None:
+            raise ValueError(
+                f"graph_layers={params.graph_layers} needs questions over a graph, and dataset {params.dataset!r} has "
+                "documents. Set graph_layers=0"
+            )
+        self.data = replace(self.data, graph=params.graph_layers > 0)
         self.ranked_by, self.calibrated_by = split_training(self.data, params, runtime.seed)
         self.model = Retriever(self.data, params, runtime.seed).to(runtime.device)
         self.model.backbone.scale_to(self.data.numbers[self.data.block(self.ranked_by).pool_row])
         self.replica = wrap(self.model, runtime)
+        self._step_log = StepLog(runtime.log_every, runtime.device)
         ranking = [*self.model.backbone.parameters(), *self.model.ranking.parameters()]
         groups = [{"params": ranking}, {"params": list(self.model.evidence.parameters())}]
         self.optimizer = torch.optim.AdamW(groups, lr=params.lr, weight_decay=params.weight_decay, fused=True)
@@ -88,7 +101,11 @@ class Vera:
         self._ranked = None
         with seeded(derive(runtime.seed, "dropout", epoch, runtime.rank), runtime.device):
             for step, batch in enumerate(batches(queries, size, steps, epoch, runtime.seed)):
-                total += self._backward(batch, stage, rates, cached)
+                shares = self._backward(batch, stage, rates, cached)
+                total += shares
+                if runtime.log_every:
+                    loss_share = (shares * weights(stage, runtime.device)).sum()
+                    self._step_log.add((epoch - 1) * steps + step + 1, loss_share)
                 self._set_rates(stage, epoch - 1 + step / steps)
                 clip_grad_norm_(self.model.parameters(), self.params.clip)
                 self.optimizer.step()
@@ -100,6 +117,10 @@ class Vera:
         parts = {f"loss_{name}": value for name, value in zip(NAMES, means.tolist())}
         current = {"stage": float(stage.number), "k": float(self.choice.k), "threshold": self.choice.threshold}
         return {"loss": loss, **parts, **current}
+
+    def take_steps(self) -> list[StepValues]:
+        """The mean weighted loss of each ``runtime.log_every`` steps."""
+        return self._step_log.take()
 
     def _set_rates(self, stage: Stage, epochs: float) -> None:
         """Set the learning rates of the step after ``epochs`` epochs, a fraction."""
@@ -203,6 +224,30 @@ class Vera:
         self.choice = Choice.from_state(state["chosen"], self.params)
         self._ranked = None
 
+    def load_weights(self, weights: Mapping[str, torch.Tensor], config: Mapping[str, Any]) -> None:
+        """Start from another model on the same frozen encoder. Stage, k, threshold and map are this run's.
+
+        Raises:
+            ValueError: the encoder is another one, or the layers differ.
+        """
+        frozen = self.data.encoder.model.state_dict()
+        given = {name.removeprefix("encoder."): value for name, value in weights.items() if name.startswith("encoder.")}
+        if given.keys() != frozen.keys() or not all(torch.equal(frozen[n].cpu(), value) for n, value in given.items()):
+            why = ", whose weights depend on the seed" if self.params.encoder == TINY else ""
+            raise ValueError(f"the weights do not fit: their frozen encoder is another {self.params.encoder!r}{why}")
+        other = ("encoder.", "map", "abstention.")
+        rest = {name: value for name, value in weights.items() if not name.startswith(other)}
+        copy_weights(self.model, rest)
+        self._ranked = None
+
     def servable(self) -> Servable:
         """Encoder, model, k, threshold and map. The candidates come with the input."""
-        return servable(self.model, self.data, self.params, self.choice)
+        table = None
+        if self.runtime.abstention_part:
+            alone = replace(self.runtime, rank=0, world_size=1)  # other ranks do not take part
+            part, validation = (
+                scored(rank(self.model, self.data, queries, self.params, alone), self.data, queries)
+                for queries in (self.data.abstention, self.data.parts.validation)
+            )
+            table = abstention_table(part, validation, self.params, self.choice.k, self.runtime.abstention_part)
+        return servable(self.model, self.data, self.params, self.choice, table)
