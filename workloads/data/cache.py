@@ -8,6 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
+from urllib.parse import quote, urlsplit
+
+from workloads.data.errors import DataError
+
+STAGED = "staged"
+"""Folder in the cache with copies of datasets in object stores."""
 
 
 def cache_dir() -> Path:
@@ -20,10 +26,40 @@ def cache_dir() -> Path:
 
 
 def default_data_root() -> Path:
-    """The data root, with a folder for each dataset: ``$ORCHESTRATOR_DATA``, else ``data`` in the cache."""
+    """The data root, with a folder for each dataset: ``$ORCHESTRATOR_DATA``, else ``data`` in the cache.
+
+    A URI's is that of its copy on this node (:mod:`workloads.data.stores`).
+    """
     if root := os.environ.get("ORCHESTRATOR_DATA"):
-        return Path(root).expanduser()
+        return staged_path(root) if is_uri(root) else Path(root).expanduser()
     return cache_dir() / "data"
+
+
+def is_uri(name: str) -> bool:
+    """Whether a dataset or data root is in an object store."""
+    return "://" in name and not name.startswith("file://")
+
+
+def staged_path(uri: str) -> Path:
+    """Path of this node's copy of a dataset or data root in an object store (:mod:`workloads.data.stores`).
+
+    Raises:
+        DataError: the URI has no bucket, or more than scheme, bucket and prefix.
+    """
+    parts = urlsplit(uri.strip())
+    path = parts.path.strip("/")
+    if not parts.netloc or "@" in parts.netloc or parts.query or parts.fragment or ".." in path.split("/"):
+        raise DataError(
+            "the address of a dataset is not valid", expected="s3://BUCKET/PREFIX",
+            fix="Credentials and endpoint come from the environment: AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL_S3",
+        )  # fmt: skip
+    bucket = quote(f"{parts.scheme}://{parts.netloc}", safe="").replace("~", "%7E").replace("%", "~")
+    return cache_dir() / STAGED / bucket / path
+
+
+def local_path(name: str) -> Path:
+    """The path that a dataset is named by; for a URI, that of its copy on this node. Raises DataError."""
+    return staged_path(name) if is_uri(name) else Path(name)
 
 
 @contextmanager

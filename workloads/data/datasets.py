@@ -10,6 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from workloads.data import stores
+from workloads.data.cache import local_path
 from workloads.data.digests import digest, sha256
 from workloads.data.errors import DataError
 from workloads.data.files import plain_or_gz
@@ -34,7 +36,7 @@ from workloads.data.retrieval.collections import CACM, CISI, CRAN, MED, SCIFACT,
 from workloads.data.retrieval.kind import RETRIEVAL
 from workloads.data.retrieval.synthetic import SYNTHETIC_RETRIEVAL
 from workloads.data.retrieval.topical import CLASSIC_IR
-from workloads.data.source import Dataset, Kind, ReadOptions, SourceFile
+from workloads.data.source import Dataset, Kind, Overlap, ReadOptions, SourceFile
 from workloads.named_function import load_function
 
 DATASETS: Mapping[str, Dataset] = {
@@ -76,15 +78,16 @@ KINDS: Mapping[str, Kind] = {kind.name: kind for kind in (RETRIEVAL, QUESTIONS, 
 
 
 def dataset(name: str) -> Dataset:
-    """The dataset with this name, or at this absolute path.
+    """The dataset with this name, at this absolute path, or at this URI (:mod:`workloads.data.stores`).
 
     Raises:
-        DataError: there is none; the message names the nearest.
+        DataError: there is none; the message names the nearest; or the copy of a URI cannot be made.
     """
     if name in DATASETS:
         return DATASETS[name]
     if is_path(name):
-        path = Path(name)
+        path = local_path(name)
+        stores.stage(path)
         forms = (form for kind in KINDS.values() for form in kind.own)
         own = next((own for fits, own in forms if path.is_absolute() and fits(path)), None)
         return own(name, path) if own else own_interactions(name)
@@ -102,7 +105,7 @@ def check_kind(name: str, *kinds: str) -> str:
         raise _unknown(name, fitting, " or the path of your own")
     if name in DATASETS:
         kind = DATASETS[name].kind
-    elif not os.path.isabs(name) or not os.path.exists(name):  # checking or reading it reports that
+    elif not (path := local_path(name)).is_absolute() or not path.exists():  # checking or reading it reports that
         return name
     else:
         try:
@@ -128,12 +131,15 @@ def _unknown(name: str, names: Sequence[str], path: str = "") -> DataError:
 def check(name: str, root: Path) -> None:
     """Check that a dataset is present and intact.
 
-    A file that has not changed since it was last read costs one ``stat``.
+    A file that has not changed since it was last read costs one ``stat``. Below a data root that is a copy of an object
+    store the dataset is staged first.
 
     Raises:
         DataError: the first problem; for a damaged file with the line, if parsing finds it.
     """
-    for problem in _problems(dataset(name), root, digest):
+    entry = dataset(name)
+    _stage(entry, root)
+    for problem in _problems(entry, root, digest):
         raise problem
 
 
@@ -161,6 +167,12 @@ def counts(name: str, root: Path) -> Mapping[str, int]:
     return load_function(counts)(name, root) if counts else {}
 
 
+def overlap(name: str, root: Path) -> Overlap | None:
+    """Test examples of a dataset that also are in its training part; None for a kind without. Raises DataError."""
+    kind = KINDS.get(dataset(name).kind)
+    return load_function(kind.overlap)(name, root) if kind else None
+
+
 def skipped_images_warning(params: Mapping[str, Any], root: Path) -> str | None:
     """A sentence about the examples of a run's dataset that are left out; None without one."""
     entry = dataset(params["dataset"]) if params.get("dataset") is not None else None
@@ -175,6 +187,7 @@ def verify(name: str, root: Path) -> list[str]:
         DataError: there is no dataset of this name.
     """
     entry = dataset(name)
+    _stage(entry, root)
     problems = list(_problems(entry, root, sha256))
     if not problems and not entry.verified and (fault := _parse_error(entry, root)):
         problems = [fault]
@@ -193,6 +206,8 @@ def fetch(name: str, root: Path) -> list[Path]:
     if name not in DATASETS and not is_path(name):
         raise _unknown(name, sorted(DATASETS))
     entry = dataset(name)
+    if entry.files and (uri := stores.uri_of(root)):
+        raise DataError(f"the data root is an object store, {uri}", fix=f"Upload the files of {name} there")
     damaged = [source for source in (*entry.files, *entry.extras) if _damage(entry, source, root, sha256) is not None]
     for source in damaged:
         if not source.url:
@@ -208,6 +223,7 @@ def fingerprint(name: str, root: Path) -> str:
         DataError: unknown name, or a file is missing or unreadable.
     """
     entry = dataset(name)
+    _stage(entry, root)
     identity = [entry.name, entry.version]
     for source in entry.files_in(root):
         path = plain_or_gz(entry.folder_in(root) / source.path)
@@ -216,6 +232,13 @@ def fingerprint(name: str, root: Path) -> str:
         except OSError as error:
             raise _unreadable(entry, path, root, error) from error
     return hashlib.sha256("\n".join(identity).encode()).hexdigest()
+
+
+def _stage(entry: Dataset, root: Path) -> None:
+    """Copy a dataset of the catalogue from the object store that the data root is a copy of."""
+    folder = entry.folder_in(root)
+    if entry.files and not Path(entry.folder).is_absolute() and stores.uri_of(folder):
+        stores.stage(folder)
 
 
 def read(name: str, root: Path) -> Any:

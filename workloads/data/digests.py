@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -11,7 +12,12 @@ from pathlib import Path
 from workloads.data.cache import cache_dir, file_lock, replacing
 from workloads.data.files import opened
 
+LARGE = 10_000
+"""Files of a folder from which on a process does not look at each of them again."""
+
 _SETTLED_NS = 2_000_000_000
+_FOLDERS: dict[Path, tuple[dict[Path, int], str]] = {}
+"""Times of large folders and of those in them, and the digest of all files."""
 
 
 def sha256(path: Path) -> str:
@@ -32,10 +38,26 @@ def sha256(path: Path) -> str:
 def digest(path: Path) -> str:
     """:func:`sha256`, from the cache if size and times of the file, or of all files of the folder, have not changed.
 
+    A process looks at the files of a folder with :data:`LARGE` or more of them once; then at the times of its folders,
+    which change when a file is added, renamed or removed, but not when one is written over.
+
     Raises:
         OSError: the file cannot be read. If the cache cannot be written, the digest is computed again next time.
     """
     path = path.resolve()
+    if (seen := _FOLDERS.get(path)) and all(_time(folder) == time for folder, time in seen[0].items()):
+        return seen[1]
+    if not path.is_dir():
+        return _digest(path)
+    below = [(Path(folder), len(files)) for folder, _, files in os.walk(path)]
+    times = {folder: _time(folder) for folder, _ in below}
+    checksum = _digest(path)
+    if sum(count for _, count in below) >= LARGE:
+        _FOLDERS[path] = times, checksum
+    return checksum
+
+
+def _digest(path: Path) -> str:
     stamp, changed_ns = _stamp(path)
     memo = cache_dir() / "digests" / hashlib.sha256(bytes(path)).hexdigest()[:32]
     if (remembered := _recall(memo, stamp)) is not None:
@@ -50,6 +72,14 @@ def digest(path: Path) -> str:
                 file.write(f"{stamp} {checksum}".encode())
         return checksum
     return sha256(path)
+
+
+def _time(folder: Path) -> int:
+    """Modification time of a folder, in nanoseconds; -1 if it is gone."""
+    try:
+        return folder.stat().st_mtime_ns
+    except OSError:
+        return -1
 
 
 def _stamp(path: Path) -> tuple[str, int]:

@@ -39,6 +39,8 @@ class SourceFile:
 class Dataset:
     """A dataset. Its files are in ``<data root>/<folder>/``; a generated dataset has none.
 
+    ``summary`` ends with its :attr:`terms` in parentheses, where they are known.
+
     ``kind`` names what ``reader`` returns (``interactions``:
     :class:`~workloads.data.interactions.types.Interactions`). ``reader`` takes the dataset's folder, raises
     :class:`~workloads.data.errors.DataError` with file and line if the content is damaged, and does not check
@@ -66,6 +68,12 @@ class Dataset:
     needs: tuple[str, ...] = ()
     clean_from: float | None = None
     instead: tuple[SourceFile, ...] = ()
+
+    @property
+    def terms(self) -> str:
+        """Licence or terms of use of the source, such as "claims CC BY 4.0"; empty if they are not known."""
+        _, opening, last = self.summary.rpartition(" (")
+        return last.removesuffix(")") if opening and last.endswith(")") else ""
 
     def folder_in(self, root: Path) -> Path:
         """Folder of the dataset's files."""
@@ -114,15 +122,34 @@ class Kind:
     ``layout`` describes users' own data in words. ``own``: pairs of a test whether a path has a layout, and a function
     that returns the dataset there. ``check`` finds, before a worker starts, errors that checksums do not show; it
     raises :class:`~workloads.data.errors.DataError`. With ``checksums_suffice`` a dataset that has them is not checked.
+    ``slow``: reading a large dataset may take an hour, so that only a node that trains does.
     ``counts`` returns numbers such as that of users, None if they would take too long. ``warning`` returns a sentence
-    about examples that a run skips, or None. These three are named as ``module:function``: they read data, and what
-    reads data imports the catalogue.
+    about examples that a run skips, or None. ``overlap`` counts test examples that are in train. These are named as
+    ``module:function``: they read data, and what reads data imports the catalogue.
     """
 
     name: str
     layout: str
     own: tuple[tuple[Callable[[Path], bool], Callable[[str, Path], Dataset]], ...]
     check: str
+    overlap: str
     checksums_suffice: bool = True
+    slow: bool = False
     counts: str | None = None
     warning: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """``repeated`` of ``total`` test examples (``unit``, plural) are in the training part; ``example`` is one."""
+
+    repeated: int
+    total: int
+    unit: str
+    example: str | None = None
+
+    def __str__(self) -> str:
+        if not self.total:
+            return "no test part"
+        shown = f", such as {self.example}" if self.example else ""
+        return f"{self.repeated:,} of {self.total:,} test {self.unit} are also in the training part{shown}"

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from workloads.data.errors import DataError
 from workloads.data.images.decode import Undecodable, decode, square
+from workloads.data.images.progress import Progress
 from workloads.data.images.types import Corrupt, Images, ImageSource, Listing, Pixels
 
 _BLOCK = 64  # images in one task of a thread
@@ -24,6 +25,7 @@ def convert(
     size: int | None,
     corrupt: Corrupt,
     allocate: Callable[[str, tuple[int, ...]], NDArray[np.uint8]],
+    progress: Progress | None = None,
 ) -> Images:
     """Decode a dataset.
 
@@ -32,21 +34,25 @@ def convert(
         size: height and width of the result; None keeps the images' own, which must all be the same square.
         corrupt: ``refuse`` or ``skip`` images that cannot be decoded.
         allocate: returns the array for a part, ``train`` or ``test``, with a shape.
+        progress: how much of the arrays an earlier process has filled.
 
     Raises:
         DataError: an image cannot be decoded and is not skipped, no image can be decoded, or sizes differ while
             ``size`` is None.
     """
     side = size or _own_size(source.train)
+    progress = progress or Progress()
     parts: dict[str, Pixels] = {}
     skipped: list[str] = []
     for part, listing in (("train", source.train), ("test", source.test)):
         images = allocate(part, (len(listing), 3, side, side))
-        faults: dict[int, str] = {}
-        for image in _decoded(listing, images, own=size is None):
-            faults |= image
+        own = progress.begin(part, len(listing))
+        faults = own.faults
+        for count, more in _decoded(listing, images, own=size is None, start=own.done):
+            progress.advance(part, images, count, more)
             if faults and corrupt == "refuse":
                 raise refused(_named(listing, faults)[0])
+        progress.save(images)
         skipped += _named(listing, faults)
         kept = np.delete(np.arange(len(listing)), sorted(faults))
         if len(listing) and not len(kept):
@@ -85,12 +91,17 @@ def _several_sizes(listing: Listing, index: int, width: int, height: int, expect
     )  # fmt: skip
 
 
-def _decoded(listing: Listing, images: NDArray[np.uint8], own: bool) -> Iterator[dict[int, str]]:
-    """Fill ``images`` in several threads (PIL releases the GIL). Yields position and error of each failure."""
+def _decoded(
+    listing: Listing, images: NDArray[np.uint8], own: bool, start: int
+) -> Iterator[tuple[int, dict[int, str]]]:
+    """Fill ``images`` from ``start`` on, in several threads (PIL releases the GIL).
+
+    Yields, block after block, the number of its images, and position and error of each failure.
+    """
     workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with ThreadPoolExecutor(workers) as pool:
-        waiting: deque[Future[dict[int, str]]] = deque()
-        for first, block in _blocks(listing.contents()):
+        waiting: deque[Future[tuple[int, dict[int, str]]]] = deque()
+        for first, block in _blocks(listing.contents(), start):
             waiting.append(pool.submit(_decode_block, listing, images, own, first, block))
             if len(waiting) > 2 * workers:  # at most this many are in memory at once
                 yield waiting.popleft().result()
@@ -98,9 +109,8 @@ def _decoded(listing: Listing, images: NDArray[np.uint8], own: bool) -> Iterator
             yield waiting.popleft().result()
 
 
-def _blocks(contents: Iterable[Any]) -> Iterator[tuple[int, list[Any]]]:
-    remaining = iter(contents)
-    first = 0
+def _blocks(contents: Iterable[Any], first: int) -> Iterator[tuple[int, list[Any]]]:
+    remaining = islice(contents, first, None)
     while block := list(islice(remaining, _BLOCK)):
         yield first, block
         first += len(block)
@@ -108,7 +118,7 @@ def _blocks(contents: Iterable[Any]) -> Iterator[tuple[int, list[Any]]]:
 
 def _decode_block(
     listing: Listing, images: NDArray[np.uint8], own: bool, first: int, block: list[Any]
-) -> dict[int, str]:
+) -> tuple[int, dict[int, str]]:
     faults: dict[int, str] = {}
     side = images.shape[2]
     for index, content in enumerate(block, first):
@@ -120,4 +130,4 @@ def _decode_block(
         if own and image.size != (side, side):
             raise _several_sizes(listing, index, *image.size, f"{side} x {side}, as the first image has")
         images[index] = square(image, side)
-    return faults
+    return len(block), faults

@@ -35,5 +35,7 @@ IMAGES = Kind(
     "val); Parquet with the columns image and label, one table or train.parquet and test.parquet",
     own=((is_images, own_images),),
     check="workloads.data.images.load:check",
+    overlap="workloads.data.overlap:images",
+    slow=True,
     warning="workloads.data.images.load:skipped_warning",  # and no counts: images would be decoded for them
 )

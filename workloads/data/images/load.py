@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from workloads.data.conversion_cache import build_once, cache_path, checked_fingerprint
 from workloads.data.datasets import dataset, read
 from workloads.data.images.convert import convert, refused
+from workloads.data.images.progress import Progress
 from workloads.data.images.types import Corrupt, Images, ImageSource, Pixels
 from workloads.data.source import Dataset, ReadOptions
 from workloads.memory import bounded_cache
@@ -25,6 +27,7 @@ FORMAT = 2
 """Version of the layout and of the decoding, in the names of cache folders."""
 
 _INDEX = "index.json"
+_PROGRESS = "progress.json"
 _CHECKED_BYTES = 4 << 30  # of larger files only the size is checked on loading
 
 
@@ -57,21 +60,24 @@ def load_images(name: str, root: Path, size: int | None = None, corrupt: Corrupt
 def _load(name: str, root: Path, size: int | None, corrupt: Corrupt, folder: Path) -> Images:
     if not dataset(name).files:  # a generated one is small, and generating is as fast as loading
         return convert(read(name, root), size, corrupt, lambda _part, shape: np.zeros(shape, np.uint8))
-    return build_once(folder, _mapped, lambda: _write(folder, read(name, root), size, corrupt))
+    return build_once(folder, _mapped, lambda: _write(folder, Path(name).name, read(name, root), size, corrupt))
 
 
-def _write(folder: Path, source: ImageSource, size: int | None, corrupt: Corrupt) -> None:
+def _write(folder: Path, name: str, source: ImageSource, size: int | None, corrupt: Corrupt) -> None:
     """Decode into a folder that is renamed when complete, one ``.npy`` file per array.
+
+    After a kill the draft is left behind, and the next process continues it.
 
     Raises:
         OSError: it cannot be written; nothing is left behind.
         DataError: as :func:`~workloads.data.images.convert.convert`.
     """
     draft = folder.with_name(f".{folder.name}.part")
-    shutil.rmtree(draft, ignore_errors=True)
-    draft.mkdir(parents=True)
+    progress = _progress(draft, name)
+    draft.mkdir(parents=True, exist_ok=True)
     try:
-        images = convert(source, size, corrupt, partial(_allocated, draft))
+        images = convert(source, size, corrupt, partial(_allocated, draft, progress), progress)
+        (draft / _PROGRESS).unlink()
         for part, pixels in (("train", images.train), ("test", images.test)):
             np.save(draft / f"{part}-labels.npy", pixels.labels)
             np.save(draft / f"{part}-rows.npy", pixels.rows)
@@ -85,13 +91,31 @@ def _write(folder: Path, source: ImageSource, size: int | None, corrupt: Corrupt
         (draft / _INDEX).write_text(json.dumps(index))
         shutil.rmtree(folder, ignore_errors=True)
         draft.rename(folder)
-    finally:
+    except Exception:
         shutil.rmtree(draft, ignore_errors=True)
+        raise
 
 
-def _allocated(folder: Path, part: str, shape: tuple[int, ...]) -> NDArray[np.uint8]:
-    """Create a memory-mapped file for the images of a part."""
+def _progress(draft: Path, name: str) -> Progress:
+    """How far an earlier process came with ``draft``, which is removed if that cannot be read."""
+    try:
+        progress = Progress(draft / _PROGRESS, name)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        (draft / _PROGRESS).unlink()
+        progress = Progress(draft / _PROGRESS, name)
+    if not (draft / _PROGRESS).exists():
+        shutil.rmtree(draft, ignore_errors=True)
+    return progress
+
+
+def _allocated(folder: Path, progress: Progress, part: str, shape: tuple[int, ...]) -> NDArray[np.uint8]:
+    """Create a memory-mapped file for the images of a part, or map the one that an earlier process has begun."""
     file = folder / f"{part}.npy"
+    if progress.has(part) and shape[0]:
+        begun: NDArray[np.uint8] = np.lib.format.open_memmap(file, "r+")
+        if begun.shape == shape:
+            return begun
+        raise OSError(errno.EIO, "the array of an earlier conversion has another shape", str(file))
     if not shape[0]:  # an empty file cannot be mapped
         np.save(file, np.empty(shape, np.uint8))
         return np.empty(shape, np.uint8)

@@ -10,5 +10,6 @@ INTERACTIONS = Kind(
     "and test, or with train.txt and test.txt, a user's items a line",
     own=(),  # what has no other form
     check="workloads.data.interactions.load:check",
+    overlap="workloads.data.overlap:interactions",
     counts="workloads.data.interactions.load:counts",
 )

@@ -59,7 +59,7 @@ def check_parts(train: NDArray[np.integer[Any]], test: NDArray[np.integer[Any]],
             "the test part is empty, so nothing can be measured", file=files[-1] if files else None,
             fix="Give it interactions",
         )  # fmt: skip
-    most = int(np.unique(train[:, 0], return_counts=True)[1].max()) if len(train) else 0
+    most = int(np.bincount(train[:, 0]).max()) if len(train) else 0
     if most < 2:
         raise DataError(
             "no user can give an item for validation",

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from workloads.data.cache import is_uri, local_path
 from workloads.data.errors import DataError
 from workloads.data.interactions.columns import FORMS, Columns, read_columns
 from workloads.data.interactions.lightgcn import read_item_lists
@@ -29,17 +30,19 @@ def is_path(name: str) -> bool:
 
 
 def absolute(name: str) -> str:
-    """The absolute path; a name of the catalogue unchanged."""
+    """The absolute path; a name of the catalogue and a URI unchanged."""
+    if is_uri(name):
+        return name
     return os.path.abspath(os.path.expanduser(name)) if is_path(name) else name
 
 
 def own_interactions(name: str) -> Dataset:
-    """The dataset at an absolute path.
+    """The dataset at an absolute path, or at a URI that has been staged.
 
     Raises:
         DataError: the path is relative, or there is neither a table nor a folder with two parts.
     """
-    path = Path(name)
+    path = local_path(name)
     if not path.is_absolute():
         expected = "an absolute path"
         fix = f"Use {absolute(name)}"

@@ -12,5 +12,6 @@ PAIRS = Kind(
     "train and, where there are any, dev and test",
     own=((is_pairs, own_pairs),),
     check="workloads.data.pairs.load:check",
+    overlap="workloads.data.overlap:pairs",
     checksums_suffice=False,  # test scores may be hidden
 )

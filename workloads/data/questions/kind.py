@@ -11,4 +11,5 @@ QUESTIONS = Kind(
     "a folder with questions.jsonl and a TSV of triples for each graph",
     own=((is_questions, own_questions),),
     check="workloads.data.questions.load:check",
+    overlap="workloads.data.overlap:questions",
 )

@@ -67,8 +67,8 @@ def read_beir(folder: Path, files: tuple[str, ...]) -> Retrieval:
         DataError: a line that is not a document, query or judgement, a repeated id, a pair with two grades, a query
             with judgements in two parts, or a test part without relevant documents.
     """
-    doc_ids, docs = _texts(plain_or_gz(folder / CORPUS), titled=True)
-    query_ids, queries = _texts(plain_or_gz(folder / QUERIES), titled=False)
+    doc_ids, docs = read_texts(plain_or_gz(folder / CORPUS), titled=True)
+    query_ids, queries = read_texts(plain_or_gz(folder / QUERIES), titled=False)
     rows = [row for file in files for row in _rows(plain_or_gz(folder / file))]
     collection = judged((doc_ids, docs), (query_ids, queries), rows)
     if SPLIT_JUDGEMENTS["test"] in files:
@@ -96,7 +96,7 @@ def check_test(file: Path, data: Retrieval) -> None:
         )
 
 
-def _texts(file: Path, *, titled: bool) -> tuple[list[str], list[str]]:
+def read_texts(file: Path, *, titled: bool) -> tuple[list[str], list[str]]:
     """Ids and texts of a file with a JSON object per line."""
     ids: dict[str, int] = {}
     texts = []

@@ -6,7 +6,8 @@ stop words and Snowball's English stemmer. It is imported on first use.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,6 +19,8 @@ from workloads.data.datasets import fingerprint
 from workloads.data.errors import DataError
 
 if TYPE_CHECKING:
+    from scipy.sparse import csr_array
+
     from workloads.data.retrieval.types import Retrieval
 
 VERSION = 1
@@ -25,6 +28,10 @@ VERSION = 1
 
 K1, B = 1.5, 0.75
 """Saturation of term counts (k1), and weight of the document length (b)."""
+
+
+AT_ONCE = 2**24
+"""Postings that are added up at once: up to 256 MB of scores and document numbers."""
 
 
 class Candidates(NamedTuple):
@@ -44,31 +51,107 @@ class Candidates(NamedTuple):
         return counts
 
 
+class Tokenised:
+    """Documents as stemmed words, to search all or some of them; each document and query is split into words once."""
+
+    def __init__(self, docs: Sequence[str]) -> None:
+        """Split and stem.
+
+        Raises:
+            DataError: bm25s or PyStemmer is not installed.
+        """
+        self._library, self._stemmer = _library()
+        tokens = self._library.tokenize(list(docs), **self._settings)
+        self._vocabulary: dict[str, int] = tokens.vocab
+        self._docs: list[list[int]] = tokens.ids
+
+    @property
+    def _settings(self) -> dict[str, Any]:
+        return {"stopwords": "en", "stemmer": self._stemmer, "show_progress": False}
+
+    def terms(self, queries: Sequence[str]) -> list[list[int]]:
+        """The words of each query that are in a document, as numbers."""
+        words = self._library.tokenize(list(queries), return_ids=False, **self._settings)
+        return [[self._vocabulary[word] for word in query if word in self._vocabulary] for query in words]
+
+    def search(self, queries: Sequence[list[int]], depth: int, docs: NDArray[np.int64] | None = None) -> Candidates:
+        """The ``depth`` best documents of each query.
+
+        Args:
+            queries: of :meth:`terms`.
+            docs: numbers of the documents that are searched; None: all. Numbers in the result are positions among
+                these, and equal scores rank by them.
+        """
+        return self.index(docs)(queries, depth)
+
+    def index(self, docs: NDArray[np.int64] | None = None) -> Callable[[Sequence[list[int]], int], Candidates]:
+        """A function of queries and depth that searches these documents, as :meth:`search` does."""
+        from scipy.sparse import csr_array
+
+        count = len(self._docs) if docs is None else len(docs)
+        chosen = self._docs if docs is None else [self._docs[doc] for doc in docs.tolist()]
+        if not any(chosen):  # no document has a word
+            postings = csr_array((len(self._vocabulary), count), dtype=np.float32)
+        else:
+            index = self._library.BM25(method="lucene", k1=K1, b=B)
+            index.index((chosen, dict(self._vocabulary)), show_progress=False)
+            parts = index.scores["data"], index.scores["indices"], index.scores["indptr"]
+            postings = csr_array(parts, shape=(len(parts[2]) - 1, count))
+        return lambda queries, depth: _best(postings, queries, depth)
+
+
 def search(docs: Sequence[str], queries: Sequence[str], depth: int) -> Candidates:
     """The ``depth`` best documents of each query.
 
     Raises:
         DataError: bm25s or PyStemmer is not installed.
     """
-    bm25s, stemmer = _library()
+    tokenised = Tokenised(docs)
+    return tokenised.search(tokenised.terms(queries), depth)
+
+
+def _best(postings: csr_array, queries: Sequence[list[int]], depth: int) -> Candidates:
+    """The best documents of queries, by products of sparse matrices, whose cost is the queries' postings.
+
+    ``postings`` (V, N) holds the score of each word in each document. Scores are added in the order of a query's words,
+    as bm25s adds them.
+    """
+    from scipy.sparse import csr_array
+
     ranked = Candidates(
         np.full((len(queries), depth), -1, np.int32), np.full((len(queries), depth), -np.inf, np.float32)
     )
-    settings: dict[str, Any] = {"stopwords": "en", "stemmer": stemmer, "show_progress": False}
-    tokens = bm25s.tokenize(list(docs), **settings)
-    if not tokens.vocab:  # no document has a word
-        return ranked
-    index = bm25s.BM25(method="lucene", k1=K1, b=B)
-    index.index(tokens, show_progress=False)
-    for row, terms in enumerate(bm25s.tokenize(list(queries), return_ids=False, **settings)):
-        scores = index.get_scores(terms) if any(term in tokens.vocab for term in terms) else np.zeros(0, np.float32)
-        hits = np.flatnonzero(scores > 0)
-        if len(hits) > depth:
-            cut = np.partition(scores[hits], len(hits) - depth)[len(hits) - depth]
-            hits = hits[scores[hits] >= cut]  # includes all ties with the last one
-        best = hits[np.argsort(-scores[hits], kind="stable")][:depth]
-        ranked.docs[row, : len(best)], ranked.scores[row, : len(best)] = best, scores[best]
+    lengths = np.diff(postings.indptr)
+    for part in _parts([int(lengths[query].sum()) for query in queries]):
+        terms = queries[part]
+        indptr = np.cumsum([0, *map(len, terms)])
+        columns = np.concatenate([np.asarray(query, np.int32) for query in terms])
+        block = csr_array((np.ones(len(columns), np.float32), columns, indptr), shape=(len(terms), postings.shape[0]))
+        scores = block @ postings
+        for row, (first, last) in enumerate(pairwise(scores.indptr.tolist()), part.start):
+            values = scores.data[first:last]
+            hits = np.flatnonzero(values > 0)
+            if len(hits) > depth:
+                cut = np.partition(values[hits], len(hits) - depth)[len(hits) - depth]
+                hits = hits[values[hits] >= cut]  # includes all ties with the last one
+            numbers = scores.indices[first:last][hits]
+            order = np.lexsort((numbers, -values[hits]))[:depth]
+            ranked.docs[row, : len(order)] = numbers[order]
+            ranked.scores[row, : len(order)] = values[hits][order]
     return ranked
+
+
+def _parts(costs: Sequence[int]) -> Iterator[slice]:
+    """Ranges of queries with at most :data:`AT_ONCE` postings, or one query."""
+    first = total = 0
+    for row, cost in enumerate(costs):
+        if row > first and total + cost > AT_ONCE:
+            yield slice(first, row)
+            first = row
+            total = 0
+        total += cost
+    if first < len(costs):
+        yield slice(first, len(costs))
 
 
 def candidates(name: str, root: Path, data: Retrieval, depth: int) -> Candidates:

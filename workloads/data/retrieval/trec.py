@@ -1,0 +1,115 @@
+"""Collections with topics and judgements in TREC's form.
+
+A collection is a folder with ``corpus.jsonl`` as in BEIR, ``topics.tsv`` (``id TAB text``) or ``topics.trec``
+(``<top>`` with ``<num>`` and ``<title>``), and ``qrels.trec`` or ``qrels/{train,dev,test}.trec``, with the lines
+``topic iteration document grade``. Files may be compressed, as ``<name>.gz``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from workloads.data.errors import DataError
+from workloads.data.files import lines, opened, plain_or_gz
+from workloads.data.retrieval.beir import CORPUS, check_test, read_texts
+from workloads.data.retrieval.judged import Row, judged
+from workloads.data.source import Dataset, SourceFile
+
+if TYPE_CHECKING:
+    from workloads.data.retrieval.types import Retrieval
+
+TOPICS = ("topics.tsv", "topics.trec")
+JUDGEMENTS = "qrels.trec"
+SPLIT_JUDGEMENTS = {part: f"qrels/{part}.trec" for part in ("train", "dev", "test")}
+
+_NUMBER = re.compile(r"<num>\s*(?:Number:)?\s*(\S+?)\s*(?=<|$)", re.IGNORECASE | re.MULTILINE)
+_TITLE = re.compile(r"<title>\s*(?:Topic:)?\s*(.*?)\s*(?=<|\Z)", re.IGNORECASE | re.DOTALL)
+
+
+def is_trec(folder: Path) -> bool:
+    """Whether a folder has the layout."""
+    return plain_or_gz(folder / CORPUS).is_file() and bool(_topics(folder)) and bool(_judgements(folder))
+
+
+def own_trec(name: str, folder: Path) -> Dataset:
+    """A user's own collection, named by its absolute path."""
+    topics = _topics(folder)
+    judgements = _judgements(folder)
+    reader = partial(read_trec, topics=topics[0], files=tuple(judgements))
+    files = tuple(SourceFile(file) for file in (CORPUS, topics[0], *judgements))
+    return Dataset(name, "a user's own", "retrieval", reader, files, folder=str(folder))
+
+
+def read_trec(folder: Path, topics: str, files: tuple[str, ...]) -> Retrieval:
+    """Read a collection; judgements are treated as those of :func:`~workloads.data.retrieval.beir.read_beir`.
+
+    Raises:
+        DataError: a line that is not a document, topic or judgement, or as for a collection in BEIR's layout.
+    """
+    docs = read_texts(plain_or_gz(folder / CORPUS), titled=True)
+    file = plain_or_gz(folder / topics)
+    queries = _table(file) if topics == TOPICS[0] else _marked(file)
+    rows = [row for name in files for row in _rows(plain_or_gz(folder / name))]
+    collection = judged(docs, queries, rows)
+    if SPLIT_JUDGEMENTS["test"] in files:
+        check_test(plain_or_gz(folder / SPLIT_JUDGEMENTS["test"]), collection)
+    return collection
+
+
+def _topics(folder: Path) -> list[str]:
+    return [file for file in TOPICS if plain_or_gz(folder / file).is_file()]
+
+
+def _judgements(folder: Path) -> list[str]:
+    split = [file for file in SPLIT_JUDGEMENTS.values() if plain_or_gz(folder / file).is_file()]
+    return split or [file for file in (JUDGEMENTS,) if plain_or_gz(folder / file).is_file()]
+
+
+def _table(file: Path) -> tuple[list[str], list[str]]:
+    texts: dict[str, str] = {}
+    for number, line in lines(file):
+        name, tab, text = line.partition("\t")
+        _add(texts, name.strip() if tab else "", text, file, number)
+    return list(texts), list(texts.values())
+
+
+def _marked(file: Path) -> tuple[list[str], list[str]]:
+    with opened(file) as stream:
+        content = stream.read().decode("utf-8", errors="replace")
+    texts: dict[str, str] = {}
+    before, *blocks = re.split(r"<top>", content, flags=re.IGNORECASE)
+    number = before.count("\n") + 1
+    for block in blocks:
+        name = _NUMBER.search(block)
+        title = _TITLE.search(block)
+        _add(texts, name.group(1) if name else "", " ".join(title.group(1).split()) if title else "", file, number)
+        number += block.count("\n")
+    return list(texts), list(texts.values())
+
+
+def _add(texts: dict[str, str], name: str, text: str, file: Path, line: int) -> None:
+    if not name or not text.strip():
+        expected = "an id, a tab and a text, or <top> with <num> and <title>"
+        raise DataError(
+            "the topic has no id or no text", file=file, line=line, got=repr(f"{name} {text}"[:60]), expected=expected
+        )
+    if name in texts:
+        raise DataError("an id occurs twice", file=file, line=line, got=repr(name))
+    texts[name] = text.strip()
+
+
+def _rows(file: Path) -> Iterator[Row]:
+    part = "" if file.name.startswith(JUDGEMENTS) else file.name.partition(".")[0]
+    for number, line in lines(file):
+        try:
+            topic, _, doc, grade = line.split()
+            yield Row(topic, doc, max(0, int(grade)), part, file, number)
+        except ValueError:
+            raise DataError(
+                "the line holds no judgement", file=file, line=number, got=repr(line[:60]),
+                expected="topic iteration document grade",
+            ) from None  # fmt: skip
