@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from importlib.metadata import Distribution, EntryPoint, entry_points
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -28,7 +28,8 @@ class Entry:
     functions are search spaces; the default is the module of ``search_spaces`` with the workload's name, if any.
     ``data`` are the kinds of built-in datasets that the parameter ``dataset`` can name; these are checked before
     training starts. If it is empty, ``dataset`` is an ordinary parameter. ``predictor`` is the file of the served
-    model, in the folder of the workload's module.
+    model, in the folder of the workload's module. ``candidates`` is a function that gives the candidates of questions
+    over a graph.
     """
 
     params: str
@@ -38,6 +39,7 @@ class Entry:
     spaces: str | None = None
     data: tuple[str, ...] = ()
     predictor: str = "predictor.py"
+    candidates: str | None = None
 
     def load_params(self) -> type[BaseModel]:
         return cast("type[BaseModel]", _load(self.params))
@@ -52,6 +54,10 @@ class Entry:
         if spec is None or spec.origin is None:
             raise ImportError(f"{self.workload} is not installed")
         return Path(spec.origin).parent
+
+    def load_candidates(self) -> Callable[..., Any]:
+        assert self.candidates is not None
+        return cast("Callable[..., Any]", _load(self.candidates))
 
     def load_published(self) -> tuple[Published, ...]:
         return cast("tuple[Published, ...]", _load(self.published)) if self.published else ()
@@ -91,6 +97,7 @@ BUILT_IN = {
         "Retrieval that knows when it fails: ranking and confidence learnt apart, in stages.",
         "workloads.vera.published:PUBLISHED",
         data=("graph_questions", "retrieval"),
+        candidates="workloads.vera.graph_candidates:graph_candidates",
     ),
     "lifelong": Entry(
         "workloads.lifelong.params:Params",
@@ -102,15 +109,14 @@ BUILT_IN = {
 }
 
 
-@cache
 def catalog() -> dict[str, Entry]:
     """All workloads by name: the built-in ones and those of installed packages that can be loaded."""
-    return BUILT_IN | {name: entry for name, entry in _offered().items() if isinstance(entry, Entry)}
+    return BUILT_IN | {name: entry for name, entry in offered().items() if isinstance(entry, Entry)}
 
 
 def broken() -> dict[str, str]:
     """Errors of the workloads of installed packages that cannot be loaded, by name."""
-    return {name: error for name, error in _offered().items() if isinstance(error, str)}
+    return {name: error for name, error in offered().items() if isinstance(error, str)}
 
 
 def package(name: str) -> Distribution | None:
@@ -119,7 +125,8 @@ def package(name: str) -> Distribution | None:
     return points[0].dist if points else None
 
 
-def _offered() -> dict[str, Entry | str]:
+@cache
+def offered() -> dict[str, Entry | str]:
     """The entry points of installed packages, each as an :class:`Entry` or as an error message."""
     points: dict[str, list[EntryPoint]] = {}
     for point in entry_points(group=GROUP):

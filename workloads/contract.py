@@ -38,9 +38,13 @@ MID_RUN: dict[str, Any] = {"mid_run": True}
 RESERVED = (
     *("epochs", "patience", "evaluate_every", "checkpoint_every", "steps_per_epoch", "refit", "objective", "precision"),
     *("accumulate", "decide_at", "workers", "min_workers", "gpus_per_worker", "cpus_per_worker", "max_gpus"),
-    *("seed", "workload", "deterministic"),
+    *("seed", "workload", "deterministic", "init", "abstention_part"),
+    *("log_every",),
 )
 """Names of the engine's own settings, which no parameter may have."""
+
+MEMBERS = ("Params", "objective", "train_epoch", "evaluate", "state_dict", "load_state_dict", "servable")
+"""Attributes and methods that a workload's class must have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +75,11 @@ class Runtime:
 
     ``epochs`` is the planned number (for schedules). ``steps_per_epoch`` splits a long pass into virtual epochs
     (None: an epoch is one pass). ``accumulate`` splits each global batch into that many micro-batches.
-    ``holdout`` is False in a refit: train on train + validation. ``broadcast(value)`` returns rank 0's value on
-    every rank; it is a collective, so every rank calls it equally often.
+    ``log_every``: the steps of which a :class:`StepLogged` workload reports a value; 0: it reports none.
+    ``holdout`` is False in a refit: train on train + validation. ``abstention_part`` is the share of the queries for
+    training and validation that both leave out, in a refit too; the served model abstains by them
+    (:mod:`workloads.abstention`). It is above 0 only if ``Params`` has ``abstains = True``. ``broadcast(value)``
+    returns rank 0's value on every rank; it is a collective, so every rank calls it equally often.
     """
 
     device: torch.device
@@ -85,6 +92,8 @@ class Runtime:
     steps_per_epoch: int | None = None
     precision: Precision = "fp32"
     accumulate: int = 1
+    abstention_part: float = 0.0
+    log_every: int = 0
     broadcast: Callable[[Any], Any] = _same
 
 
@@ -117,7 +126,8 @@ class Preset:
 class Servable:
     """What the registry stores: weights and a standalone predictor, without pickle.
 
-    ``predictor`` is a Python source file in the folder of the workload's module (only code from there is trusted). It
+    ``predictor`` is a Python source file, or None for a model that cannot be served, which is not logged: its weights
+    stay with the run. It is a file in the folder of the workload's module (only code from there is trusted). It
     imports neither ``orchestrator`` nor ``workloads`` and defines ``class Predictor`` with
     ``__init__(weights: dict[str, np.ndarray], config: dict)`` and
     ``predict(inputs: pandas.DataFrame, **params) -> pandas.DataFrame``. Files that it imports by relative imports are
@@ -126,9 +136,11 @@ class Servable:
     ``alternatives`` further columns of as many rows that may be given in the place of those: then neither is required.
     ``params``: keyword parameters of ``predict`` with their defaults. ``requirements``: the packages that these files
     import. ``tags`` are set on the registered version, such as the location of the index that belongs to the model.
+    ``training``: further weights, which only training needs, such as a projection head. They are stored with the model
+    for runs that start from it (:class:`Initialisable`); the predictor does not get them.
     """
 
-    predictor: Path
+    predictor: Path | None
     weights: Mapping[str, torch.Tensor]
     config: Mapping[str, Any]
     example: Columns
@@ -136,6 +148,7 @@ class Servable:
     requirements: tuple[str, ...]
     tags: Mapping[str, str] = field(default_factory=dict)
     alternatives: Columns = field(default_factory=dict)
+    training: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
 @runtime_checkable
@@ -149,7 +162,9 @@ class Workload(Protocol):
     root, where the dataset is present and verified; without ``holdout`` no part is held out for validation.
     ``check_accumulate()`` does so for ``accumulate=auto`` if micro-batches would change these values' result; where
     only random draws differ, as dropout's, it returns a sentence to print instead.
-    ``uses_gpu()`` returns False if these values can be trained on a CPU only. The
+    ``check_memory(root, available)`` is called where training is on this machine's CPU, with the free bytes.
+    ``input_files(values)``, static, returns the files that training reads in addition to the dataset, by parameter;
+    their digests are in the record. ``uses_gpu()`` returns False if these values can be trained on a CPU only. The
     optional class attribute ``presets`` maps names to :class:`Preset` objects, for ``--preset NAME``; the optional
     ``tables`` maps a parameter to the rows of its values (:mod:`workloads.loss_table`), which
     ``orchestrator workloads NAME`` shows.
@@ -157,8 +172,8 @@ class Workload(Protocol):
     No name is one of :data:`RESERVED`. ``batch_size`` is the global batch, which workers and micro-batches divide.
     Where the catalog's entry names kinds of data, ``dataset``, ``dataset_size``, ``dataset_corrupt``,
     ``dataset_unknown``, ``dataset_noise`` and ``split`` select what is read of the built-in datasets. Parameters that
-    begin with ``dataset``, ``split`` or ``eval`` define the evaluation data: models that differ in them are not
-    compared.
+    begin with ``dataset``, ``split``, ``eval`` or ``first_stage`` and are not None define the evaluation data: models
+    that differ in them are not compared.
     """
 
     objective: Objective | tuple[Objective, ...]
@@ -243,5 +258,56 @@ class Pretrained(Protocol):
         """Whether all weights that predict are pretrained ones.
 
         The engine then evaluates on validation before the first epoch, as epoch 0, and may select that epoch.
+        """
+        ...
+
+
+@runtime_checkable
+class Initialisable(Protocol):
+    """An optional capability of a workload: training can start from the weights of another of its models (``init=``).
+
+    The engine then evaluates on validation before the first epoch, as epoch 0, and may select that epoch.
+    """
+
+    def load_weights(self, weights: Mapping[str, torch.Tensor], config: Mapping[str, Any]) -> None:
+        """Copy the weights of a model, on a newly built object and on every rank.
+
+        ``weights``: ``weights`` and ``training`` of its :class:`Servable`, on the CPU; ``config``: that of its
+        Servable. Optimiser and schedule stay as they are built. Raises ValueError with one sentence that names weights
+        that do not fit (:mod:`workloads.initial_weights`).
+        """
+        ...
+
+
+@runtime_checkable
+class Limited(Protocol):
+    """An optional declaration of a workload: what of the engine it cannot do, such as one made from another trainer.
+
+    ``limits`` has the reasons by name. ``workers``, ``accumulate``, ``steps_per_epoch`` and ``refit`` are settings,
+    which are refused before anything starts. ``units``: evaluations have no rows of single units. ``lr``: a restored
+    state brings its own learning rate. The conformance suite skips what is declared, with the reason.
+    """
+
+    limits: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class StepValues:
+    """Means over the last steps up to ``step``, counted from 1 over all epochs; ``time`` in seconds since 1970."""
+
+    step: int
+    time: float
+    metrics: Metrics
+
+
+@runtime_checkable
+class StepLogged(Protocol):
+    """An optional capability of a workload: values within an epoch (``log_every=N``)."""
+
+    def take_steps(self) -> Sequence[StepValues]:
+        """The values of the epoch that was trained last, one for each ``runtime.log_every`` steps; rank 0's count.
+
+        Values stay on the device until so many steps are over (:class:`workloads.step_log.StepLog`). The engine calls
+        it after each epoch, on every rank.
         """
         ...

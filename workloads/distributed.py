@@ -8,7 +8,7 @@ backward pass this is the order of the graph, so the graph must be the same on a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from workloads.contract import Runtime
 
 T = TypeVar("T")
+
+_SENT_BYTES = 2**28
+"""Largest part of a tensor that is sent at once."""
 
 
 def world_size() -> int:
@@ -146,3 +149,25 @@ def broadcast(value: T) -> T:
     box = [value]
     dist.broadcast_object_list(box, src=0)
     return box[0]
+
+
+def broadcast_tensors(tensors: Mapping[str, torch.Tensor], device: torch.device) -> Mapping[str, torch.Tensor]:
+    """Rank 0's tensors of the CPU, on the CPU of every rank; one after the other, and nothing is pickled.
+
+    Args:
+        tensors: by name; those of other ranks are ignored.
+        device: of this rank, over which they are sent.
+    """
+    if world_size() == 1:
+        return tensors
+    layout = broadcast([(name, tensor.shape, tensor.dtype) for name, tensor in tensors.items()])
+    if dist.get_rank():
+        tensors = {name: torch.empty(shape, dtype=dtype) for name, shape, dtype in layout}
+    for name, _, _ in layout:
+        content = tensors[name].contiguous().flatten().view(torch.uint8)
+        for part in torch.split(content, _SENT_BYTES) if len(content) else ():
+            sent = part.to(device)
+            dist.broadcast(sent, src=0)
+            if dist.get_rank():
+                part.copy_(sent)
+    return tensors

@@ -32,14 +32,21 @@ def process_bytes(device: torch.device) -> int:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     import torch
 
+    if device.index is None:  # which the fraction is refused for
+        device = torch.device("cuda", torch.cuda.current_device())
     _, total = torch.cuda.mem_get_info(device)
     return int(total * torch.cuda.get_per_process_memory_fraction(device))
+
+
+def free_bytes() -> int:
+    """Free memory of this machine."""
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def available_bytes(device: torch.device) -> int:
     """What is left of it. On a GPU this is at most what other processes have left free."""
     if device.type != "cuda":
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return free_bytes()
     import torch
 
     free, _ = torch.cuda.mem_get_info(device)

@@ -21,9 +21,19 @@ def synchronised(model: M, runtime: Runtime) -> M:
 
     On CUDA they become PyTorch's SyncBatchNorm, which supports no other device; elsewhere :class:`SummedBatchNorm`.
     Names in the state do not change.
+
+    Raises:
+        ValueError: a batch normalisation is one with further parts, such as an activation.
     """
     if runtime.world_size == 1:
         return model
+    plain = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+    for module in model.modules():
+        if isinstance(module, _BatchNorm) and type(module) not in plain:
+            raise ValueError(
+                f"{type(module).__name__} does more than normalise a batch, which several workers cannot synchronise. "
+                "Train with one worker"
+            )
     if runtime.device.type == "cuda":
         return cast("M", nn.SyncBatchNorm.convert_sync_batchnorm(model))  # type: ignore[no-untyped-call]
     return cast("M", _converted(model))

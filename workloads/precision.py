@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import torch
 
-from workloads.contract import Precision
+from workloads.contract import Precision, Runtime
 
 
 @contextmanager
@@ -64,3 +64,8 @@ def use_deterministic_algorithms(deterministic: bool) -> None:
     elif _chosen_here:
         torch.use_deterministic_algorithms(False)
     _chosen_here = deterministic
+
+
+def encoder_precision(runtime: Runtime) -> torch.autocast:
+    """A context in which an encoder computes in the precision of ``runtime``."""
+    return torch.autocast(runtime.device.type, torch.bfloat16, enabled=runtime.precision == "bf16")

@@ -23,7 +23,8 @@ class Regime:
     ``search_spaces``, or a file. ``plan`` holds plan settings of every run, ``quick`` further ones for a quick check.
     With ``refit`` a final model is trained on train + validation for the number of epochs that the search chose;
     without, it is selected on validation. ``dataset`` is the default of a figure, ``unit`` what the test metrics are
-    averaged over. ``seeds`` and ``trials`` are default numbers.
+    averaged over. ``seeds`` and ``trials`` are default numbers. ``cost`` gives rough seconds of an epoch and of an
+    evaluation with complete parameters, for plans.
     """
 
     workload: str
@@ -37,6 +38,7 @@ class Regime:
     unit: str = "unit"
     seeds: int = 5
     trials: int = 8
+    cost: Callable[[Mapping[str, Any], Path], tuple[float, float]] | None = None
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,14 @@ this is not possible for the run."""
 
 
 @dataclass(frozen=True)
+class Further:
+    """Columns of ours that a table has on one dataset, in addition to its own, and the function that computes them."""
+
+    metrics: tuple[str, ...]
+    measure: Measure
+
+
+@dataclass(frozen=True)
 class Table:
     """A table of methods, published or ours, with its rows in blocks, one or more for each dataset.
 
@@ -125,7 +135,8 @@ class Table:
     Rows are ordered by ``compared_by``. For it and each metric in ``tested``, tests compare the pairs ``named`` (those
     that the source compares), then neighbours in the order; or, with a ``reference``, every row with that one. Metrics
     in ``lower`` are better when lower. ``reads_test``: training uses the test part, as in the source. ``gap``: the rows
-    of a baseline and of an oracle; the report shows the share of their gap that each row closes.
+    of a baseline and of an oracle; the report shows the share of their gap that each row closes. ``further``: columns
+    of ours by dataset.
     """
 
     id: str
@@ -150,11 +161,16 @@ class Table:
     measure: Measure | None = None
     reads_test: bool = False
     gap: tuple[str, str] | None = None
+    further: Mapping[str, Further] = field(default_factory=dict)
 
     @cached_property
     def columns(self) -> tuple[str, ...]:
         """The metrics shown, in the order of the source."""
         return self.metrics or tuple(self._lines[0])[len(self.by) + 1 :]
+
+    def columns_on(self, dataset: str) -> tuple[str, ...]:
+        """The metrics shown on a dataset: those of the source, then ours."""
+        return (*self.columns, *(self.further[dataset].metrics if dataset in self.further else ()))
 
     @cached_property
     def places(self) -> tuple[tuple[str, ...], ...]:

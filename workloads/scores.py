@@ -46,12 +46,31 @@ def two_view_scores(views: torch.Tensor, anchors: torch.Tensor) -> tuple[torch.T
     """
     count = len(views)
     scores = views.index_select(0, anchors) @ views.T
-    # Columns by their distance from the anchor, around the batch: 0 is the anchor itself, B its other view.
-    distance = torch.arange(1, count - 1, device=views.device)
-    distance = distance + (distance >= count // 2)
-    columns = (anchors.unsqueeze(1) + distance) % count
+    columns = _negatives_of(anchors, count)
     positive = (anchors.unsqueeze(1) + count // 2) % count
     return scores.gather(1, positive).squeeze(1), scores.gather(1, columns)
+
+
+def false_negatives(labels: torch.Tensor, anchors: torch.Tensor) -> torch.Tensor:
+    """Which of the negatives of :func:`two_view_scores` have the class of their anchor.
+
+    Args:
+        labels: classes of the views, (2B,), in the order of the views; -1 for an unknown one, which equals no other.
+        anchors: as for :func:`two_view_scores`, (A,).
+
+    Returns:
+        (A, 2B - 2), bool.
+    """
+    own = labels.index_select(0, anchors).unsqueeze(1)
+    return (labels[_negatives_of(anchors, len(labels))] == own) & (own >= 0)
+
+
+def _negatives_of(anchors: torch.Tensor, count: int) -> torch.Tensor:
+    """Rows of each anchor's negatives, (A, count - 2)."""
+    # By their distance from the anchor, around the batch: 0 is the anchor itself, count / 2 its other view.
+    distance = torch.arange(1, count - 1, device=anchors.device)
+    distance = distance + (distance >= count // 2)
+    return (anchors.unsqueeze(1) + distance) % count
 
 
 def in_batch_scores(

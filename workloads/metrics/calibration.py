@@ -110,6 +110,29 @@ def aurc(confidence: torch.Tensor, success: torch.Tensor) -> torch.Tensor:
     return selective_risk(confidence, success).mean(-1)
 
 
+def excess_aurc(confidence: torch.Tensor, success: torch.Tensor) -> torch.Tensor:
+    """:func:`aurc` less that of the best possible order, by success itself, (...,). Geifman et al., ICLR 2019."""
+    return aurc(confidence, success) - aurc(success, success)
+
+
+def auroc(confidence: torch.Tensor, success: torch.Tensor) -> torch.Tensor:
+    """The probability that a success has a higher confidence than a failure, a tie counts a half, (...,); NaN without
+    both.
+
+    ``success`` may be a probability: then over the draw of both outcomes, of different queries.
+    """
+    ordered, order = confidence.sort(dim=-1, stable=True)
+    wins = success.gather(-1, order).double()
+    losses = 1 - wins
+    group = torch.zeros_like(order)
+    group[..., 1:] = (ordered[..., 1:] != ordered[..., :-1]).cumsum(-1)
+    zeros = torch.zeros_like(wins)
+    won, lost = (zeros.scatter_add(-1, group, side) for side in (wins, losses))
+    same = (wins * losses).sum(-1)  # a query against itself
+    pairs = won.sum(-1) * lost.sum(-1) - same
+    return ((won * (lost.cumsum(-1) - lost / 2)).sum(-1) - same / 2) / pairs
+
+
 def aurc_influences(confidence: torch.Tensor, success: torch.Tensor) -> torch.Tensor:
     """Jackknife pseudo-values of :func:`aurc` for each query, shifted so that their mean is the area; (n,) to (n,).
 

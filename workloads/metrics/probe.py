@@ -1,4 +1,4 @@
-"""Evaluation of frozen features: weighted kNN, linear probe, alignment and uniformity, separation of classes.
+"""Evaluation of frozen features: weighted kNN, linear probe, alignment, uniformity, rank, separation of classes.
 
 Labels are used here and nowhere in training. Everything is in float32 or better, batched on the device that the
 features are on, and deterministic on a CPU. CUDA adds the neighbours' votes in an order of its own, so that two classes
@@ -125,6 +125,26 @@ def uniformity(embeddings: torch.Tensor) -> torch.Tensor:
         total += (4 * cosines.double() - 4).exp().sum()
     # Each is its own neighbour n times, e^0.
     return ((total - n) / (n * (n - 1))).log().to(embeddings)
+
+
+def effective_rank(features: torch.Tensor) -> torch.Tensor:
+    """RankMe, e to the entropy of the singular values divided by their sum. Garrido et al., ICML 2023, eq. 1.
+
+    It is 1 where all features lie on one line, and min(n, d) at most.
+
+    Args:
+        features: (n, d).
+
+    Returns:
+        A scalar; NaN for features that are not finite.
+    """
+    matrix = features.double()
+    if not matrix.isfinite().all():
+        return features.new_full((), torch.nan)
+    values = torch.linalg.svdvals(matrix)
+    shares = values / values.sum().clamp_min(torch.finfo(values.dtype).tiny)
+    entropy: torch.Tensor = -torch.special.xlogy(shares, shares).sum()
+    return entropy.exp().to(features)
 
 
 def false_negative_auc(embeddings: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

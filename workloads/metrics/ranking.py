@@ -13,8 +13,12 @@ from typing import TypeAlias
 
 import torch
 
+from workloads.sorting import ascending
+
 RankingMetric: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
+_SEARCHED = 256  # items of a row from which on sorting pays
+_SORTED = 8  # relevant items a row from which on it does
 _COMPARED = {"cpu": 2**19, "cuda": 2**25}  # scores at once in auc: on a CPU what a core's cache holds
 
 
@@ -81,6 +85,18 @@ def top_k(scores: torch.Tensor, k: int) -> torch.Tensor:
     Returns:
         Items, (U, k), int64, the same for equal scores on every device.
     """
+    if scores.device.type != "cpu" or not 0 < k < scores.shape[1]:
+        return _top_keys(scores, k)
+    # A top-k over floats is twice as fast, and promises an order only where no scores are equal.
+    values, items = scores.topk(k + 1, dim=1)
+    items = items[:, :k].contiguous()
+    tied = (values[:, 1:] == values[:, :-1]).any(1)
+    if tied.any():
+        items[tied] = _top_keys(scores[tied], k)
+    return items
+
+
+def _top_keys(scores: torch.Tensor, k: int) -> torch.Tensor:
     # One integer a candidate: the score's bits in an order-preserving form above, the reversed item number below.
     # No two are equal, so that there is one answer, which a top-k over floats does not promise.
     bits = (scores + 0.0).view(torch.int32).long()  # + 0.0 makes -0.0 equal to 0.0
@@ -93,7 +109,7 @@ def auc(scores: torch.Tensor, relevant: torch.Tensor) -> torch.Tensor:
     """Share of (relevant, other) candidate pairs in the right order, ties 1/2; NaN where a user has no such pair.
 
     The sum over pairs of sign(x_i - x_j) may run over all candidates j, as the relevant ones cancel among
-    themselves: AUC = 1/2 + sum / (2 pairs). No sort is needed.
+    themselves: AUC = 1/2 + sum / (2 pairs). Rows of many relevant items are sorted and searched, others compared.
 
     Args:
         scores: (U, I), float32; -inf is no candidate.
@@ -103,17 +119,58 @@ def auc(scores: torch.Tensor, relevant: torch.Tensor) -> torch.Tensor:
         (U,), float32.
     """
     user, item = relevant.nonzero(as_tuple=True)
-    ones = scores.new_ones(scores.shape[1])
-    rows = max(1, _COMPARED.get(scores.device.type, _COMPARED["cpu"]) // scores.shape[1])
-    wins = scores.new_zeros(len(scores))
-    for u, i in zip(torch.split(user, rows), torch.split(item, rows)):
-        others = scores.index_select(0, u)
-        own = others.gather(1, i[:, None])
-        wins.index_add_(0, u, others.sub_(own).sign_() @ ones, alpha=-1)
     n = relevant.sum(1)
+    sorts = scores.device.type == "cpu" and scores.shape[1] > _SEARCHED and len(user) > _SORTED * len(scores)
+    wins = _wins_by_search(scores, user, item, n) if sorts else _wins_by_comparison(scores, user, scores[user, item])
     n_excluded = (scores == -torch.inf).sum(1)
     pairs = n * (scores.shape[1] - n_excluded - n)
     return 0.5 + 0.5 * (wins - n * n_excluded) / pairs  # each relevant item has won against the excluded ones too
+
+
+def sampled_auc(scores: torch.Tensor, relevant: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+    """As :func:`auc`, with the relevant items compared only with the other candidates among ``columns``.
+
+    With columns that are drawn at random without regard to the user, a mean over users is unbiased.
+
+    Args:
+        scores: (U, I), float32; -inf is no candidate.
+        relevant: (U, I), bool, candidates only.
+        columns: (m,), int64, distinct items.
+
+    Returns:
+        (U,), float32.
+    """
+    user, item = relevant.nonzero(as_tuple=True)
+    others = scores.index_select(1, columns).masked_fill_(relevant.index_select(1, columns), -torch.inf)
+    wins = _wins_by_comparison(others, user, scores[user, item])
+    n = relevant.sum(1)
+    n_excluded = (others == -torch.inf).sum(1)
+    return 0.5 + 0.5 * (wins - n * n_excluded) / (n * (len(columns) - n_excluded))
+
+
+def _wins_by_comparison(scores: torch.Tensor, user: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+    """The sum of sign(x_i - x_j) over all items j of a row and its pairs of ``user`` and score x_i, (U,), float32."""
+    ones = scores.new_ones(scores.shape[1])
+    rows = max(1, _COMPARED.get(scores.device.type, _COMPARED["cpu"]) // scores.shape[1])
+    wins = scores.new_zeros(len(scores))
+    for u, x in zip(torch.split(user, rows), torch.split(own, rows)):
+        others = scores.index_select(0, u)
+        wins.index_add_(0, u, others.sub_(x[:, None]).sign_() @ ones, alpha=-1)
+    return wins
+
+
+def _wins_by_search(scores: torch.Tensor, user: torch.Tensor, item: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+    """As :func:`_wins_by_comparison`, for the scores at (user, item): by searching for them in the sorted rows."""
+    ordered = ascending(scores)
+    column = torch.arange(len(user)) - (n.cumsum(0) - n)[user]
+    own = scores.new_full((len(scores), int(n.max())), -torch.inf)
+    own[user, column] = scores[user, item]
+    lower = torch.searchsorted(ordered, own)
+    not_higher = lower + 1
+    if (ordered.gather(1, not_higher.clamp(max=scores.shape[1] - 1)) == own)[user, column].any():
+        not_higher = torch.searchsorted(ordered, own, right=True)
+    balance = (lower + not_higher - scores.shape[1]).masked_fill_(torch.arange(own.shape[1]) >= n[:, None], 0)
+    return balance.sum(1).to(scores.dtype)
 
 
 def per_user(
@@ -157,15 +214,26 @@ def measured(
     masked: torch.Tensor, lists: torch.Tensor, relevant: torch.Tensor, ks: Sequence[int]
 ) -> dict[str, torch.Tensor]:
     """Every metric of :func:`per_user` for the scores and lists of :func:`ranked` and relevant candidates (U, I)."""
-    n = relevant.sum(1).clamp(min=1)
+    return of_lists(*looked_up(masked, lists, relevant), ks) | {"auc": auc(masked, relevant)}
+
+
+def looked_up(
+    masked: torch.Tensor, lists: torch.Tensor, relevant: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Hits (U, k), bool, and scores (U, k) of the entries of lists, and the number of relevant candidates (U,)."""
     items = lists.clamp(min=0)
-    hits = relevant.gather(1, items) & (lists >= 0)
-    listed = masked.gather(1, items).masked_fill(lists < 0, -torch.inf)
+    ended = lists < 0
+    hits = relevant.gather(1, items).masked_fill_(ended, False)
+    return hits, masked.gather(1, items).masked_fill_(ended, -torch.inf), relevant.sum(1)
+
+
+def of_lists(hits: torch.Tensor, listed: torch.Tensor, n: torch.Tensor, ks: Sequence[int]) -> dict[str, torch.Tensor]:
+    """The metrics at each k, (U,) each, for what :func:`looked_up` returns: (U, k), (U, k) and (U,)."""
+    n = n.clamp(min=1)
     values: dict[str, torch.Tensor] = {}
     for k in ks:
         values |= {f"{name}_at_{k}": metric(hits[:, :k], n) for name, metric in AT_K.items()}
         values[f"auc_at_{k}"] = auc(listed[:, :k], hits[:, :k])
-    values["auc"] = auc(masked, relevant)
     return values
 
 

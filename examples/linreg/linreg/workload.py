@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -11,6 +12,7 @@ from linreg.params import Params
 from workloads.checks import check_batch, check_split
 from workloads.contract import Evaluation, Metrics, Objective, Runtime, Servable, Split, State
 from workloads.distributed import reduce_sum
+from workloads.initial_weights import copy_weights
 from workloads.seeding import generator
 
 SLOPES = torch.tensor([2.0, -1.0, 0.5])
@@ -72,6 +74,9 @@ class LinReg:
 
     def load_state_dict(self, state: State) -> None:
         self.model.load_state_dict(state["model"])
+
+    def load_weights(self, weights: Mapping[str, torch.Tensor], config: Mapping[str, Any]) -> None:
+        copy_weights(self.model, weights)
 
     def servable(self) -> Servable:
         return Servable(
