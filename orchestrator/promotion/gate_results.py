@@ -10,7 +10,14 @@ from orchestrator.errors import UserError, unknown
 from orchestrator.promotion.evidence import Evidence, incomparable
 from orchestrator.promotion.gates import Gates
 from orchestrator.promotion.isolated_check import Measured, Tried
-from orchestrator.report.statistics import RESAMPLED_FROM, RESAMPLES, lower_bound, resampled_means, subset_means
+from orchestrator.report.statistics import (
+    RESAMPLED_FROM,
+    RESAMPLES,
+    lower_bound,
+    resampled_means,
+    resampling,
+    subset_means,
+)
 
 DRAWS = 300_000_000
 """Limit on units times resamples: beyond it fewer resamples are drawn, but at least 1,000."""
@@ -106,7 +113,7 @@ def _difference(
         return GateResult(name, old, value, "refused", str(_too_few(len(pairs), confidence)))
     passed = least > bar if gate == "better" else least >= bar
     wanted = f"above {bar:g}" if gate == "better" else f"from {bar:g}"
-    method = "paired sign flips, exact" if len(pairs) < RESAMPLED_FROM else "paired bootstrap"
+    method = "paired sign flips, exact" if len(pairs) < RESAMPLED_FROM else resampling(len(pairs))
     note = f"by {least:+.4g} or more at {confidence:.3g} over {len(pairs)} units ({method}); wanted {wanted}"
     return GateResult(name, float(olds.mean()), float(news.mean()), "pass" if passed else "refused", note)
 
@@ -114,7 +121,8 @@ def _difference(
 def _least(differences: Any, confidence: float) -> float | None:
     """One-sided lower bound of the mean paired difference, by a seeded percentile bootstrap over the units.
 
-    For fewer than 10 units an exact test over all sign flips; None if they are too few for the confidence.
+    For many units it is that of the normal distribution. For fewer than 10 units an exact test over all sign flips;
+    None if they are too few for the confidence.
     """
     import numpy as np
 

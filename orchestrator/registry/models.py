@@ -13,16 +13,16 @@ from importlib.metadata import version as installed
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.config import objectives
+from orchestrator.config import objectives, user_code
 from orchestrator.config.plan import Plan
 from orchestrator.errors import UserError, one_line, unknown
 from orchestrator.provenance import record as provenance
-from orchestrator.registry import servable
+from orchestrator.registry import model_metrics, servable
 from orchestrator.storage.names import OUTCOME, SEALED, TABLES, TEST_UNITS, VALIDATION_UNITS
 from orchestrator.storage.settings import Settings
 from orchestrator.tracking import store
 from orchestrator.tracking.mlflow_globals import tracking_uri_set
-from orchestrator.tracking.names import Names, fitting_param
+from orchestrator.tracking.names import fitting_param
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -152,7 +152,7 @@ def _log(settings: Settings, run_id: str, folder: Path, outcome: str) -> str:
                 pip_requirements=requirements,
                 tags={OUTCOME_TAG: outcome},
             )
-            _link_metrics(mlflow_client, run_id, info.model_id, json.loads((folder / OUTCOME).read_text()))
+            model_metrics.link(mlflow_client, run_id, info.model_id, folder)
     finally:
         if ended.end_time:  # uploaded later: restore the run's status and end time
             mlflow_client.set_terminated(run_id, ended.status, ended.end_time)
@@ -179,7 +179,7 @@ def _spec(folder: Path) -> dict[str, Any]:
 def _model_name(spec: dict[str, Any]) -> str:
     """``recommender-mf``: the workload and its kind of model. MLflow's list of models shows it."""
     params = spec.get("params", {})
-    parts = [spec.get("workload", "model"), *(params[name] for name in KIND_PARAMS if name in params)]
+    parts = [user_code.label(spec.get("workload", "model")), *(params[name] for name in KIND_PARAMS if name in params)]
     return re.sub(r"[^\w-]+", "-", "-".join(map(str, parts[:2])))
 
 
@@ -189,21 +189,6 @@ def _measured(spec: dict[str, Any], metrics: dict[str, float]) -> str:
     values = {head.metric: metrics.get(f"test/{head.metric}") for head in heads}
     text = ", ".join(f"{name} {value:.4g}" for name, value in values.items() if value is not None)
     return f"Test: {text}. " if text else ""
-
-
-def _link_metrics(mlflow_client: Any, run_id: str, model_id: str, outcome: dict[str, Any]) -> None:
-    """Attach the run's test metrics to the model, each with the same step and time."""
-    from mlflow.entities import Metric
-
-    names = Names().give(name for name in outcome["metrics"] if name.startswith("test/"))
-    logged = {metric.key: metric for metric in mlflow_client.get_run(run_id).data.to_proto().metrics}
-    metrics = [
-        Metric(name, logged[name].value, logged[name].timestamp, logged[name].step, model_id=model_id, run_id=run_id)
-        for name in names.values()
-        if name in logged
-    ]
-    if metrics:
-        mlflow_client.log_batch(run_id, metrics=metrics)
 
 
 def _register(

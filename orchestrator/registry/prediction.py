@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.errors import RunFailed, UserError, one_line, unknown
+from orchestrator.registry import abstention
 from orchestrator.registry import models as registry
+from orchestrator.registry.abstention import Summary
 from orchestrator.registry.tables import FORMATS, STREAM, WORDS, columns_of, empty, frames, output, typed
 from orchestrator.storage.settings import Settings
+from workloads.abstention.decision import PARAMS
 
 if TYPE_CHECKING:
     import pandas as pd
+
+LIST = "query"
+"""Input column of rankers: successive rows with one value form a list."""
 
 PARAMETER_TYPES = {"boolean": bool, "integer": int, "long": int, "float": float, "double": float, "string": str}
 
@@ -23,8 +30,9 @@ def predict(settings: Settings, model: str, source: str, target: str | None, par
 
     ``source`` is a Parquet, CSV or JSON lines file, or ``-`` for standard input (CSV or JSON lines); ``target`` is
     such a file, or None for JSON lines on standard output. Rows are processed in batches, and a target file is written
-    completely or not at all. ``params`` are the model's parameters, as text or values. Raises UserError, or RunFailed
-    when the model fails.
+    completely or not at all. ``params`` are the model's parameters, as text or values. If a model abstains, the end
+    says how many queries were answered, what is promised, and whether they differ from the calibration queries. Raises
+    UserError, or RunFailed when the model fails.
     """
     target = target or STREAM
     _check_files(source, target)
@@ -34,12 +42,11 @@ def predict(settings: Settings, model: str, source: str, target: str | None, par
     columns = columns_of(signature and signature.inputs)
     name = "standard input" if source == STREAM else source
     rows = written = 0
+    summary = Summary()
     with output(target) as write:
-        for frame in frames(source, name, columns):
-            batch = frame if columns is None else typed(frame, columns, name, rows)
-            if batch.empty:
-                continue
+        for batch in _whole_lists(_typed(frames(source, name, columns), columns, name), columns):
             predictions = _predict_batch(loaded, model, batch, given, rows)
+            summary.add(predictions)
             write(predictions)
             rows += len(batch)
             written += len(predictions)
@@ -47,6 +54,41 @@ def predict(settings: Settings, model: str, source: str, target: str | None, par
             write(empty(signature and signature.outputs))
     if target != STREAM:
         print(f"{rows} rows in, {written} rows out: {target}")
+    for line in summary.lines():
+        print(line, file=sys.stderr if target == STREAM else sys.stdout)
+
+
+def _typed(batches: Iterator[pd.DataFrame], columns: Sequence[Any] | None, name: str) -> Iterator[pd.DataFrame]:
+    """The batches that are not empty, in the types of the signature."""
+    rows = 0
+    for frame in batches:
+        batch = frame if columns is None else typed(frame, columns, name, rows)
+        rows += len(batch)
+        if not batch.empty:
+            yield batch
+
+
+def _whole_lists(batches: Iterator[pd.DataFrame], columns: Sequence[Any] | None) -> Iterator[pd.DataFrame]:
+    """The batches, cut so that successive rows of one query, which form a list, are in one batch."""
+    names = [column.name for column in columns or ()]
+    if LIST not in names or len(names) < 2:
+        yield from batches
+        return
+    import pandas as pd
+
+    kept: pd.DataFrame | None = None
+    for batch in batches:
+        if LIST not in batch.columns:
+            yield batch
+            continue
+        joined = batch if kept is None else pd.concat([kept, batch], ignore_index=True)
+        other = (joined[LIST] != joined[LIST].iloc[-1]).to_numpy()
+        last = len(joined) - int(other[::-1].argmax()) if other.any() else 0
+        kept = joined.iloc[last:].reset_index(drop=True)
+        if last:
+            yield joined.iloc[:last]
+    if kept is not None:
+        yield kept
 
 
 def _check_files(source: str, target: str) -> None:
@@ -78,6 +120,8 @@ def _check_params(model: str, spec: Any, params: Mapping[str, Any]) -> dict[str,
     declared = {param.name: param for param in spec or ()}
     given = {}
     for name, value in params.items():
+        if name not in declared:
+            abstention.refuse(model, name, value)
         if not declared:
             raise UserError(f"{model} takes no parameters", got=f"{name}={value}", fix="Leave it out")
         if name not in declared:
@@ -107,7 +151,9 @@ def _predict_batch(loaded: Any, model: str, batch: pd.DataFrame, params: dict[st
     except (ValueError, MlflowException) as error:
         text = " ".join(str(error).split()).rpartition("Error: ")[2]  # MLflow's message starts with the whole batch
         text = re.sub(r"\brow (\d+) of the input", lambda row: f"row {before + 1 + int(row[1])} of the input", text)
-        raise UserError(f"{model} refuses rows {before + 1} to {before + len(batch)}: {text}") from None
+        what = "this promise" if text.startswith(tuple(f"{name}=" for name in PARAMS)) else "rows"
+        rows = f" {before + 1} to {before + len(batch)}" if what == "rows" else ""
+        raise UserError(f"{model} refuses {what}{rows}: {text}") from None
     except Exception as error:
         raise RunFailed(f"Prediction with {model}", f"{type(error).__name__}: {one_line(error)}") from error
     return predictions if isinstance(predictions, pd.DataFrame) else pd.DataFrame({"prediction": list(predictions)})

@@ -11,7 +11,14 @@ from workloads.contract import Servable
 
 FILE = "servable.json"
 
-DATA_FILES = ("weights.safetensors", "config.json", FILE)
+PREDICTOR = "predictor.py"
+"""The model's code. A model that cannot be served has none."""
+
+WEIGHTS = "weights.safetensors"
+TRAINING = "training.safetensors"
+CONFIG = "config.json"
+
+DATA_FILES = (WEIGHTS, TRAINING, CONFIG, FILE)
 """The files of an exported model other than its source files."""
 
 _BYTES = "base64"

@@ -130,6 +130,8 @@ def typed(rows: pd.DataFrame, columns: Sequence[Any], name: str, before: int) ->
             checked = values.where(values.map(lambda value: isinstance(value, str)))
         elif kind == "binary":
             checked = values.map(_bytes)
+        elif _kind_of_elements(column) in ("float", "double"):
+            checked = values.map(_floats)
         else:
             continue  # left to MLflow's own check
         if kind in INTEGERS:
@@ -155,6 +157,18 @@ def _bytes(value: Any) -> Any:
         return base64.b64decode("".join(value.split()), validate=True)
     except ValueError:
         return None
+
+
+def _floats(value: Any) -> Any:
+    """A list of numbers with its whole ones as floats, which JSON does not tell apart; other values are unchanged."""
+    if isinstance(value, list) and value and all(type(number) in (int, float) for number in value):
+        return [float(number) for number in value]
+    return value
+
+
+def _kind_of_elements(column: Any) -> str:
+    """The kind of an array's elements; empty for other columns and for arrays of arrays."""
+    return str(getattr(getattr(column.type, "dtype", None), "name", ""))
 
 
 def _kind(column: Any) -> str:

@@ -1,0 +1,1 @@
+"""Export registered models to the formats of other tools."""

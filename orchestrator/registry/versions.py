@@ -1,0 +1,99 @@
+"""Find a registered version with its run, and download the files that the run exported. No code of a model is run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestrator.errors import UNAVAILABLE, UserError, one_line
+from orchestrator.registry import models as registry
+from orchestrator.registry import servable
+from orchestrator.storage.names import SEALED
+from orchestrator.storage.settings import Settings
+from orchestrator.tracking.mlflow_globals import tracking_uri_set
+
+_FILES = "artifacts/model"
+"""Path of a run's exported files in its MLflow model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """A registered version: ``name`` (``MODEL/NUMBER``), its run's id and tags, its number of epochs."""
+
+    name: str
+    run_id: str
+    tags: dict[str, str]
+    epochs: str | None
+
+    @property
+    def workload(self) -> str | None:
+        return self.tags.get("orchestrator.workload")
+
+
+def find(settings: Settings, reference: str) -> Version:
+    """The version of ``MODEL@ALIAS``, ``MODEL/VERSION`` or ``MODEL``, the newest. Raises UserError."""
+    client = registry.client(settings)
+    model, at, alias = reference.removeprefix("models:/").partition("@")
+    number: str | None = None
+    try:
+        if at:
+            registry.versions(client, model)
+            number = registry.alias_version(client, model, alias)
+            if number is None:
+                raise registry.unknown_alias(client, model, alias)
+        else:
+            model, _, number = model.partition("/")
+        version = registry.version(client, model, number or None)
+        run = client.get_run(version.run_id)
+    except registry.outage_errors() as error:
+        raise _unavailable(reference, error) from None
+    epochs = (version.tags or {}).get(registry.EPOCH_TAG)
+    return Version(f"{model}/{version.version}", run.info.run_id, dict(run.data.tags), epochs)
+
+
+def download(settings: Settings, version: Version, target: Path, names: Collection[str] | None = None) -> None:
+    """Download the exported files of a version to ``target``, the configuration last; by default all data files.
+
+    Those of ``names`` that the version does not have are left out. Raises UserError.
+    """
+    import mlflow
+
+    uri = f"models:/{version.name}/{_FILES}"
+    try:
+        with tracking_uri_set(settings.tracking):
+            present = {Path(one.path).name for one in mlflow.artifacts.list_artifacts(artifact_uri=uri)}
+            wanted = [name for name in names or servable.DATA_FILES if name in present]
+            for name in sorted(wanted, key=lambda name: name == servable.CONFIG):
+                arrived = mlflow.artifacts.download_artifacts(artifact_uri=f"{uri}/{name}", dst_path=str(target))
+                Path(arrived).replace(target / name)  # it comes in folders of its own
+    except registry.outage_errors() as error:
+        raise _unavailable(version.name, error) from None
+    if not (target / servable.CONFIG).exists():
+        raise UserError(f"The model {version.name} was not made by a run of this program")
+
+
+def record_file(settings: Settings, version: Version, name: str, target: Path) -> Path | None:
+    """A file of the run's record, of the version's epoch where there is one; None if the run has none."""
+    client = registry.client(settings)
+    sealed = f"{SEALED}/{int(version.epochs):04d}/{name}" if version.epochs else name
+    for path in dict.fromkeys((sealed, name)):
+        folder = path.rpartition("/")[0]
+        try:
+            if any(one.path == path for one in client.list_artifacts(version.run_id, folder or None)):
+                return Path(client.download_artifacts(version.run_id, path, str(target)))
+        except registry.outage_errors() as error:
+            raise _unavailable(version.name, error) from None
+    return None
+
+
+def record_json(settings: Settings, version: Version, name: str, target: Path) -> dict[str, Any]:
+    """As :func:`record_file`, read; empty if the run has none."""
+    file = record_file(settings, version, name, target)
+    return json.loads(file.read_text()) if file else {}
+
+
+def _unavailable(reference: str, error: Exception) -> UserError:
+    return UserError(f"The model {reference} cannot be fetched: {one_line(error)}", code=UNAVAILABLE)
