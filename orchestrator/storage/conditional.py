@@ -16,7 +16,8 @@ from importlib.util import find_spec
 from typing import Any
 from urllib.parse import urlsplit
 
-from orchestrator.storage.remote import CONNECT_SECONDS, Remote, s3_endpoint, s3_region
+from orchestrator.storage.remote import CONNECT_SECONDS, Remote
+from workloads.data.stores import s3_endpoint, s3_region
 
 LIBRARY = "boto3"
 EXTRA = "ray-experiment-orchestrator[s3]"

@@ -23,6 +23,9 @@ OUTCOME = "outcome.json"
 VALIDATION_UNITS, TEST_UNITS = "validation_units.parquet", "test_units.parquet"
 """Values of each user, query or pair."""
 
+LOOKS = "looks.jsonl"
+"""The run's rows in the ledger of looks, one a line."""
+
 TABLES = "tables"
 """Folder of the test evaluation's tables, ``NAME.parquet``, and of their plots if they were logged."""
 

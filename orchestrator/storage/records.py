@@ -16,12 +16,14 @@ import shutil
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, Literal
 
+from orchestrator.config import user_code
 from orchestrator.errors import (
     FAILED,
     INTERRUPTED,
@@ -281,7 +283,7 @@ def create(
     except OSError as error:
         raise disk.unwritable(storage, error) from None
     while True:
-        made_up = f"{workload}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+        made_up = f"{user_code.label(workload)}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
         path = storage / (name or made_up)
         try:
             path.mkdir()
@@ -331,19 +333,48 @@ def user() -> str:
 
 def folders(storage: Path, kind: Kind | None = None) -> Iterator[RunFolder]:
     """All run folders, newest first. Of a run that another machine drove last, only the record may be here."""
-    elsewhere = {name: RunFolder(storage / name, record) for name, record in _elsewhere(storage).items()}
-    here = {file.parent.name: file for file in storage.glob(f"*/{RECORD}")}
-    moments = {}
-    for name, *_ in generations.by_run({*elsewhere, *here}).values():
-        with suppress(FileNotFoundError):  # removed in the meantime
-            moments[name] = _moment(elsewhere[name].record) if name in elsewhere else here[name].stat().st_mtime
-    for name in sorted(moments, key=lambda name: moments[name], reverse=True):
-        try:
-            folder = elsewhere.get(name) or open_folder(storage / name)
-        except UserError:  # one damaged folder must not hide the others; its error is raised when it is named
-            continue
-        if kind is None or folder.record["kind"] == kind:
+    for _, open_one in _by_moment(storage):
+        folder = open_one()
+        if folder and kind in (None, folder.record["kind"]):
             yield folder
+
+
+def started_last(storage: Path, count: int) -> tuple[list[RunFolder], int]:
+    """At most ``count`` runs, those started last first, and the number of all. Reads few records: a run was not started
+    after its record was changed last."""
+    every = _by_moment(storage)
+    newest: list[tuple[str, str, RunFolder]] = []
+    for moment, open_one in every:
+        if len(newest) >= count and datetime.fromisoformat(newest[count - 1][0]).timestamp() >= moment:
+            break
+        if folder := open_one():
+            newest.append((str(folder.record["started"]), folder.id, folder))
+            newest.sort(key=lambda one: one[:2], reverse=True)
+            del newest[count:]
+    return [folder for *_, folder in newest], len(every)
+
+
+def _by_moment(storage: Path) -> list[tuple[float, Callable[[], RunFolder | None]]]:
+    """The moment of each run's last event, or of its record's last change, and a function that opens it; newest first.
+
+    The function returns None for a damaged folder, which must not hide the others: naming it raises its error.
+    """
+    elsewhere = {name: RunFolder(storage / name, record) for name, record in _elsewhere(storage).items()}
+    changed = {}
+    for name in os.listdir(storage) if storage.is_dir() else ():
+        with suppress(FileNotFoundError, NotADirectoryError):
+            changed[name] = os.stat(f"{storage}/{name}/{RECORD}").st_mtime
+    moments = {
+        name: _moment(elsewhere[name].record) if name in elsewhere else changed[name]
+        for name, *_ in generations.by_run({*elsewhere, *changed}).values()
+    }
+
+    def open_one(name: str) -> RunFolder | None:
+        with suppress(UserError):
+            return elsewhere.get(name) or open_folder(storage / name)
+        return None
+
+    return [(moments[name], partial(open_one, name)) for name in sorted(moments, key=moments.__getitem__, reverse=True)]
 
 
 def find(storage: Path, reference: str, kind: Kind | None = None) -> RunFolder:

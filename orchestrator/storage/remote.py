@@ -21,6 +21,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from orchestrator.errors import UNAVAILABLE, UserError, one_line
 from orchestrator.provenance import private_files
+from workloads.data.stores import file_system
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileInfo, FileSystem
@@ -231,18 +232,6 @@ def reason(error: Exception) -> tuple[str, str]:
     return (message[1].strip() if message else one_line(error)), fix
 
 
-def s3_endpoint() -> str | None:
-    """URL of the endpoint from the environment; None for AWS."""
-    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
-    return endpoint if not endpoint or "://" in endpoint else f"https://{endpoint}"
-
-
-def s3_region() -> str | None:
-    """Region from the environment; any for another endpoint than AWS; None to ask the bucket."""
-    region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
-    return region or ("us-east-1" if s3_endpoint() else None)
-
-
 def _slug(uri: str) -> str:
     return quote(uri, safe="").replace("~", "%7E").replace("%", "~")
 
@@ -260,29 +249,4 @@ def _stored(entry: FileInfo) -> Stored:
 @lru_cache
 def _open(uri: str, request_seconds: float) -> tuple[FileSystem, str]:
     """File system of a bucket, and the path in it. Raises OSError."""
-    from pyarrow.fs import FileSystem
-
-    try:
-        if uri.startswith("s3://"):
-            return _s3(uri.removeprefix("s3://"), request_seconds), uri.removeprefix("s3://")
-        system, path = FileSystem.from_uri(uri)
-    except (ValueError, ImportError, NotImplementedError) as error:  # a scheme that this build does not support
-        raise OSError(str(error)) from None
-    return system, path
-
-
-def _s3(bucket: str, request_seconds: float) -> FileSystem:
-    from pyarrow.fs import AwsStandardS3RetryStrategy, S3FileSystem, resolve_s3_region
-
-    options: dict[str, Any] = {}
-    if endpoint := s3_endpoint():
-        parts = urlsplit(endpoint)
-        options = {"endpoint_override": f"{parts.netloc}{parts.path.rstrip('/')}", "scheme": parts.scheme}
-    return S3FileSystem(
-        region=s3_region() or resolve_s3_region(bucket),
-        connect_timeout=CONNECT_SECONDS,
-        request_timeout=request_seconds,
-        retry_strategy=AwsStandardS3RetryStrategy(max_attempts=1),  # callers retry
-        allow_delayed_open=True,  # a small object is one request
-        **options,
-    )
+    return file_system(uri, connect=CONNECT_SECONDS, request=request_seconds, attempts=1)  # callers retry

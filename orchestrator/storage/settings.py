@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import unquote, urlsplit, urlunsplit
 
+from orchestrator.config import user_code
 from orchestrator.errors import UserError, unknown
 from orchestrator.provenance import private_files
-from orchestrator.storage import notifications, remote
+from orchestrator.storage import notifications, prices, remote
+from orchestrator.storage.prices import Prices
 
 Source = Literal["flag", "environment", "file", "default"]
 
@@ -28,6 +30,7 @@ NAMES: dict[str, tuple[str, str]] = {
     "priority": ("ORCHESTRATOR_PRIORITY", "share within the queue: priority 2 gets twice that of 1"),
     "collective_timeout": ("ORCHESTRATOR_COLLECTIVE_TIMEOUT", "seconds that a worker waits for the others of its run"),
     "start_timeout": ("ORCHESTRATOR_START_TIMEOUT", "seconds that the workers of a run may take to come up"),
+    "prices": ("ORCHESTRATOR_PRICES", "price of a device hour, such as gpu=2.50,cpu=0.04, or EUR gpu=2.50"),
     "notify": ("ORCHESTRATOR_NOTIFY", "webhook, or 'cmd: PROGRAM WORDS', notified of starts, ends and gates"),
 }
 
@@ -50,6 +53,7 @@ class Settings:
     priority: int
     collective_timeout: int
     start_timeout: int
+    prices: Prices | None
     notify: str | None = field(repr=False)  # the path of a webhook may be secret
     sources: Mapping[str, Source]
 
@@ -86,13 +90,15 @@ def resolve(flags: Mapping[str, str | None] | None = None) -> Settings:
 
     home = _path(pick("home", private_files.DEFAULT_HOME))
     file = _read_file(home / "config.yaml")
+    user_code.ask_at(home)
     tracking = pick("tracking", embedded_uri(home))
     gates = pick("gates", None)
+    costs = pick("prices", None)
     target = pick("notify", None)
     return Settings(
         home=home,
         storage=_storage(pick("storage", str(home / "storage")), home),
-        data=_path(pick("data", str(default_data_root()))),
+        data=_data(pick("data", str(default_data_root()))),
         tracking=None if tracking == "none" else _tracking(tracking),
         experiment=pick("experiment", None),
         ray_address=pick("ray_address", None),
@@ -101,6 +107,7 @@ def resolve(flags: Mapping[str, str | None] | None = None) -> Settings:
         priority=_priority(pick("priority", "1")),
         collective_timeout=_seconds("collective", pick("collective_timeout", "600")),
         start_timeout=_seconds("start", pick("start_timeout", "300")),
+        prices=prices.parse(costs) if costs else None,
         notify=notifications.check(target) if target else None,
         sources=sources,
     )
@@ -167,6 +174,18 @@ def _seconds(name: str, text: str | None) -> int:
 def _storage(text: str | None, home: Path) -> Path:
     assert text is not None
     return remote.mirror_of(remote.normal(text), home) if remote.is_uri(text) else _path(text.removeprefix("file://"))
+
+
+def _data(text: str | None) -> Path:
+    """The data root; for a URI, its copy on this node. Raises UserError."""
+    from workloads.data.cache import is_uri, staged_path
+    from workloads.data.errors import DataError
+
+    assert text is not None
+    try:
+        return staged_path(text) if is_uri(text) else _path(text.removeprefix("file://"))
+    except DataError as error:
+        raise UserError(str(error)) from None
 
 
 def _path(text: str | None) -> Path:

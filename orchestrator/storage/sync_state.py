@@ -17,7 +17,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from orchestrator.storage import conditional, generations, lease, remote
+from orchestrator.storage import conditional, generations, lease, record_index, remote
 from orchestrator.storage.conditional import Changed, Objects
 from orchestrator.storage.names import OUTCOME, RECORD
 from orchestrator.storage.remote import Remote, Stored
@@ -215,14 +215,11 @@ def records(storage: Path) -> dict[str, dict[str, Any]]:
     if location is None:
         return {}
 
-    def further(names: Sequence[str]) -> tuple[str, dict[str, Any]] | None:
-        for name in names:
-            if stored := record(location / name):
-                return (name, stored) if int(stored.get("holds", 0)) > manifest(storage / name)[0] else None
-        return None
-
-    with ThreadPoolExecutor(4 * PARALLEL) as pool:
-        return dict(filter(None, pool.map(further, generations.by_run(location.folders()).values())))
+    newer = {}
+    for stored in record_index.records(storage, location, record).values():
+        if int(stored.record.get("holds", 0)) > manifest(storage / stored.folder)[0]:
+            newer[stored.folder] = stored.record
+    return newer
 
 
 def scan(folder: Path, parts: Sequence[str] = ()) -> Stamps:
@@ -270,6 +267,7 @@ def _send_record(file: Path, location: Remote) -> None:
         location.send(file, RECORD)
     if store is not None:
         _publish(store, content)
+    record_index.note(location)
 
 
 def _publish(store: Objects, content: bytes) -> None:
