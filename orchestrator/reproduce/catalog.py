@@ -27,6 +27,20 @@ def all_published() -> dict[str, Published]:
     return dict(sorted(published.items(), key=lambda item: (not isinstance(item[1], Table), _natural(item[0]))))
 
 
+def sources() -> list[str]:
+    """Sources with several published results, by the first word of their ids: ``thesis``."""
+    return [source for source in dict.fromkeys(map(_source, all_published())) if len(of_source(source)) > 1]
+
+
+def of_source(source: str) -> list[str]:
+    """The ids of a source's results."""
+    return [name for name in all_published() if _source(name) == source]
+
+
+def _source(name: str) -> str:
+    return name.partition("-")[0]
+
+
 def broken() -> dict[str, str]:
     """Errors of third-party packages whose published results cannot be loaded, by the name of the workload."""
     errors = {}

@@ -54,7 +54,7 @@ def all_of(recorded: Recorded, settings: Settings, sources: Sequence[Source]) ->
         *_code(recorded, sources),
         *_packages(then.get("packages", {}), provenance.packages()),
         *_machine(then, settings),
-        *_space(recorded),
+        *_users_code(recorded),
         *_order(recorded),
     ]
 
@@ -110,6 +110,13 @@ def _data(recorded: Recorded, settings: Settings) -> list[Difference]:
             f"The data of {recorded.id} are not the data here", got=f"{now}, recorded {recorded.data}",
             fix="Restore the dataset that it was run on, or name it with ORCHESTRATOR_DATA",
         )  # fmt: skip
+    then = recorded.environment.get("inputs", {})
+    for name, content in preflight.input_files(spec.workload, fixed).items():
+        if then.get(name, content) != content:
+            raise UserError(
+                f"The file of {name} of {recorded.id} has changed", got=f"{content}, recorded {then[name]}",
+                fix="Restore the file that it was run with",
+            )  # fmt: skip
     return [] if recorded.data or not now else [Difference("data", "not recorded", now)]
 
 
@@ -200,14 +207,23 @@ def _text(value: Any) -> str | None:
     return None if value in (None, "") else str(value)
 
 
-def _space(recorded: Recorded) -> list[Difference]:
-    if not isinstance(recorded.spec, SweepSpec) or ":" not in (space := recorded.spec.search.space):
-        return []
-    kept = recorded.files / provenance.SPACE
-    file = Path(space.rpartition(":")[0])
-    if not kept.exists():
-        return [Difference("search space", "not recorded", f"{file} as it is")]
-    return [] if _unchanged(file, kept) else [Difference("search space", f"recorded as {kept}", f"{file} differs")]
+def _users_code(recorded: Recorded) -> list[Difference]:
+    """Files of the user's workload, search space, sampler and scheduler that are not those of the record."""
+    spec = recorded.spec
+    named = {"workload": spec.workload}
+    if isinstance(spec, SweepSpec):
+        named |= {name: getattr(spec.search, name) for name in ("space", "sampler", "scheduler")}
+    differences = []
+    for setting, code in named.items():
+        name = provenance.CODE[setting]
+        what = "search space" if setting == "space" else setting
+        kept = recorded.files / name
+        file = Path(code.rpartition(":")[0])
+        if ":" not in code or (kept.exists() and _unchanged(file, kept)):
+            continue
+        then = f"recorded as {kept}" if kept.exists() else "not recorded"
+        differences.append(Difference(what, then, f"{file} differs" if kept.exists() else f"{file} as it is"))
+    return differences
 
 
 def _order(recorded: Recorded) -> list[Difference]:

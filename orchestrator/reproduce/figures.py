@@ -9,7 +9,7 @@ from itertools import pairwise, product
 from statistics import median
 from typing import Any
 
-from orchestrator.config.spec import ExperimentSpec
+from orchestrator.config.spec import ExperimentSpec, SweepSpec
 from orchestrator.console import Console
 from orchestrator.errors import RunFailed, UserError, unknown
 from orchestrator.report import statistics
@@ -18,7 +18,7 @@ from orchestrator.reproduce.run_cache import Done
 from orchestrator.reproduce.table_runs import Choice, ReproductionBudget, Runner
 from orchestrator.storage.names import HISTORY
 from orchestrator.storage.settings import Settings
-from workloads.published import Computation, Curve, Drawn, Figure, Kind, Line, Method, Panel, Point
+from workloads.published import Computation, Curve, Draw, Drawn, Figure, Kind, Line, Method, Panel, Point
 
 TIMED_EPOCHS = 6
 WATCHED: Mapping[str, Any] = {"refit": False, "patience": 0, "evaluate_every": 1}
@@ -41,10 +41,11 @@ class Redrawn:
 
 
 @dataclass(frozen=True)
-class _Work:
-    """A line of a panel on a dataset, with its runner."""
+class Work:
+    """A line of a panel on a dataset, with its runner; ``kind`` is that of its figure."""
 
     runner: Runner
+    kind: Kind | Draw
     dataset: str
     panel: Panel
     line: Line
@@ -57,8 +58,29 @@ class _Work:
         method = self.line.method
         return replace(method, params={**where, **method.params, **self.common})
 
-    def specs(self, choice: Choice, point: Point, epochs: int, **plan: Any) -> list[ExperimentSpec]:
-        """The specs of the runs at a point, one a seed."""
+    @property
+    def search_spec(self) -> SweepSpec | None:
+        """The search for the settings of the line, or None without one. Raises UserError."""
+        spec = self.runner.search_spec(self.method)
+        return None if self.kind == "seconds" else spec
+
+    def choose(self) -> Choice:
+        """The settings of the line, the same for all its points. Raises RunFailed and Interrupted."""
+        return self.runner.given(self.method) if self.kind == "seconds" else self.runner.choose(self.method)
+
+    def specs(self, choice: Choice) -> list[list[ExperimentSpec]]:
+        """The specs of the runs at each point, one a seed. Raises UserError."""
+        epochs = self.runner.budget.epochs
+        if self.kind == "seconds":
+            return [self._at(choice, Point(), TIMED_EPOCHS)]
+        if self.kind == "epochs":
+            return [self._at(choice, Point(), epochs(self.line.method.epochs), **WATCHED)]
+        return [
+            self._at(choice, point, choice.epochs if point.epochs is None else epochs(point.epochs))
+            for point in self.line.points
+        ]
+
+    def _at(self, choice: Choice, point: Point, epochs: int, **plan: Any) -> list[ExperimentSpec]:
         params = {**choice.params, **point.params}
         seeds = range(self.runner.budget.seeds)
         return [self.runner.final_spec(self.method, params, epochs, seed, **plan) for seed in seeds]
@@ -98,56 +120,72 @@ def redraw(
     """
     budget = budget.limited()
     where = where or {}
-    if figure.seeds is not None:
-        budget = replace(budget, seeds=min(budget.seeds, figure.seeds))
-    sees_test = budget.as_published if figure.blind else None
-    blind = {} if sees_test else figure.blind
     named = where.get("dataset", ())
     here, missing = table_runs.present(
         figure.regime.workload, named or (figure.regime.dataset,), settings, named=bool(named)
     )
-    runner = Runner(figure.regime, settings, budget)
-    work = [
-        _Work(
-            runner,
-            dataset,
-            panel,
-            figure.line_on(dataset, line),
-            {**figure.common, **figure.on.get(dataset, {}), **blind},
-            bool(sees_test),
-        )
-        for dataset in here
-        for panel in figure.panels
-        for line in _chosen(panel.lines, figure.by[1:], where, methods)
-    ]
-    if not work:
+    every = work(figure, settings, budget, here, where, methods)
+    if not every:
         raise _nothing(figure, where)
-    for one in work:  # raises all errors before anything runs
-        runner.search_spec(one.method)
-        for point in one.line.points:
-            one.specs(Choice(one.method.params, 1, None), point, 1)
+    for one in every:  # raises all errors before anything runs
+        one.runner.search_spec(one.method)
+        one.specs(one.runner.given(one.method))
     curves: list[Curve] = []
     failed = []
     with table_runs.on_cluster(settings, budget.local):
-        for one in work:
+        for one in every:
             console.say(f"{one.dataset} {one.panel.metric}: {one.line.name}")
             try:
                 curves += list(_kind(figure)(one))
             except RunFailed as error:
                 console.say(f"  failed: {error}")
                 failed.append(f"{one.dataset} {one.line.name}: {error}")
-    return Redrawn(figure, budget, Drawn(curves), missing, tuple(failed), sees_test)
+    return Redrawn(figure, every[0].runner.budget, Drawn(curves), missing, tuple(failed), _sees_test(figure, budget))
 
 
-def _kind(figure: Figure) -> Callable[[_Work], Iterator[Curve]]:
+def work(
+    figure: Figure,
+    settings: Settings,
+    budget: ReproductionBudget,
+    datasets: Sequence[str],
+    where: Mapping[str, Sequence[str]],
+    methods: Sequence[str] = (),
+) -> list[Work]:
+    """The selected lines of each panel on each dataset; nothing is run."""
+    if figure.seeds is not None:
+        budget = replace(budget, seeds=min(budget.seeds, figure.seeds))
+    runner = Runner(figure.regime, settings, budget)
+    sees_test = _sees_test(figure, budget)
+    blind = {} if sees_test else figure.blind
+    return [
+        Work(
+            runner,
+            figure.draw,
+            dataset,
+            panel,
+            figure.line_on(dataset, line),
+            {**figure.common, **figure.on.get(dataset, {}), **blind},
+            bool(sees_test),
+        )
+        for dataset in datasets
+        for panel in figure.panels
+        for line in _chosen(panel.lines, figure.by[1:], where, methods)
+    ]
+
+
+def _sees_test(figure: Figure, budget: ReproductionBudget) -> bool | None:
+    """Whether training uses the test part as published; None if the source does not use it."""
+    return budget.as_published if figure.blind else None
+
+
+def _kind(figure: Figure) -> Callable[[Work], Iterator[Curve]]:
     if not callable(figure.draw):
         return KINDS[figure.draw]
     draw = figure.draw
 
-    def own(work: _Work) -> Iterator[Curve]:
+    def own(work: Work) -> Iterator[Curve]:
         """The curves that the workload computes from the runs of each point."""
-        choice = work.runner.choose(work.method)
-        specs = [work.specs(choice, point, _epochs_at(work, choice, point)) for point in work.line.points]
+        specs = work.specs(work.choose())
         distinct = {tuple(spec.fingerprint() for spec in each): each for each in specs}
         for each in distinct.values():  # with ``quick`` several points may have the same runs
             done = work.runs(each)
@@ -157,23 +195,16 @@ def _kind(figure: Figure) -> Callable[[_Work], Iterator[Curve]]:
     return own
 
 
-def _values(work: _Work) -> Iterator[Curve]:
+def _values(work: Work) -> Iterator[Curve]:
     """A metric on test over a parameter."""
-    choice = work.runner.choose(work.method)
-    values = [
-        [
-            done.result["metrics"][f"test/{work.panel.metric}"]
-            for done in work.runs(work.specs(choice, point, _epochs_at(work, choice, point)))
-        ]
-        for point in work.line.points
-    ]
+    metric = f"test/{work.panel.metric}"
+    values = [[done.result["metrics"][metric] for done in work.runs(specs)] for specs in work.specs(work.choose())]
     yield work.curve([point.x for point in work.line.points], values)
 
 
-def _epochs(work: _Work) -> Iterator[Curve]:
+def _epochs(work: Work) -> Iterator[Curve]:
     """A metric over epochs."""
-    choice = work.runner.choose(work.method)
-    specs = work.specs(choice, Point(), work.runner.budget.epochs(work.line.method.epochs), **WATCHED)
+    (specs,) = work.specs(work.choose())
     by_epoch: dict[int, dict[str, float]] = {}
     for one in work.runs(specs):
         for row in _history(one):
@@ -183,18 +214,14 @@ def _epochs(work: _Work) -> Iterator[Curve]:
     yield work.curve([float(epoch) for epoch in epochs], [list(by_epoch[epoch].values()) for epoch in epochs])
 
 
-def _seconds(work: _Work) -> Iterator[Curve]:
+def _seconds(work: Work) -> Iterator[Curve]:
     """Median seconds of an epoch of training, without the first one, which warms up."""
-    specs = work.specs(Choice(work.method.params, TIMED_EPOCHS, None), Point(), TIMED_EPOCHS)
+    (specs,) = work.specs(work.choose())
     ends = [sorted({row["epoch"]: row["time"] for row in _history(one)}.values()) for one in work.runs(specs)]
     yield work.curve([0.0], [[median(b - a for a, b in pairwise(times)) for times in ends]])
 
 
-KINDS: Mapping[Kind, Callable[[_Work], Iterator[Curve]]] = {"values": _values, "epochs": _epochs, "seconds": _seconds}
-
-
-def _epochs_at(work: _Work, choice: Choice, point: Point) -> int:
-    return choice.epochs if point.epochs is None else work.runner.budget.epochs(point.epochs)
+KINDS: Mapping[Kind, Callable[[Work], Iterator[Curve]]] = {"values": _values, "epochs": _epochs, "seconds": _seconds}
 
 
 def _history(done: Done) -> Iterator[dict[str, Any]]:

@@ -36,16 +36,22 @@ class ReproductionRequest:
 
 
 def reproduce(
-    request: ReproductionRequest, settings: Settings, budget: ReproductionBudget, console: Console
+    request: ReproductionRequest,
+    settings: Settings,
+    budget: ReproductionBudget,
+    console: Console,
+    command: str | None = None,
 ) -> tuple[dict[str, Any], int]:
     """Reproduce a published result; return the output for ``--json`` and the exit code.
+
+    The record names the ``command``, by default that of this process.
 
     The exit code is 0, or 4 if rows failed or a dataset is missing. Finished runs are reused, so that a call after
     Ctrl-C continues. Raises UserError and Interrupted.
     """
     name = request.published.id
     try:
-        result, texts = _run(request, settings, budget, console)
+        result, texts = _run(request, settings, budget, console, command or provenance.command())
     except Interrupted:
         raise Interrupted(provenance.command()) from None
     folder, trouble = table_report.keep(result, texts, request.name(budget), settings)
@@ -56,12 +62,15 @@ def reproduce(
 
 
 def _run(
-    request: ReproductionRequest, settings: Settings, budget: ReproductionBudget, console: Console
+    request: ReproductionRequest, settings: Settings, budget: ReproductionBudget, console: Console, command: str
 ) -> tuple[dict[str, Any], dict[str, str | bytes]]:
     """Run and show a published result; return its record as JSON, and its other files by name."""
     published = request.published
     workload = published.workload if isinstance(published, Computation) else published.regime.workload
-    origin = table_report.origin(settings, workload)  # taken before the runs, which may take long
+    origin = {
+        "command": command,
+        **table_report.origin(settings, workload),
+    }  # taken before the runs, which may take long
     if isinstance(published, Table):
         reproduction = table.run(published, settings, budget, console, where=request.where, methods=request.methods)
         result = table_report.record(reproduction) | origin

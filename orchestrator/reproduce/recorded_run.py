@@ -155,7 +155,7 @@ def _run_id(client: Any, reference: str) -> str:
 
 def _download(client: Any, run_id: str, files: Path) -> None:
     private_files.make_folder(files)
-    wanted = (provenance.SPEC, provenance.SWEEP, provenance.ENVIRONMENT, provenance.SPACE, OUTCOME)
+    wanted = (provenance.SPEC, provenance.SWEEP, provenance.ENVIRONMENT, OUTCOME, *provenance.CODE.values())
     for name in (file.path for file in client.list_artifacts(run_id)):
         if name in wanted or re.fullmatch(r"source(-[\w.-]+)?\.diff", name):
             client.download_artifacts(run_id, name, str(files))

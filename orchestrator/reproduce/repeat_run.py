@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import math
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Literal
 
+from orchestrator.config import user_code
 from orchestrator.config.spec import ExperimentSpec, SweepSpec
 from orchestrator.console import Console
-from orchestrator.errors import DONE, FAILED, RunFailed
+from orchestrator.errors import DONE, FAILED, RunFailed, UserError
 from orchestrator.provenance import record as provenance
 from orchestrator.registry import models as registry
 from orchestrator.reproduce import differences, recorded_run
 from orchestrator.reproduce.differences import FIRST, Difference
 from orchestrator.reproduce.recorded_run import Recorded
 from orchestrator.reproduce.script import commands
-from orchestrator.runs import driver, reports, worker
-from orchestrator.search import spaces, trusted_spaces
+from orchestrator.runs import driver, reports, start_point, worker
+from orchestrator.search import trusted_spaces
 from orchestrator.storage.settings import Settings
 from orchestrator.sweeps import sweep
 
@@ -62,6 +65,7 @@ def run(
         lines = commands(recorded, settings)
         print("\n".join(lines))
         return {"id": recorded.id, "run_id": recorded.run_id, "script": lines}, DONE
+    trusted_spaces.check(recorded.spec.workload, settings.home, recorded.id, "workload")
     now = provenance.sources(apart=(settings.home, settings.storage), workload=recorded.spec.workload)
     unequal = differences.all_of(recorded, settings, now)
     local = bool(recorded.environment.get("options", {}).get("local", recorded.kind == "trial"))
@@ -125,10 +129,13 @@ def _here(
         spec = spec.model_copy(update={"resources": given})
     if isinstance(spec, SweepSpec) and (space := differences.space_of(recorded, recorded.files / provenance.SPACE)):
         if named:
-            space = spaces.absolute(named)
+            space = user_code.absolute(named)
         else:
             trusted_spaces.check(space, settings.home, recorded.id)
         spec = spec.model_copy(update={"search": spec.search.model_copy(update={"space": space})})
+    if isinstance(spec, SweepSpec):
+        for kind in ("sampler", "scheduler"):
+            trusted_spaces.check(getattr(spec.search, kind), settings.home, recorded.id, kind)
     return spec
 
 
@@ -141,11 +148,17 @@ def _trial(spec: ExperimentSpec, settings: Settings, recorded: Recorded) -> dict
     device = worker.take_device(spec.resources)
     values: dict[str, float] = {}
     try:
-        for report in worker.experiment(spec, settings.data, device, final=False).stream():
-            for row in report.rows:
-                if row.epoch > recorded.epochs:
-                    return values
-                values |= row.metrics
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = Path(scratch)
+            start_point.prepare(folder, spec, settings)
+            work = worker.experiment(spec, settings.data, device, final=False, folder=folder)
+            for report in work.stream(start_point.state(spec, folder, None)):
+                for row in report.rows:
+                    if row.epoch > recorded.epochs:
+                        return values
+                    values |= row.metrics
+    except UserError:
+        raise
     except Exception as error:
         raise RunFailed(recorded.id, reports.describe(error)) from error
     return values

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +28,11 @@ from orchestrator.storage.settings import Settings
 from orchestrator.sweeps import sweep as sweeps
 
 USABLE = ("finished", "partial")
+
+_MOMENT: ContextVar[float | None] = ContextVar("moment", default=None)
+
+STOP_AGAIN_SECONDS = 1.0
+"""Interval at which a run whose time is over is asked to stop; a driver that begins removes an earlier request."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +56,45 @@ class Done:
         return {one["commit"][:12] + "-dirty" * bool(one.get("dirty")) for one in sources if one.get("commit")}
 
 
+@contextmanager
+def until(moment: float) -> Iterator[None]:
+    """Within the block, stop the run at ``moment`` of ``time.monotonic()``, as ``orchestrator stop`` does.
+
+    No other run is started then; the block raises Interrupted. The run can be resumed.
+    """
+    token = _MOMENT.set(moment)
+    try:
+        yield
+    finally:
+        _MOMENT.reset(token)
+
+
+@contextmanager
+def _stopped_in_time(name: str, settings: Settings) -> Iterator[None]:
+    moment = _MOMENT.get()
+    if moment is None:
+        yield
+        return
+    if time.monotonic() >= moment:
+        raise Interrupted(f"orchestrator status {name}")
+    over = threading.Event()
+
+    def stop() -> None:
+        seconds = max(0.0, moment - time.monotonic())
+        while not over.wait(seconds):
+            if folder := records.find_here(settings.storage, name):
+                folder.stop()
+            seconds = STOP_AGAIN_SECONDS
+
+    watch = threading.Thread(target=stop, name="stop in time", daemon=True)
+    watch.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watch.join()
+
+
 class QuietConsole(Console):
     """Console of one run among many: shows only its live view; lines are written only to its log."""
 
@@ -59,7 +107,7 @@ class QuietConsole(Console):
 
 def run(spec: ExperimentSpec, settings: Settings, local: bool, about: str) -> Done:
     """Run ``spec``, resume it, or return its finished run. Raises UserError, RunFailed or Interrupted."""
-    name = named(about, f"seed{spec.seed}", spec.fingerprint(), spec.workload, spec.params, settings)
+    name = name_of(spec, settings, about)
     return _once(
         name,
         settings,
@@ -73,8 +121,7 @@ def sweep(spec: SweepSpec, settings: Settings, local: bool, about: str) -> Done:
 
     Raises UserError, RunFailed (all trials failed) or Interrupted.
     """
-    identity = digest([spec.fingerprint(), spec.search.trials])
-    name = named(about, "search", identity, spec.workload, spec.fixed, settings)
+    name = name_of(spec, settings, about)
     return _once(
         name,
         settings,
@@ -83,22 +130,35 @@ def sweep(spec: SweepSpec, settings: Settings, local: bool, about: str) -> Done:
     )
 
 
-def named(about: str, part: str, identity: str, workload: str, params: Mapping[str, Any], settings: Settings) -> str:
-    """The name ``about-part-1a2b3c4d5e``, whose digest depends on the spec and on the content of the dataset."""
-    data = preflight.dataset(workload, params, settings.data)
-    return f"{about[:70]}-{part}-{digest([identity, data])[:10]}"
+def name_of(spec: ExperimentSpec | SweepSpec, settings: Settings, about: str) -> str:
+    """The name ``about-seed0-1a2b3c4d5e``, whose digest depends on the spec and on the content of the dataset."""
+    params = spec.fixed if isinstance(spec, SweepSpec) else spec.params
+    part = "search" if isinstance(spec, SweepSpec) else f"seed{spec.seed}"
+    identity = digest([spec.fingerprint(), spec.search.trials]) if isinstance(spec, SweepSpec) else spec.fingerprint()
+    data = preflight.dataset(spec.workload, params, settings.data)
+    inputs = preflight.input_files(spec.workload, params)
+    return f"{about[:70]}-{part}-{digest([identity, data, *inputs.values()])[:10]}"
+
+
+def finished(name: str, settings: Settings) -> Done | None:
+    """The finished run or sweep of this name; None if it is not finished."""
+    folder = records.find_here(settings.storage, name)
+    if folder is None or folder.status() not in USABLE:
+        return None
+    folder = folder.fetch()
+    return Done(folder.path, folder.record["result"], reused=True)
 
 
 def _once(name: str, settings: Settings, start: Callable[[], Result], resume: Callable[[RunFolder], Result]) -> Done:
+    if done := finished(name, settings):
+        return done
     folder = records.find_here(settings.storage, name)
-    if folder is not None and folder.status() in USABLE:
-        folder = folder.fetch()
-        return Done(folder.path, folder.record["result"], reused=True)
     if folder is not None and _never_started(folder):
         for each in generations.of_run(settings.storage, name):
             shutil.rmtree(settings.storage / each)
         folder = None
-    result = start() if folder is None else resume(folder)
+    with _stopped_in_time(name, settings):
+        result = start() if folder is None else resume(folder)
     if (result.folder / STOP).exists():  # the stop was requested too late to interrupt this run
         raise Interrupted(f"orchestrator status {name}")
     return Done(result.folder, result.to_json(), reused=False)

@@ -14,7 +14,7 @@ from orchestrator.reproduce.ranking import Step
 from orchestrator.reproduce.run_cache import Done
 from orchestrator.reproduce.table_runs import Choice, ReproductionBudget, Runner
 from orchestrator.storage.settings import Settings
-from workloads.published import Row, Table
+from workloads.published import Method, Row, Table
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def run(
         raise UserError(f"The source of {table.id} does not select on test", fix="Leave out --as-published")
     named = where.get("dataset", ())
     here, missing = table_runs.present(table.regime.workload, named or table.datasets, settings, named=bool(named))
-    row_groups = [_chosen(table.rows(*key), methods) for dataset in here for key in _block_keys(table, dataset, where)]
+    row_groups = [_chosen(table.rows(*key), methods) for dataset in here for key in block_keys(table, dataset, where)]
     runner = Runner(table.regime, settings, budget)
     for rows in row_groups:  # raises all errors before anything runs
         for row in rows:
@@ -106,11 +106,12 @@ def _measure(table: Table, row: Row, runner: Runner, console: Console) -> Measur
         values: dict[str, list[float]] = {}
         for seed in range(runner.budget.seeds):
             models = list(_trained(choice, seed, row, runner))
-            measured = [_values(table, each, spec, runner) for each, spec in models]
-            better = {metric: min if metric in table.lower else max for metric in (table.compared_by, *table.columns)}
+            columns = table.columns_on(row.where["dataset"])
+            measured = [_values(table, row, each, spec, runner) for each, spec in models]
+            better = {metric: min if metric in table.lower else max for metric in (table.compared_by, *columns)}
             best = better[table.compared_by](range(len(models)), key=lambda at: measured[at][table.compared_by])
             done.append(models[best][0])
-            for metric in table.columns:  # as published, each metric takes its best model
+            for metric in columns:  # as published, each metric takes its best model
                 values.setdefault(metric, []).append(better[metric](each[metric] for each in measured))
     except RunFailed as error:
         console.say(f"  failed: {error}")
@@ -125,31 +126,38 @@ def _measure(table: Table, row: Row, runner: Runner, console: Console) -> Measur
 
 
 def _trained(choice: Choice, seed: int, row: Row, runner: Runner) -> Iterator[tuple[Done, ExperimentSpec]]:
-    """The final model of a seed; as published, one for each number of epochs that is compared on test.
+    for spec in final_specs(row.settings, choice, seed, runner):
+        yield runner.train(spec, reads_test=runner.budget.as_published), spec
+
+
+def final_specs(method: Method, choice: Choice, seed: int, runner: Runner) -> list[ExperimentSpec]:
+    """The spec of a seed's final model; as published, one for each number of epochs that is compared on test.
 
     Settings that are published completely include the number of epochs; the author's code takes the last one.
     """
-    method = row.settings
     budget = runner.budget
     several = budget.as_published and method.searched
-    for epochs in table_runs.ladder(budget.epochs(method.epochs)) if several else [choice.epochs]:
-        spec = runner.final_spec(method, choice.params, epochs, seed)
-        yield runner.train(spec, reads_test=budget.as_published), spec
+    ladder = table_runs.ladder(budget.epochs(method.epochs)) if several else [choice.epochs]
+    return [runner.final_spec(method, choice.params, epochs, seed) for epochs in ladder]
 
 
-def _values(table: Table, done: Done, spec: ExperimentSpec, runner: Runner) -> Mapping[str, float]:
+def _values(table: Table, row: Row, done: Done, spec: ExperimentSpec, runner: Runner) -> Mapping[str, float]:
     """The values of the table's columns for one model. Raises RunFailed if one is missing."""
+    trained = runner.trained(done, spec)
+    values: dict[str, float] = {}
     if table.measure is not None:
-        values = runner.evaluate(table.measure, [done], runner.trained(done, spec))
+        values |= runner.evaluate(table.measure, [done], trained)
     else:
         test = done.result["metrics"]
-        values = {name.removeprefix("test/"): value for name, value in test.items() if name.startswith("test/")}
-    if absent := [metric for metric in table.columns if metric not in values]:
+        values |= {name.removeprefix("test/"): value for name, value in test.items() if name.startswith("test/")}
+    if further := table.further.get(row.where["dataset"]):
+        values |= runner.evaluate(further.measure, [done], trained)
+    if absent := [metric for metric in table.columns_on(row.where["dataset"]) if metric not in values]:
         raise RunFailed(done.id, f"it has no {', '.join(absent)} on test")
     return values
 
 
-def _block_keys(table: Table, dataset: str, where: Mapping[str, Sequence[str]]) -> list[tuple[str, ...]]:
+def block_keys(table: Table, dataset: str, where: Mapping[str, Sequence[str]]) -> list[tuple[str, ...]]:
     """The blocks on a dataset as in the table, with the values of ``where``; for other datasets as on its first."""
     published = [key for key in table.places if key[0] == dataset] or [(dataset, *table.places[0][1:])]
     keys = [

@@ -26,7 +26,8 @@ FOLDER = "reproductions"
 
 
 CLOSED = "gap closed"
-"""Column: the share of the gap between BPR and the supervised oracle that a row closes, by the compared metric."""
+"""Column: the share of the gap between BPR and the supervised oracle that a row closes, by the compared metric; with
+the name of a further metric, by that one."""
 
 
 def origin(settings: Settings, workload: str) -> dict[str, Any]:
@@ -70,6 +71,9 @@ def _row(reproduction: Reproduction, block: Block, measured: Measured) -> dict[s
     row = measured.row
     choice = measured.choice
     table = reproduction.table
+    dataset = row.where["dataset"]
+    columns = table.columns_on(dataset)
+    gaps = (table.compared_by, *(table.further[dataset].metrics if dataset in table.further else ()))
     return {
         **block.where,
         "method": row.method,
@@ -81,21 +85,19 @@ def _row(reproduction: Reproduction, block: Block, measured: Measured) -> dict[s
         "commits": sorted({commit for done in measured.runs for commit in done.commits}),
         "failure": measured.failure,
         "doubts": [f"{doubt.tag}: {doubt.why}" for doubt in table.why(row)],
-        "metrics": {metric: _value(table, measured, metric) for metric in table.columns if measured.values},
-        "closed": _closed(table, block, measured),
+        "metrics": {metric: _value(table, measured, metric) for metric in columns if measured.values},
+        "closed": {metric: share for metric in gaps if (share := _closed(table, block, measured, metric)) is not None},
     }
 
 
-def _closed(table: Table, block: Block, measured: Measured) -> float | None:
+def _closed(table: Table, block: Block, measured: Measured, metric: str) -> float | None:
     """The share of the gap between the table's baseline and its oracle that a row closes; None where there is none."""
-    means = {
-        row.row.method: statistics.summary(list(row.values[table.compared_by])).mean for row in block.rows if row.values
-    }
+    means = {row.row.method: statistics.summary(list(row.values[metric])).mean for row in block.rows if row.values}
     baseline, oracle = (means.get(name) for name in table.gap or ("", ""))
     own = means.get(measured.row.method)
     if baseline is None or oracle is None or own is None:
         return None
-    gap = baseline - oracle if table.compared_by in table.lower else oracle - baseline
+    gap = baseline - oracle if metric in table.lower else oracle - baseline
     return (own - baseline) / (oracle - baseline) if gap > 0 else None
 
 
@@ -133,11 +135,10 @@ def show(console: Console, result: Mapping[str, Any]) -> None:
     metric = result["compared_by"]
     on = f" on {result['measured_on']}" if result["measured_on"] else ""
     for key, rows in _blocks(result).items():
-        closed = [CLOSED] * any(row["closed"] is not None for row in rows)
         published = ["published", "difference"] * _printed(result)
-        columns = ["method", "ours", "sd", *published, *closed, "note"]
-        cells = [_cells(row, row["metrics"].get(metric)) for row in rows]
-        shown = [[row[name] for name in columns] for row in cells]
+        columns = ["method", "ours", "sd", *published, *_closed_columns(rows, metric), "note"]
+        cells = [_cells(row, row["metrics"].get(metric)) | _shares(row, metric) for row in rows]
+        shown = [[row.get(name, "") for name in columns] for row in cells]
         console.table(f"{result['id']}, {' '.join(key)}: {metric}{on}", columns, shown)
         for line in [*_order(result, key), *_doubts(rows)]:
             console.say(f"  {line}")
@@ -161,11 +162,12 @@ def markdown(result: Mapping[str, Any]) -> str:
     lines += ["", *_conditions(result)]
     for key, rows in _blocks(result).items():
         metrics = list(dict.fromkeys(name for row in rows for name in row["metrics"]))
-        closed = [CLOSED] * any(row["closed"] is not None for row in rows)
+        closed = _closed_columns(rows, result["compared_by"])
         cells = []
         for row in rows:
             values = [_both(row["metrics"][name]) if name in row["metrics"] else "" for name in metrics]
-            cells.append([row["method"], *values, *[_share(row)] * len(closed), _note(row, None)])
+            shares = _shares(row, result["compared_by"])
+            cells.append([row["method"], *values, *(shares.get(name, "") for name in closed), _note(row, None)])
         lines += ["", f"### {', '.join(key)}", "", markdown_table(["method", *metrics, *closed, "note"], cells)]
         lines += ["", *(f"- {line}" for line in [*_order(result, key), *_doubts(rows)])]
         lines += ["", f"{result['compared_by']} by seed:", "", *(f"- {line}" for line in _by_seed(result, rows))]
@@ -243,12 +245,21 @@ def _cells(row: Mapping[str, Any], value: Mapping[str, Any] | None) -> dict[str,
 
     return {
         "method": row["method"], "ours": number("mean"), "sd": number("sd"), "published": number("published"),
-        "difference": number("difference", "+.4f"), CLOSED: _share(row), "note": _note(row, value),
+        "difference": number("difference", "+.4f"), "note": _note(row, value),
     }  # fmt: skip
 
 
-def _share(row: Mapping[str, Any]) -> str:
-    return "" if row["closed"] is None else f"{row['closed']:.0%}"
+def _closed_columns(rows: Sequence[Mapping[str, Any]], compared_by: str) -> list[str]:
+    """The columns of closed gaps that any row has."""
+    return list(dict.fromkeys(name for row in rows for name in _shares(row, compared_by)))
+
+
+def _shares(row: Mapping[str, Any], compared_by: str) -> dict[str, str]:
+    """The shares of the gap that a row closes, by the name of their column."""
+    return {
+        CLOSED if metric == compared_by else f"{CLOSED}, {metric}": f"{share:.0%}"
+        for metric, share in row["closed"].items()
+    }
 
 
 def _note(row: Mapping[str, Any], value: Mapping[str, Any] | None) -> str:

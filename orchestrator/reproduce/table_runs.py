@@ -89,10 +89,22 @@ class Runner:
         """Select settings by a search on validation; a finished search is reused. Raises RunFailed and Interrupted."""
         spec = self.search_spec(method)
         if spec is None:
-            return Choice(method.params, self._epochs(method), None)
-        done = run_cache.sweep(spec, self.settings, self.budget.local, self._name(method.params))
+            return self.given(method)
+        return self.chosen(spec, run_cache.sweep(spec, self.settings, self.budget.local, self._name(method.params)))
+
+    def given(self, method: Method) -> Choice:
+        """The settings of a method as they are given, without a search."""
+        return Choice(method.params, self._epochs(method), None)
+
+    def chosen(self, spec: SweepSpec, done: Done) -> Choice:
+        """The settings that a finished search has selected."""
         epochs = done.result["epochs"] if self.regime.refit else spec.plan.epochs
         return Choice(done.result["best_params"], epochs, done.id)
+
+    def name_of(self, spec: ExperimentSpec | SweepSpec) -> str:
+        """The name of the search or run of ``spec``."""
+        about = self._name(spec.fixed if isinstance(spec, SweepSpec) else spec.params)
+        return run_cache.name_of(spec, self.settings, about)
 
     def final_spec(
         self, method: Method, params: Mapping[str, Any], epochs: int, seed: int, **plan: Any
