@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.config import options
-from orchestrator.config.options import Given, changed, collects_arguments, options_of
+from orchestrator.config.options import Given, changed, collects_arguments, named_code, options_of
 from orchestrator.errors import UserError, resume_conflict
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ def run(
     cpus_per_worker: options.Cpus = None,
     max_gpus: options.MaxGpus = None,
     resume: options.Resume = None,
+    origin: options.Origin = None,
     name: options.Name = None,
     register: options.Register = None,
     tracking: options.Tracking = None,
@@ -53,7 +54,9 @@ def run(
     """Run one experiment. Other keywords are parameters of the workload and keys of the plan (``lr=0.01, epochs=5``).
 
     It runs in this process by default, with ``local=False`` through Ray Train. ``resume`` (an id, or ``latest``)
-    continues an interrupted run; no other option is allowed with it. Raises UserError, RunFailed and Interrupted.
+    continues an interrupted run; no other option is allowed with it. ``origin`` is a run whose state this one goes on
+    from (``--from`` of the command), with its workload and settings where none are given. Raises UserError,
+    RunFailed and Interrupted.
     """
     from orchestrator.console import Console
     from orchestrator.runs import driver
@@ -93,6 +96,7 @@ def sweep(
     pack: options.Pack = None,
     time_budget: options.TimeBudget = None,
     max_device_hours: options.MaxDeviceHours = None,
+    max_cost: options.MaxCost = None,
     constraint: options.Constraint = (),
     until_gain: options.UntilGain = None,
     max_failures: options.MaxFailures = None,
@@ -104,6 +108,7 @@ def sweep(
     cpus_per_worker: options.Cpus = None,
     max_gpus: options.MaxGpus = None,
     resume: options.Resume = None,
+    origin: options.Origin = None,
     more_trials: options.MoreTrials = 0,
     retry_failed: options.RetryFailed = False,
     keep: options.Keep = None,
@@ -117,8 +122,8 @@ def sweep(
 ) -> Result:
     """Search hyperparameters. Other keywords are fixed parameters and plan keys. ``.trials()`` is a DataFrame.
 
-    ``resume`` continues a sweep; it allows ``more_trials``, ``retry_failed``, and ``space`` if the file of the search
-    space has moved. Raises UserError, RunFailed and Interrupted.
+    ``resume`` continues a sweep; it allows ``more_trials``, ``retry_failed``, and ``space``, ``sampler`` and
+    ``scheduler`` if your files of these have moved. Raises UserError, RunFailed and Interrupted.
     """
     from orchestrator.console import Console
     from orchestrator.runs import driver
@@ -128,9 +133,9 @@ def sweep(
 
     settings = _settings(given)
     if resume is not None:
-        moved = space if space and ":" in space else None
-        _check_alone(sweep, given, "more_trials", "retry_failed", *(["space"] if moved else []))
-        resume_options = sweeps.ResumeOptions(more_trials, retry_failed, moved)
+        code = named_code(given)
+        _check_alone(sweep, given, "more_trials", "retry_failed", *code)
+        resume_options = sweeps.ResumeOptions(more_trials, retry_failed, **code)
         return sweeps.resume(records.find(settings.storage, resume, "sweep"), settings, Console(), resume_options)
     if more_trials or retry_failed:
         raise UserError("more_trials and retry_failed continue a sweep", fix="Name it with resume=ID")

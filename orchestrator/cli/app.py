@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Annotated, Any
 
 import typer
 
@@ -41,9 +43,19 @@ def options(
     """Options without a verb."""
 
 
+@cache
+def _command() -> Callable[..., Any]:
+    return typer.main.get_command(app)  # a tenth of a second
+
+
+def run(words: Sequence[str] | None = None) -> int:
+    """Run a verb (default: the command line of this process), print an error as one sentence, return the exit code."""
+    return guarded(lambda: _command()(words, standalone_mode=False))
+
+
 def main() -> None:
-    """Entry point: run a verb, print an error as one sentence, exit with its code."""
-    code = guarded(lambda: app(standalone_mode=False))
+    """Entry point: run a verb and exit with its code."""
+    code = run()
     if os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR"):  # Ray has no exit codes: write it to the job's log
         from orchestrator.jobs.job_state import EXIT_RECORD
 

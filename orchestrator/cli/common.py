@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
 import typer
 
 from orchestrator import api
-from orchestrator.config.options import Given, Json, Words, changed, options_of
+from orchestrator.config.options import Given, Json, Words, changed, flag_of, options_of
 from orchestrator.errors import UserError, mask, resume_conflict
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def alone(flag: str, words: list[str] | None, given: Given, call: Callable[..., 
     """Raise UserError if options other than ``flag``, addresses and those ``allowed`` are given."""
     defaults = {name: DEFAULTS.get(name, option.default) for name, option in options_of(call).items()}
     named = changed(given, defaults, {"resume", *api.ADDRESSES, *allowed})
-    if others := [*(words or []), *(f"--{name.replace('_', '-')}" for name in named)]:
+    if others := [*(words or []), *map(flag_of, named)]:
         raise resume_conflict(flag, others)
 
 

@@ -17,7 +17,7 @@ from orchestrator.config.plan import PLAN_KEYS, Plan
 from orchestrator.errors import DONE, USAGE, unknown
 from orchestrator.storage.settings import Settings
 from workloads.catalog import broken, catalog
-from workloads.data import datasets
+from workloads.data import datasets, stores
 from workloads.data.errors import DataError
 from workloads.data.files import plain_or_gz
 from workloads.data.source import Dataset
@@ -133,6 +133,8 @@ def print_datasets(settings: Settings, as_json: bool) -> None:
 def verify_datasets(settings: Settings, names: Sequence[str]) -> int:
     """Read every byte of the named datasets, by default of all present ones; print each problem with file and line.
 
+    Of an intact one the test examples that also are in the training part are counted.
+
     Returns the exit code: 0 if all are intact, else 2. Raises UserError for an unknown name, with the nearest.
     """
     for name in names:
@@ -147,13 +149,20 @@ def verify_datasets(settings: Settings, names: Sequence[str]) -> int:
         damaged |= bool(problems)
         dataset = datasets.dataset(name)
         intact = f"intact, below {settings.data}" if dataset.files else _where(dataset, settings.data)
-        for text in problems or [intact]:
-            print(f"{name}: {text}")
+        print("\n".join(f"{name}: {text}" for text in problems or [intact]))
+        if not problems and (overlap := datasets.overlap(name, settings.data)):
+            print(f"{name}: {overlap}")
     return USAGE if damaged else DONE
 
 
-def state(dataset: Dataset, root: Path) -> Literal["present", "missing", "damaged"]:
-    """The state of a dataset below the data root. One without files is present if it can be generated or fetched."""
+def state(dataset: Dataset, root: Path) -> Literal["present", "missing", "damaged", "not staged"]:
+    """The state of a dataset below the data root. One without files is present if it can be generated or fetched.
+
+    Below the copy of an object store, one is looked at that has been staged.
+    """
+    folder = dataset.folder_in(root)
+    if dataset.files and stores.uri_of(folder) and not stores.is_staged(folder):
+        return "not staged"
     try:
         datasets.check(dataset.name, root)
     except DataError:

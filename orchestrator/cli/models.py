@@ -1,16 +1,17 @@
-"""The verbs of the model registry: promote, rollback, promotions and predict."""
+"""The verbs of the model registry: promote, rollback, promotions, predict, export, evaluate and serve."""
 
 from __future__ import annotations
 
 import json
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from orchestrator.cli.common import reachable, resolved
-from orchestrator.config.options import Json, Tracking
+from orchestrator.config.options import Json, RayAddress, Storage, Tracking
 from orchestrator.console import Console
 
 if TYPE_CHECKING:
@@ -124,6 +125,82 @@ def predict(
     from orchestrator.registry import prediction
 
     prediction.predict(settings, model, source, target, given)
+
+
+@app.command("export")
+def export_command(
+    model: Annotated[str, typer.Argument(metavar="MODEL@ALIAS", help="MODEL@ALIAS or MODEL/VERSION.")],
+    to: Annotated[Path, typer.Option("--to", metavar="FOLDER", help="New or empty folder.")],
+    form: Annotated[
+        str,
+        typer.Option("--format", help="sentence-transformers, transformers, onnx, embeddings or faiss."),
+    ],
+    source: Annotated[
+        str | None, typer.Option("--input", help="Rows to embed with an encoder: Parquet, CSV or JSON lines.")
+    ] = None,
+    tracking: Tracking = None,
+) -> None:
+    """Write a registered model in the format of another tool.
+
+    With a model card: data, test values with intervals, the command that reproduces it, limits.
+
+    Example: orchestrator export sts@champion --to sts --format sentence-transformers
+    """
+    settings = resolved(tracking=tracking)
+    reachable(settings)
+    from orchestrator.registry.export.export import export
+
+    print(export(settings, model, to, form, source))
+
+
+@app.command("evaluate")
+def evaluate_command(
+    model: Annotated[str, typer.Argument(metavar="MODEL@ALIAS", help="MODEL@ALIAS or MODEL/VERSION.")],
+    data: Annotated[
+        list[str], typer.Option("--data", metavar="NAME|FOLDER", help="Collection to rank; repeatable, for their mean.")
+    ],
+    to: Annotated[Path, typer.Option("--to", metavar="FOLDER", help="New or empty folder.")],
+    depth: Annotated[int, typer.Option("--depth", help="Documents of a query, at most.")] = 100,
+    tracking: Tracking = None,
+    storage: Storage = None,
+    as_json: Json = False,
+) -> None:
+    """Rank retrieval collections with a registered model.
+
+    Writes runs and qrels of the test queries in TREC's form, metrics, and their mean over the collections.
+
+    Example: orchestrator evaluate rank@champion --data scifact --data nfcorpus --to runs
+    """
+    settings = resolved(tracking=tracking, storage=storage)
+    reachable(settings)
+    from orchestrator.registry.retrieval import evaluate
+
+    measured = evaluate(settings, model, data, to, depth, Console(json=as_json).say)
+    if as_json:
+        print(json.dumps(measured))
+
+
+@app.command("serve")
+def serve_command(
+    model: Annotated[str, typer.Argument(metavar="MODEL@ALIAS", help="MODEL@ALIAS or MODEL/VERSION.")],
+    host: Annotated[str, typer.Option("--host", help="Address to listen at; there is no login.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", help="Port.")] = 8000,
+    replicas: Annotated[int, typer.Option("--replicas", help="Processes that answer.")] = 1,
+    look: Annotated[float, typer.Option("--look", help="Seconds between two looks at the alias.")] = 5.0,
+    tracking: Tracking = None,
+    ray_address: RayAddress = None,
+) -> None:
+    """Serve a registered model over HTTP with Ray Serve.
+
+    An alias that moves is followed. POST /invocations is that of MLflow's own server; GET /health gives the version.
+
+    Example: orchestrator serve rec@champion --replicas 2
+    """
+    settings = resolved(tracking=tracking, ray_address=ray_address)
+    reachable(settings)
+    from orchestrator.cli import serving
+
+    serving.run(settings, model, host=host, port=port, replicas=replicas, look_seconds=look)
 
 
 def decided(settings: Settings, decide: Callable[[], Event], as_json: bool) -> None:

@@ -1,4 +1,5 @@
-"""The verbs that repeat results: ``reproduce run``, and ``reproduce ID`` for published tables and figures."""
+"""The verbs that repeat results: ``reproduce run``, ``reproduce ID`` for a published table or figure, and ``reproduce
+SOURCE`` for all of a source."""
 
 from __future__ import annotations
 
@@ -15,18 +16,20 @@ from workloads.published import Computation, Figure, Published, Table
 
 
 class WithPublished(TyperGroup):
-    """Command group with a command for each published result, which is created on demand."""
+    """Command group with a command for each source and each published result, which is created on demand."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        from orchestrator.reproduce.catalog import all_published
+        from orchestrator.reproduce.catalog import all_published, sources
 
-        return [*super().list_commands(ctx), *all_published()]
+        return [*super().list_commands(ctx), *sources(), *all_published()]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        from orchestrator.reproduce.catalog import all_published, broken
+        from orchestrator.reproduce.catalog import all_published, broken, sources
 
         if command := super().get_command(ctx, cmd_name):
             return command
+        if cmd_name in sources():
+            return _source_command(cmd_name)
         name = cmd_name if cmd_name in all_published() else cmd_name.replace("-figure-", "-fig")  # the older spelling
         if name not in all_published():
             faults = "; ".join(f"those of {workload} cannot be loaded: {why}" for workload, why in broken().items())
@@ -131,9 +134,11 @@ def _options(one: Published) -> dict[str, tuple[Any, Any]]:
     return {**values, **per_method, **WITH_RUNS, **OPTIONS}
 
 
+ADDRESSES = ("tracking", "experiment", "storage", "ray_address")
+
+
 def _command(one: Published) -> Any:
     """The command of one table or figure."""
-    options = _options(one)
 
     def command(**given: Any) -> None:
         import json
@@ -142,8 +147,7 @@ def _command(one: Published) -> Any:
         from orchestrator.reproduce import published as published_verb
         from orchestrator.reproduce.table_runs import ReproductionBudget
 
-        addresses = ("tracking", "experiment", "storage", "ray_address")
-        settings = resolved(**{name: given[name] for name in addresses if name in given})
+        settings = resolved(**{name: given[name] for name in ADDRESSES if name in given})
         amount = {name: given[name] for name in ("seeds", "trials", "quick", "local", "as_published") if name in given}
         where = {name: tuple(given[name]) for name in getattr(one, "by", ()) if given[name]}
         request = published_verb.ReproductionRequest(one, where, tuple(given.get("method") or ()))
@@ -154,10 +158,77 @@ def _command(one: Published) -> Any:
             print(json.dumps(report), flush=True)
         raise typer.Exit(code)
 
+    return _built(one.id, f"{one.title} ({one.source}).", command, _options(one))
+
+
+OF_SOURCE: dict[str, tuple[Any, Any]] = {
+    "run_all": (
+        Annotated[bool, typer.Option("--all", help="Run it; without this flag only the plan is shown.")],
+        False,
+    ),
+    "hours": (
+        Annotated[float | None, typer.Option("--hours", min=0.0, help="Start nothing after so many hours, and stop.")],
+        None,
+    ),
+    "only": (
+        Annotated[list[str] | None, typer.Option("--only", metavar="ID", help="A table or figure; repeatable.")],
+        None,
+    ),
+    "seeds": (
+        Annotated[int | None, typer.Option("--seeds", min=1, help="Models of each row.  [default: of each table]")],
+        None,
+    ),
+    "trials": (
+        Annotated[int | None, typer.Option("--trials", min=0, help="Trials of a search.  [default: of each table]")],
+        None,
+    ),
+}
+"""Options of a source: type and default."""
+
+
+def _source_command(source: str) -> Any:
+    """The command of all published results of a source."""
+    from orchestrator.reproduce.catalog import all_published, of_source
+
+    every = [all_published()[name] for name in of_source(source)]
+    by = dict.fromkeys(name for one in every for name in getattr(one, "by", ()))
+    about = "Only blocks with this value of {}; repeatable."
+
+    def command(**given: Any) -> None:
+        import json
+
+        from orchestrator.console import Console
+        from orchestrator.reproduce import run_all
+        from orchestrator.reproduce.table_runs import ReproductionBudget
+
+        settings = resolved(**{name: given[name] for name in ADDRESSES})
+        budget = ReproductionBudget(**{name: given[name] for name in ("quick", "local", "as_published")})
+        request = run_all.AllRequest(
+            source, budget, given["run_all"], given["hours"], given["seeds"], given["trials"],
+            {name: tuple(given[name]) for name in by if given[name]}, tuple(given["only"] or ()),
+        )  # fmt: skip
+        report, code = run_all.reproduce(request, settings, Console(json=given["as_json"]))
+        if given["as_json"]:
+            print(json.dumps(report), flush=True)
+        raise typer.Exit(code)
+
+    where = {
+        name: (Annotated[list[str] | None, typer.Option(f"--{name.replace('_', '-')}", help=about.format(name))], None)
+        for name in by
+    }
+    text = (
+        f"Plan, or with --all run, every published result of {source} that can be had here, the most valuable first. "
+        "Finished runs are reused, so that a call goes on where another one has ended."
+    )
+    return _built(source, text, command, {**OF_SOURCE, **where, **WITH_RUNS, **OPTIONS})
+
+
+def _built(name: str, text: str, command: Any, options: dict[str, tuple[Any, Any]]) -> Any:
+    """A command with these options."""
     kind = inspect.Parameter.KEYWORD_ONLY
-    command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+    command.__signature__ = inspect.Signature(
         [inspect.Parameter(name, kind, default=default, annotation=type) for name, (type, default) in options.items()]
     )
     alone = typer.Typer(add_completion=False, rich_markup_mode=None)
-    alone.command(one.id, help=f"{one.title} ({one.source}).")(command)
+    alone.command(name, help=text)(command)
     return typer.main.get_command(alone)

@@ -10,6 +10,7 @@ import typer
 
 from orchestrator.cli.common import out, resolved, write
 from orchestrator.config.options import Address, Json, Reference, Storage, Tracking
+from orchestrator.errors import FAILED
 
 if TYPE_CHECKING:
     from orchestrator.storage.records import RunFolder
@@ -111,6 +112,27 @@ def sync(
     from orchestrator.storage import records
 
     print(model_upload.sync(settings, records.find(settings.storage, reference)))
+
+
+@app.command()
+def audit(
+    dataset: Annotated[str, typer.Argument(metavar="DATASET", help="Value of the parameter dataset.")],
+    as_json: Json = False,
+    storage: Storage = None,
+    tracking: Tracking = None,
+) -> None:
+    """Show the looks at a dataset's test split.
+
+    Each is recorded before the split is evaluated, in a chain that is checked. Exit 1 if rows were changed or removed.
+
+    Example: orchestrator audit ml-100k
+    """
+    from orchestrator.report import audit as view
+
+    found = view.audits(resolved(storage=storage, tracking=tracking), dataset)
+    print(json.dumps([one.to_json() for one in found]) if as_json else "\n\n".join(map(view.as_text, found)))
+    if any(one.faults for one in found):
+        raise typer.Exit(FAILED)
 
 
 References = Annotated[list[str], typer.Argument(metavar="ID [ID ...]", help="Ids of runs and sweeps, or latest.")]
@@ -238,7 +260,7 @@ def accounts(
 ) -> None:
     """GPU and CPU hours by trial, sweep, workload, person or day.
 
-    Devices count while they are reserved, idle or not.
+    Devices count while they are reserved, idle or not. With ORCHESTRATOR_PRICES also their cost.
 
     Example: orchestrator accounts --by person --since 2026-01-01
     """
@@ -246,8 +268,11 @@ def accounts(
     from orchestrator.storage import records, usage_log
 
     moment = None if since is None else usage_log.moment(since)
-    rows, silent = usage_log.table(records.folders(resolved(storage=storage).storage), by, moment)
-    print(json.dumps(rows) if as_json else device_hours(rows, by, silent))
+    settings = resolved(storage=storage)
+    rows, silent = usage_log.table(records.folders(settings.storage), by, moment)
+    if settings.prices:
+        rows = [row | {"cost": settings.prices.cost(row["gpu_hours"], row["cpu_hours"])} for row in rows]
+    print(json.dumps(rows) if as_json else device_hours(rows, by, silent, settings.prices))
 
 
 def _folders(references: list[str], storage: str | None) -> list[RunFolder]:

@@ -1,4 +1,4 @@
-"""The verbs workloads, data, doctor, ui, submit and jobs."""
+"""The verbs workloads, schema, data, doctor, ui, dashboard, submit and jobs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from orchestrator.cli.common import resolved
-from orchestrator.config.options import Json, RayAddress, Tracking
+from orchestrator.config.options import Json, RayAddress, Storage, Tracking
 from orchestrator.errors import UserError
 
 app = typer.Typer()
@@ -23,7 +23,7 @@ app.add_typer(data, name="data")
 
 @app.command()
 def workloads(
-    name: Annotated[str | None, typer.Argument(help="Workload to list the parameters of.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Workload to list the parameters of, or file.py:name.")] = None,
     as_json: Json = False,
 ) -> None:
     """List the workloads, or the parameters of one.
@@ -37,7 +37,35 @@ def workloads(
     if name is None:
         describe.print_workloads(as_json)
     else:
-        describe.print_parameters(name, as_json)
+        describe.print_parameters(_named(name), as_json)
+
+
+def _named(workload: str) -> str:
+    """The name of a workload, with consent to a file of the user's."""
+    if ":" not in workload:
+        return workload
+    from orchestrator.search.trusted_spaces import named_workload
+
+    return str(named_workload(workload, resolved().home))
+
+
+@app.command()
+def schema(
+    workload: Annotated[str, typer.Argument(help="Workload.")],
+    output: Annotated[Path | None, typer.Option("--output", help="File to write.  [default: standard output]")] = None,
+) -> None:
+    """Print the JSON Schema of a workload's configuration file.
+
+    Editors check the file and complete names by it.
+
+    Example: orchestrator schema recommender --output recommender.schema.json
+    """
+    import json
+
+    from orchestrator.cli.common import write
+    from orchestrator.config import schema as schemas
+
+    write(json.dumps(schemas.of(_named(workload)), indent=1), output)
 
 
 @data.command("list")
@@ -118,6 +146,23 @@ def ui(
     from orchestrator.cli import ui as server
 
     server.serve(resolved(tracking=tracking), host, port)
+
+
+@app.command()
+def dashboard(
+    sweep: Annotated[str, typer.Argument(metavar="SWEEP", help="Id of a sweep, or latest.")],
+    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Port on this machine.")] = 8080,
+    storage: Storage = None,
+) -> None:
+    """Serve optuna-dashboard on a copy of a sweep's trials.
+
+    It follows a running sweep. What is changed or deleted on the page is the copy's.
+
+    Example: orchestrator dashboard latest
+    """
+    from orchestrator.cli import dashboard as server
+
+    server.serve(resolved(storage=storage), sweep, port)
 
 
 @app.command(context_settings={"ignore_unknown_options": True})

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Annotated
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,7 +13,12 @@ from orchestrator.cli.common import resolved
 from orchestrator.config.options import Json, Storage, Tracking
 from orchestrator.errors import FAILED, UserError
 
+if TYPE_CHECKING:
+    from orchestrator.storage.settings import Settings
+
 app = typer.Typer()
+
+KEPT_VERSIONS = 5
 
 
 @app.command()
@@ -21,6 +27,12 @@ def clean(
         float, typer.Option("--older-than", min=0, metavar="DAYS", help="Only data unchanged for DAYS.")
     ] = 0.0,
     kept: Annotated[bool, typer.Option("--kept", help="Also the checkpoints that sweep --keep all keeps.")] = False,
+    models: Annotated[
+        bool, typer.Option("--models", help="Instead: models in MLflow that nothing needs any more.")
+    ] = False,
+    keep_versions: Annotated[
+        int | None, typer.Option("--keep-versions", min=1, help="With --models: newest versions to keep.  [default: 5]")
+    ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Remove it.  [default: only show it]")] = False,
     as_json: Json = False,
     storage: Storage = None,
@@ -29,6 +41,7 @@ def clean(
     """Find and remove stale run data.
 
     That is: orphaned checkpoints, half-written files, runs left RUNNING in MLflow. Never what a resume needs.
+    With --models, models: neither those of an alias, nor the newest, winners, or what a record starts from.
 
     Exit 1 if something could not be removed; it is named.
 
@@ -37,6 +50,13 @@ def clean(
     from orchestrator.cli import prune
 
     settings = resolved(storage=storage, tracking=tracking)
+    if not models and keep_versions is not None:
+        raise UserError("--keep-versions is about models", fix="Add --models")
+    if models:
+        if older_than or kept:
+            raise UserError("--models removes models alone", got="--older-than" if older_than else "--kept")
+        clean_models(settings, keep_versions or KEPT_VERSIONS, yes, as_json)
+        return
     runs: list[prune.Stale] = []
     try:
         runs = prune.stale(settings)
@@ -49,6 +69,37 @@ def clean(
         runs, more = prune.kill(settings, runs)
         troubles += more
     print(json.dumps(prune.as_json(orphans, runs, yes, troubles)) if as_json else prune.as_text(orphans, runs, yes))
+    for trouble in troubles:
+        print(trouble, file=sys.stderr)
+    if troubles:
+        raise typer.Exit(FAILED)
+
+
+def clean_models(settings: Settings, keep: int, yes: bool, as_json: bool) -> None:
+    """Show the models that can be removed and why others stay; with ``yes`` remove them."""
+    from orchestrator.cli.common import reachable
+    from orchestrator.promotion import retention
+
+    reachable(settings)
+    survey = retention.survey(settings, keep)
+    removable = list(survey.removable)
+    troubles: list[str] = []
+    freed = None
+    if yes and removable:
+        removable, troubles = retention.remove(settings, removable)
+        freed = retention.free(settings, removable) if removable else None
+    if as_json:
+        output = {"removed": yes, "models": [asdict(one) for one in removable], "kept": dict(survey.kept)}
+        print(json.dumps(output | {"freed": freed, "troubles": troubles}))
+    else:
+        for model in removable:
+            print(model)
+        kept = ", ".join(f"{count} {reason}" for reason, count in sorted(survey.kept.items()))
+        end = "removed" if yes else "can be removed. Nothing is removed yet: add --yes"
+        print(f"{len(removable)} model{'s' * (len(removable) != 1)} {end if removable else 'to remove'}")
+        print(f"Kept: {kept or 'no model'}")
+        if freed:
+            print(freed)
     for trouble in troubles:
         print(trouble, file=sys.stderr)
     if troubles:

@@ -8,7 +8,7 @@ import typer
 
 from orchestrator import api
 from orchestrator.cli.common import PLANNING, Planning, alone, command_of, planned, resolved, show_result, split_words
-from orchestrator.config.options import Given, Json, Words
+from orchestrator.config.options import Given, Json, Words, named_code
 from orchestrator.errors import UserError
 
 app = typer.Typer()
@@ -67,13 +67,12 @@ def sweep_command(given: Given, words: Words, as_json: Json) -> None:
     settings = resolved(**{name: given[name] for name in api.ADDRESSES})
     console = Console(json=as_json)
     if given["resume"] is not None:
-        space = given["space"]
-        moved = space if space and ":" in space else None  # only the file of a space can move
-        alone("--resume", words, given, api.sweep, "more_trials", "retry_failed", *(["space"] if moved else []))
+        code = named_code(given)
+        alone("--resume", words, given, api.sweep, "more_trials", "retry_failed", *code)
         from orchestrator.storage import records
         from orchestrator.sweeps import sweep
 
-        resume_options = sweep.ResumeOptions(given["more_trials"], given["retry_failed"], moved)
+        resume_options = sweep.ResumeOptions(given["more_trials"], given["retry_failed"], **code)
         folder = records.find(settings.storage, given["resume"], "sweep")
         result = sweep.resume(folder, settings, console, resume_options)
     else:

@@ -30,6 +30,12 @@ def serve(settings: Settings, host: str, port: int) -> None:
     if importlib.util.find_spec("flask") is None:  # the client's mlflow-skinny has the server's modules without it
         raise of_client("The UI needs MLflow's server", submit=False)
     artifacts = store.ensure(settings.tracking)
+    check_port(host, port)
+    _run_server(settings.tracking, artifacts, host, port)
+
+
+def check_port(host: str, port: int) -> None:
+    """Raise UserError (exit 3) if the port cannot be opened."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         with socket.socket(family) as probe:
@@ -40,7 +46,6 @@ def serve(settings: Settings, host: str, port: int) -> None:
             f"Port {port} of {host} cannot be opened ({error.strerror or error})",
             fix="Choose another with --port, or another address with --host", code=UNAVAILABLE,
         ) from None  # fmt: skip
-    _run_server(settings.tracking, artifacts, host, port)
 
 
 TRAINING_VIEW = "/#/experiments?workflowType=machine_learning"

@@ -13,18 +13,19 @@ import socket
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from orchestrator.cluster import leftovers
 from orchestrator.cluster.interrupts import keep_sigterm_handler
 from orchestrator.config.spec import Resources
 from orchestrator.errors import UNAVAILABLE, UserError, one_line
-from orchestrator.storage import remote
+from orchestrator.storage import remote, settings
 
 QUIET = {
     "RAY_DEDUP_LOGS": "0",
@@ -49,10 +50,25 @@ TOKEN = Path("~/.ray/auth_token")
 TOKEN_VARIABLES = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 """Variables that Ray reads before that file."""
 
-STORAGE_SECONDS = 30.0
-"""Time limit of the nodes' check of the storage."""
-
 RAY_PROBE = "import sys; from orchestrator.cluster.ray_compat import print_metadata; print_metadata(sys.argv[1])"
+
+CLIENT_PROBE = """
+import json, sys, ray
+with ray.init(sys.argv[1], log_to_driver=False) as there:
+    gpus = ray.cluster_resources().get("GPU", 0)
+print(json.dumps({"ray_version": there.ray_version, "python_version": there.python_version, "gpus": gpus}))
+"""
+"""As RAY_PROBE, through Ray Client, which refuses other versions itself."""
+
+PROBE_SECONDS = 15
+CLIENT_SECONDS = 120
+"""Time limits of the probes. A client's server in the cluster is a process that has to start."""
+
+CLIENT_SERVER_FAILED = re.compile(r"Starting Ray client server failed|psutil\.(ZombieProcess|NoSuchProcess)")
+"""What Ray says where the process ended, or where it cannot read the command line of the ended process."""
+
+CLIENT_ATTEMPTS = 3
+"""How often the cluster is asked to start that server: on a busy head its process sometimes ends while it starts."""
 
 
 @contextmanager
@@ -92,7 +108,6 @@ def cluster(address: str | None) -> Iterator[list[Node]]:
                 TOKEN.expanduser().chmod(0o600)
     except Exception as error:  # Ray raises a plain Exception when a node does not start in time
         ray.shutdown()
-        check_mismatch(address or "", str(error))
         raise UserError(
             f"Cannot connect to a Ray cluster at {address}: {one_line(error)}"
             if address
@@ -209,10 +224,11 @@ def check_fit(available: Sequence[Node], resources: Resources, *, here: bool = F
     return fitting
 
 
-def check_storage(storage: Path) -> None:
+def check_storage(storage: Path, seconds: float) -> None:
     """Check that every live node can read and write the storage. Raises UserError (exit 3) with the nodes that cannot.
 
-    Workers write checkpoints on their own nodes, so a folder on the head alone would fail only hours later.
+    Workers write checkpoints on their own nodes, so a folder on the head alone would fail only hours later. A node that
+    is cold or busy may take long to start the process that looks: it has ``seconds``.
     """
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -232,8 +248,9 @@ def check_storage(storage: Path) -> None:
             .remote(mark)
             for node in others
         }
-        ready, _ = ray.wait(list(checks.values()), num_returns=len(checks), timeout=STORAGE_SECONDS)
-        trouble = {name: ray.get(ref) if ref in ready else "no answer" for name, ref in checks.items()}
+        ready, _ = ray.wait(list(checks.values()), num_returns=len(checks), timeout=seconds)
+        silent = [name for name, ref in checks.items() if ref not in ready]
+        trouble = {name: ray.get(ref) for name, ref in checks.items() if ref in ready}
     finally:
         mark.unlink(missing_ok=True)
     if blind := {name: what for name, what in trouble.items() if what}:
@@ -245,6 +262,12 @@ def check_storage(storage: Path) -> None:
             fix="Put credentials and endpoint into every node's environment"
             if uri
             else "Put it on a file system that all nodes mount, and name it with --storage",
+            code=UNAVAILABLE,
+        )
+    if silent:
+        raise UserError(
+            f"The storage {uri or storage} could not be checked on {', '.join(silent)} within {seconds:g} s",
+            fix=f"Look at these nodes, or raise {settings.NAMES['start_timeout'][0]} where they are slow to start",
             code=UNAVAILABLE,
         )
 
@@ -278,37 +301,66 @@ def authenticate() -> None:
         os.environ["RAY_AUTH_MODE"] = "token"
 
 
-@cache
 def check_is_ray(address: str) -> float | None:
-    """Check that a Ray cluster answers and accepts the token. ``ray.init`` would try for minutes.
+    """Check that a Ray cluster answers, accepts the token and has our versions, as :func:`metadata` does.
 
-    Runs once, in another process. Returns the number of its GPUs, None if that is not known. Raises UserError (exit 3).
+    Returns the number of its GPUs, None if that is not known.
     """
-    if "://" in address:  # Ray Client and HTTP have their own time limits
+    if address.startswith("http"):  # for jobs, with time limits of its own
         return None
-    try:
-        command = [sys.executable, "-c", RAY_PROBE, address]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=15, check=False)
-        if done.returncode == -signal.SIGTERM:  # the signal was meant for this process too
-            raise KeyboardInterrupt
-        trouble = (done.stderr.splitlines() or ["no answer"])[-1] if done.returncode else None
-        metadata = json.loads(done.stdout.splitlines()[-1]) if done.stdout.strip() and not trouble else None
-    except subprocess.TimeoutExpired:
-        trouble = "no answer within 15 s"
-    if trouble and "AuthenticationError" in trouble:
+    answer = metadata(address)
+    return float(answer["gpus"]) if answer else None
+
+
+@cache
+def metadata(address: str) -> Mapping[str, Any] | None:
+    """Versions (``ray_version``, ``python_version``) and ``gpus`` of the Ray cluster at ``address``.
+
+    Asks once, in another process: ``ray.init`` would try for minutes. None if ``auto`` finds no cluster. Raises
+    UserError (exit 3) for a cluster that refuses the token or has other versions, and for what is none.
+    """
+    for _ in range(CLIENT_ATTEMPTS):
+        answer, trouble = _probe(address)
+        if not CLIENT_SERVER_FAILED.search(trouble):
+            break
+    if "AuthenticationError" in trouble:
         raise UserError(
             f"The Ray cluster at {address} requires its token",
             got="another" if os.environ.get("RAY_AUTH_MODE") == "token" else "none",
             fix="Set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to the cluster's token",
             code=UNAVAILABLE,
         )
+    if there := re.search(r"cluster was started with:\s+Ray: (\S+)\s+Python: (\S+)", trouble):  # as Ray Client says it
+        check_versions(address, *there.groups())
     if trouble:
         fix = "Correct the port (ray start shows it)"
-        raise UserError(f"{address} answers, but is not a Ray cluster ({trouble})", fix=fix, code=UNAVAILABLE)
-    if not metadata:
-        return None
-    check_versions(address, metadata["ray_version"], metadata["python_version"])
-    return float(metadata["gpus"])
+        reason = trouble.splitlines()[-1]
+        if CLIENT_SERVER_FAILED.search(trouble):
+            raise UserError(
+                f"The Ray cluster at {address} could not start a server for this client ({reason})",
+                fix="Look at that log on the head node, under /tmp/ray/session_latest/logs",
+                code=UNAVAILABLE,
+            )
+        raise UserError(f"{address} answers, but is not a Ray cluster ({reason})", fix=fix, code=UNAVAILABLE)
+    if answer and not address.startswith("ray://"):  # Ray Client admits another patch release of Python
+        check_versions(address, answer["ray_version"], answer["python_version"])
+    return answer
+
+
+def _probe(address: str) -> tuple[dict[str, Any] | None, str]:
+    """Versions and GPUs of the cluster at ``address``, None if there is none, and the error, empty if there is none."""
+    client = address.startswith("ray://")
+    seconds = CLIENT_SECONDS if client else PROBE_SECONDS
+    command = [sys.executable, "-c", CLIENT_PROBE if client else RAY_PROBE, address]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
+    except subprocess.TimeoutExpired:
+        return None, f"no answer within {seconds} s"
+    if done.returncode == -signal.SIGTERM:  # the signal was meant for this process too
+        raise KeyboardInterrupt
+    if done.returncode:
+        return None, done.stderr.strip() or "no answer"
+    return json.loads(done.stdout.splitlines()[-1]) if done.stdout.strip() else None, ""
 
 
 def check_versions(address: str, ray_version: str, python_version: str) -> None:
@@ -322,12 +374,6 @@ def check_versions(address: str, ray_version: str, python_version: str) -> None:
             fix=f"Install ray=={ray_version} on Python {python_version}, or start the cluster with this environment",
             code=UNAVAILABLE,
         )  # fmt: skip
-
-
-def check_mismatch(address: str, error: str) -> None:
-    """Raise :func:`check_versions`'s UserError if ``error``, of Ray Client, is of other versions."""
-    if there := re.search(r"cluster was started with:\s+Ray: (\S+)\s+Python: (\S+)", error):
-        check_versions(address, *there.groups())
 
 
 def check_reachable(address: str) -> None:

@@ -15,13 +15,14 @@ from urllib.parse import urlencode
 
 from orchestrator.cluster import mlflow_login, redirects
 from orchestrator.cluster.connection import authenticate, check_fit, check_is_ray, check_reachable, this_machine
-from orchestrator.config import workload_loader
+from orchestrator.config import user_code, workload_loader
 from orchestrator.config.parsing import validate
 from orchestrator.config.plan import Plan
 from orchestrator.config.spec import Resources
 from orchestrator.errors import UNAVAILABLE, USAGE, UserError
 from orchestrator.storage.disk import check_writable
 from orchestrator.storage.settings import Settings
+from workloads.memory import free_bytes
 
 SERVER_SECONDS = 5.0
 """Time limit for an answer of the tracking server."""
@@ -33,10 +34,11 @@ def parameters(name: str, values: Mapping[str, Any], lines: Mapping[str, int] | 
     return model.model_dump(mode="json")
 
 
-def dataset(workload: str, params: Mapping[str, Any], root: Path) -> str | None:
+def dataset(workload: str, params: Mapping[str, Any], root: Path, *, elsewhere: bool = False) -> str | None:
     """Check that the parameters' dataset is present, intact and of a kind the workload reads. Returns its fingerprint.
 
-    Returns None for a workload that reads none of the package's datasets.
+    Returns None for a workload that reads none of the package's datasets. ``elsewhere``: training is on other nodes, so
+    that those read a dataset whose reading is slow, and report what is wrong with it when the first trial starts there.
     """
     name = params.get("dataset")
     kinds = workload_loader.entry(workload).data
@@ -48,20 +50,66 @@ def dataset(workload: str, params: Mapping[str, Any], root: Path) -> str | None:
     with _as_user_errors(DataError):
         datasets.check_kind(name, *kinds)
         datasets.check(name, root)
+        datasets.check_kind(name, *kinds)  # that of a dataset in an object store is known now
+        if elsewhere and _is_slow(name):
+            return datasets.fingerprint(name, root)
         options = {option: params.get(f"dataset_{option}") for option in ("size", "corrupt", "unknown", "noise")}
         check_readable(name, root, ReadOptions(split=params.get("split"), **options))
         return datasets.fingerprint(name, root)
 
 
-def data(name: str, params: Mapping[str, Any], root: Path, refit: bool | str | None = None) -> None:
+def data(
+    name: str, params: Mapping[str, Any], root: Path, refit: bool | str | None = None, *, elsewhere: bool = False
+) -> None:
     """Check that these parameters can be trained on the dataset (``check_data`` in the contract). Raises UserError.
 
-    With ``refit="only"`` no part is held out.
+    With ``refit="only"`` no part is held out. ``elsewhere``: as for :func:`dataset`.
     """
     model = workload_loader.params(name)
-    if hasattr(model, "check_data"):
+    if hasattr(model, "check_data") and not (elsewhere and _is_slow(params.get("dataset"))):
         with _as_user_errors():
             model.model_validate(dict(params)).check_data(root, holdout=refit != "only")
+
+
+def _is_slow(name: str | None) -> bool:
+    """Whether reading a dataset may take an hour."""
+    from workloads.data import datasets
+
+    try:
+        return name is not None and datasets.KINDS[datasets.dataset(name).kind].slow
+    except (ValueError, KeyError):  # none of the package's datasets
+        return False
+
+
+def memory(name: str, params: Mapping[str, Any], root: Path) -> None:
+    """Check that these parameters fit into this machine's free memory (``check_memory`` in the contract).
+
+    Raises UserError.
+    """
+    model = workload_loader.params(name)
+    if hasattr(model, "check_memory"):
+        with _as_user_errors():
+            model.model_validate(dict(params)).check_memory(root, free_bytes())
+
+
+def input_files(name: str, params: Mapping[str, Any]) -> dict[str, str]:
+    """SHA-256 of the files that training reads in addition to the dataset, by parameter (``input_files``).
+
+    Raises UserError for one that cannot be read.
+    """
+    model = workload_loader.params(name)
+    if not hasattr(model, "input_files"):
+        return {}
+    from workloads.data.digests import digest
+
+    digests = {}
+    for parameter, file in model.input_files(params).items():
+        try:
+            digests[parameter] = digest(file)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise UserError(f"{parameter}={file} cannot be read: {reason}", fix="Name another file") from None
+    return digests
 
 
 def batch(params: Mapping[str, Any], resources: Resources, plan: Plan) -> None:
@@ -82,12 +130,49 @@ def batch(params: Mapping[str, Any], resources: Resources, plan: Plan) -> None:
     )
 
 
+def limits(workload: str, resources: Resources, plan: Plan) -> None:
+    """Check that nothing is requested that the workload declares it cannot do (``Limited`` in the contract)."""
+    code = workload_loader.code(workload)
+    if plan.log_every and not hasattr(code, "take_steps"):
+        raise UserError(
+            f"The workload {workload} reports no values within an epoch", got=f"log_every={plan.log_every}",
+            fix="Leave it out (see workloads.contract.StepLogged)",
+        )  # fmt: skip
+    declared = getattr(code, "limits", {})
+    requested = {
+        "workers": resources.workers > 1,
+        "accumulate": plan.accumulate != 1,
+        "steps_per_epoch": plan.steps_per_epoch is not None,
+        "refit": bool(plan.refit),
+    }
+    for name in declared.keys() & {name for name, is_requested in requested.items() if is_requested}:
+        value = resources.workers if name == "workers" else getattr(plan, name)
+        raise UserError(
+            f"This workload cannot do what is requested: {declared[name]}", got=f"{name}={str(value).lower()}",
+            fix="Leave it out",
+        )  # fmt: skip
+
+
 def schedule(name: str, params: Mapping[str, Any], plan: Plan, refit: bool) -> None:
     """Check that these parameters can be trained with the plan (``check_plan`` in the contract). Raises UserError."""
     model = workload_loader.params(name)
     if hasattr(model, "check_plan"):
         with _as_user_errors():
             model.model_validate(dict(params)).check_plan(plan.epochs, refit)
+
+
+def abstention(name: str, plan: Plan) -> None:
+    """Check that the workload can hold out the plan's ``abstention_part`` from all training. Raises UserError."""
+    if plan.abstention_part and not getattr(workload_loader.params(name), "abstains", False):
+        raise UserError(
+            f"The workload {name} does not abstain, so it holds out no queries",
+            got=f"abstention_part={plan.abstention_part:g}", fix="Leave it out",
+        )  # fmt: skip
+    if plan.abstention_part and plan.init:
+        raise UserError(
+            "Queries are held out of all training, and the weights of another model may have learned from them",
+            got=f"abstention_part={plan.abstention_part:g} with init={plan.init}", fix="Leave out one of them",
+        )  # fmt: skip
 
 
 def micro_batches(name: str, params: Mapping[str, Any], plan: Plan) -> str | None:
@@ -106,25 +191,32 @@ def micro_batches(name: str, params: Mapping[str, Any], plan: Plan) -> str | Non
 @contextmanager
 def _as_user_errors(refusal: type[ValueError] = ValueError) -> Iterator[None]:
     """Turn the refusals of workloads and datasets into UserError."""
-    from workloads.data.errors import CacheUnwritable
+    from workloads.data.errors import CacheUnwritable, DataUnreachable
 
     try:
         yield
     except refusal as error:
-        raise UserError(str(error), code=UNAVAILABLE if isinstance(error, CacheUnwritable) else USAGE) from None
+        code = UNAVAILABLE if isinstance(error, CacheUnwritable | DataUnreachable) else USAGE
+        raise UserError(str(error), code=code) from None
 
 
-def services(settings: Settings, resources: Resources, *, ray: bool, workload: str | None = None) -> None:
+def services(
+    settings: Settings, resources: Resources, *, ray: bool, workload: str | None = None, register: str | None = None
+) -> None:
     """Check that the storage is writable, tracking and cluster are reachable, and this machine is large enough.
 
-    With a ``workload``, also check its predictor and that this user may write to its experiment in MLflow.
+    With a ``workload``, also check its predictor, which a model to be registered needs, and that this user may write to
+    its experiment in MLflow.
     """
-    if workload is not None:
-        workload_loader.predictor(workload)
+    if workload is not None and workload_loader.predictor(workload) is None and register:
+        raise UserError(
+            "A model of this workload cannot be registered: its file has no class Predictor", got=workload,
+            fix="Add one, or leave out --register",
+        )  # fmt: skip
     check_writable(settings.storage)
     tracking(settings)
     if workload is not None:
-        _check_may_write(settings, settings.experiment or workload)
+        _check_may_write(settings, settings.experiment or user_code.label(workload))
     if ray and settings.ray_address:
         cluster_gpus(settings.ray_address)
     else:

@@ -43,6 +43,11 @@ def chosen(
         metric, colon, direction = text.partition(":")
         if not metric:
             raise UserError("An objective has no name", got=repr(text), allowed="METRIC, METRIC:min or METRIC:max")
+        if metric.startswith(("test/", "validation/")):
+            raise UserError(
+                "An objective is a metric of the validation split, named without it: test must not affect choices",
+                got=repr(text), allowed=text.partition("/")[2],
+            )  # fmt: skip
         if direction not in ("min", "max") if colon else metric not in directions:
             raise UserError(
                 f"The objective {metric} needs a direction",

@@ -14,6 +14,8 @@ from typing import Annotated, Any, Concatenate, ParamSpec, TypeAlias, TypeVar, g
 
 import typer
 
+from orchestrator.config.user_code import is_named
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -35,6 +37,10 @@ Register = Annotated[str | None, typer.Option("--register", metavar="NAME", help
 Json = Annotated[bool, typer.Option("--json", help="One machine-readable line, last on standard output.")]
 Resume = Annotated[
     str | None, typer.Option("--resume", metavar="latest|ID", help="Continue an interrupted run or sweep.")
+]
+Origin = Annotated[
+    str | None,
+    typer.Option("--from", metavar="RUN", help="Go on from the state of another run, with its settings where not set."),
 ]
 Workers = Annotated[
     int | str | None,
@@ -59,9 +65,13 @@ RayAddress = Annotated[str | None, typer.Option("--ray-address", help="Ray clust
 
 Trials = Annotated[int | None, typer.Option("--trials", help="Trials in all.  [default: 16; of a grid, every point]")]
 Space = Annotated[str | None, typer.Option("--space", help="One of the workload's, or file.py:function.")]
-Sampler = Annotated[str | None, typer.Option("--sampler", help="tpe, gp, cmaes, random, grid, auto.  [default: tpe]")]
+Sampler = Annotated[
+    str | None,
+    typer.Option("--sampler", help="tpe, gp, cmaes, random, grid, auto, or module:Class.  [default: tpe]"),
+]
 Scheduler = Annotated[
-    str | None, typer.Option("--scheduler", help="asha, hyperband, median, racing, pbt, none.  [default: asha]")
+    str | None,
+    typer.Option("--scheduler", help="asha, hyperband, median, racing, pbt, none, or module:Class.  [default: asha]"),
 ]
 Ordered = Annotated[
     bool | None,
@@ -91,6 +101,9 @@ Pack = Annotated[
 TimeBudget = Annotated[float | None, typer.Option("--time-budget", help="Seconds for the search.")]
 MaxDeviceHours = Annotated[
     float | None, typer.Option("--max-device-hours", help="GPU hours (else CPU hours) for the search.")
+]
+MaxCost = Annotated[
+    float | None, typer.Option("--max-cost", help="Cost of the search, by the prices of ORCHESTRATOR_PRICES.")
 ]
 Constraint = Annotated[
     Sequence[str], typer.Option("--constraint", metavar="METRIC<=N", help="Trials that violate it do not win.")
@@ -158,6 +171,17 @@ def options_of(call: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """The options of a call: its parameters that have a flag."""
     parameters = evaluated_signature(call).parameters.values()
     return {one.name: one for one in parameters if get_origin(one.annotation) is Annotated}
+
+
+def named_code(given: Given) -> dict[str, str]:
+    """The options that name code of the user, ``file.py:name``: all that a resume allows of these."""
+    values = {name: given[name] for name in ("space", "sampler", "scheduler")}
+    return {name: value for name, value in values.items() if value and is_named(value)}
+
+
+def flag_of(name: str) -> str:
+    """The flag of an option on the command line."""
+    return "--from" if name == "origin" else f"--{name.replace('_', '-')}"
 
 
 def plain(annotation: Any) -> Any:

@@ -44,6 +44,17 @@ class Plan(BaseModel):
     accumulate: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         1, description="Micro-batches that one global batch is split into; auto: as few as fit into the memory."
     )
+    init: str | None = Field(
+        None, description="Start from the weights of a model: MODEL@ALIAS, MODEL/VERSION, or the id of a run or sweep."
+    )
+    log_every: int = Field(
+        0, ge=0, description="Steps of which the mean loss is logged to MLflow, by step and time; 0: epochs only."
+    )
+    abstention_part: float = Field(
+        0.0, ge=0, lt=1,
+        description="Share of the queries for training and validation that nothing is trained, selected or refitted "
+        "on: a served model promises a risk by them (predict ... risk=0.1).",
+    )  # fmt: skip
     decide_at: tuple[int, ...] = Field(
         (), description="Epochs at which a scheduler decides; set by the sweep, not by users."
     )

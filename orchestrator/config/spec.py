@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shlex
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from orchestrator.config.plan import Plan
 
+
+def _named(value: str) -> str:
+    if not re.fullmatch(r"\S.*:[A-Za-z_]\w*", value):
+        raise ValueError("module:Class or file.py:Class of Optuna's kind")
+    return value
+
+
 Sampler = Literal["tpe", "gp", "cmaes", "random", "grid", "auto"]
+Named = Annotated[str, AfterValidator(_named)]
+ORIGIN = "The state that training goes on from: RUN@EPOCH#DIGEST."
 Scheduler = Literal["asha", "hyperband", "median", "racing", "pbt", "none"]
 
 
@@ -107,10 +117,12 @@ class ExperimentSpec(BaseModel):
     population: str | None = Field(
         None, description="The PBT sweep that this is a member of: members load each other's checkpoints."
     )
+    origin: str | None = Field(None, description=ORIGIN)
 
     def fingerprint(self) -> str:
         """16 hex digits over everything that affects results, which workers, devices and paths do not."""
-        return digest({"workload": self.workload, "params": self.params, "plan": _plan(self.plan), "seed": self.seed})
+        content = {"workload": self.workload, "params": self.params, "plan": _plan(self.plan), "seed": self.seed}
+        return digest(content | _origin(self.origin))
 
     @property
     def identity(self) -> dict[str, str]:
@@ -126,6 +138,7 @@ class ExperimentSpec(BaseModel):
         if least := devices.pop("min_workers", None):
             devices["workers"] = f"{least}:{self.resources.workers}"
         flags = [f"--{key.replace('_', '-')}={value}" for key, value in devices.items()]
+        flags += [f"--from={self.origin}"] if self.origin else []
         return shlex.join(["orchestrator", "run", self.workload, *words, f"--seed={self.seed}", *flags])
 
 
@@ -134,15 +147,18 @@ class Search(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    space: str = Field("space", description="One of the workload's search spaces, or file.py:function.")
+    space: str = Field("space", description="One of the workload's search spaces, file.py:function or module:function.")
     trials: int = Field(16, ge=1, le=1_000_000, description="Trials in all; of a grid at most (unset: all points).")
-    sampler: Sampler = Field(
-        "tpe", description="Optuna sampler: tpe, gp, cmaes, random, grid, or auto (by the space and the budget)."
+    sampler: Sampler | Named = Field(
+        "tpe",
+        description="Optuna sampler: tpe, gp, cmaes, random, grid, or auto (by the space and the budget); or one of "
+        "yours, module:Class or file.py:Class.",
     )
-    scheduler: Scheduler = Field(
+    scheduler: Scheduler | Named = Field(
         "asha",
         description="How weak trials end early: asha, hyperband or median stop them at rungs, racing when their values "
-        "by unit say that they cannot win; pbt replaces their state by that of strong ones; none runs all to the end.",
+        "by unit say that they cannot win; pbt replaces their state by that of strong ones; none runs all to the end; "
+        "or an Optuna pruner of yours, module:Class or file.py:Class, which decides after each tenth of a trial.",
     )
     ordered: bool = Field(
         False,
@@ -198,6 +214,7 @@ class SweepSpec(BaseModel):
     resources: Resources = Resources()
     search: Search = Search()
     sampler_reason: str | None = Field(None, description="Why --sampler auto has chosen the sampler.")
+    origin: str | None = Field(None, description=ORIGIN)
 
     def fingerprint(self) -> str:
         search = self.search.model_dump(
@@ -217,6 +234,7 @@ class SweepSpec(BaseModel):
                 "seed": self.seed,
                 "search": search,
             }
+            | _origin(self.origin)
         )
 
     def trial(self, number: int, params: Mapping[str, Any], seed: int = 0) -> ExperimentSpec:
@@ -230,6 +248,7 @@ class SweepSpec(BaseModel):
             seed=(self.seed + 1_000_003 * offset) % 2**31,
             resources=self.resources,
             population=self.fingerprint() if self.search.scheduler == "pbt" else None,
+            origin=self.origin,
         )
 
 
@@ -243,7 +262,12 @@ def digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
+def _origin(origin: str | None) -> dict[str, str]:
+    # A newer setting, as those of _plan.
+    return {"origin": origin} if origin else {}
+
+
 def _plan(plan: Plan) -> dict[str, Any]:
     # Newer settings: unset, they must not change the fingerprints of old runs.
-    unset = {name for name in ("objective", "deterministic") if not getattr(plan, name)}
-    return plan.model_dump(exclude={"checkpoint_every"} | unset)
+    unset = {name for name in ("objective", "deterministic", "init", "abstention_part") if not getattr(plan, name)}
+    return plan.model_dump(exclude={"checkpoint_every", "log_every"} | unset)

@@ -11,19 +11,19 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
+from orchestrator.config import user_code, user_workload
 from orchestrator.errors import UserError, one_line, unknown
 from workloads.catalog import Entry, broken, catalog, package
-from workloads.contract import RESERVED, Preset, Workload
+from workloads.contract import MEMBERS, RESERVED, Preset, Workload
 from workloads.predictor_sources import predictor_sources
 
 T = TypeVar("T")
 
-MEMBERS = ("Params", "objective", "train_epoch", "evaluate", "state_dict", "load_state_dict", "servable")
-"""Attributes and methods that the contract requires of a workload's class."""
-
 
 def entry(name: str) -> Entry:
-    """The catalog entry. Raises UserError with the nearest name, or with the reason why it cannot be loaded."""
+    """The catalog entry, or that of a user's file. Raises UserError with the nearest name, or why it cannot be used."""
+    if user_code.is_named(name):
+        return user_workload.entry(name)
     if name in catalog():
         return catalog()[name]
     if name in (faults := broken()):
@@ -71,8 +71,11 @@ def code(name: str) -> type[Workload]:
     return workload
 
 
-def predictor(name: str) -> Path:
-    """The source file of the served model. Raises UserError if it could not serve, whatever the weights."""
+def predictor(name: str) -> Path | None:
+    """The source file of the served model; None for a user's file without one.
+
+    Raises UserError if it could not serve, whatever the weights.
+    """
     file = _loading(name, lambda: entry(name).folder) / entry(name).predictor
     try:
         trees = [ast.parse(source.read_bytes()) for source in predictor_sources(file).values()]
@@ -85,12 +88,18 @@ def predictor(name: str) -> Path:
         ) from None
     except ValueError as error:
         raise _unservable(name, f"{file}: {one_line(error)}", "Correct it") from None
+    if user_code.is_named(name) and not _defines_predictor(trees[0]):
+        return None
     imported = set().union(*map(_imported, trees)) - sys.modules.keys()
     if absent := sorted(module for module in imported if find_spec(module) is None):
         raise _unservable(name, f"{file} imports {', '.join(absent)}, not installed here", "Install it, or remove it")
-    if not any(isinstance(node, ast.ClassDef) and node.name == "Predictor" for node in trees[0].body):
+    if not _defines_predictor(trees[0]):
         raise _unservable(name, f"{file} has no class Predictor", "See workloads.contract.Servable")
     return file
+
+
+def _defines_predictor(tree: ast.Module) -> bool:
+    return any(isinstance(node, ast.ClassDef) and node.name == "Predictor" for node in tree.body)
 
 
 def _imported(tree: ast.Module) -> set[str]:

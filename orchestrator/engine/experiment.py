@@ -11,7 +11,8 @@ import numpy as np
 
 from orchestrator.config import objectives
 from orchestrator.config.plan import Plan
-from orchestrator.engine.checkpoint import Checkpoint
+from orchestrator.engine.checkpoint import BestEpoch, Checkpoint
+from orchestrator.engine.checkpoint_writer import copy
 from orchestrator.engine.loop import End, EpochReport, Progress, Row, named, run_epochs
 from workloads.contract import Columns, Evaluation, State, Workload
 
@@ -54,6 +55,8 @@ class Experiment:
     including those on the test split. No other model is evaluated on test. After a crash it may be called again for an
     epoch.
 
+    ``before_test`` is called on every rank, with the number of epochs of the model, before the test split is evaluated.
+
     ``accumulate`` is the number of micro-batches, for the reports, where the plan leaves it open.
 
     ``final`` is False for a trial of a sweep, which selects and never refits or tests. At every yield
@@ -75,6 +78,7 @@ class Experiment:
     report_seconds: Callable[[], float] | None = None
     units_at_rungs: bool = False
     on_test_epoch: Callable[[Workload, Row, Evaluation | None], None] = lambda workload, row, evaluation: None
+    before_test: Callable[[int], None] = lambda epoch: None
     accumulate: int | None = None
     outcome: Outcome | None = field(default=None, init=False)
     _phase: Phase = field(default="select", init=False)
@@ -83,6 +87,7 @@ class Experiment:
     _selected: Progress | None = field(default=None, init=False)
     _best: State | None = field(default=None, init=False)
     _units: Columns = field(default_factory=dict, init=False)
+    _best_epoch: BestEpoch = field(default_factory=BestEpoch, init=False)
     _recent: list[list[Row]] = field(default_factory=lambda: [[], []], init=False)
     """Rows up to the second-last checkpoint, and those since."""
     _saved: bool = field(default=False, init=False)
@@ -114,8 +119,12 @@ class Experiment:
 
     def checkpoint(self) -> Checkpoint:
         """The state at the last yield. All ranks call it: a workload's state may be gathered."""
-        workload, report = self._now()
         self._saved = True
+        return self.snapshot()
+
+    def snapshot(self) -> Checkpoint:
+        """As :meth:`checkpoint`, for another use than a resume: the next checkpoint repeats its rows."""
+        workload, report = self._now()
         state = {
             "phase": self._phase,
             "progress": report.progress.to_json(),
@@ -125,7 +134,13 @@ class Experiment:
             "best": self._best,
             "units": {name: pack(column) for name, column in self._units.items()},
         }
-        return Checkpoint(self.identity, report.epoch, state)
+        return Checkpoint(self.identity, report.epoch, state, self._best_epoch)
+
+    @property
+    def ends_selection(self) -> bool:
+        """Whether the last report is the end of a selection that leaves no checkpoint of it."""
+        _, report = self._now()
+        return self.final and self._phase == "select" and report.ended is not None and not report.checkpoint_due
 
     @property
     def validation_units(self) -> Columns:
@@ -203,6 +218,7 @@ class Experiment:
             stop=self.stop,
             on_best=lambda evaluation: self._keep_best(workload, evaluation),
             on_test_epoch=partial(self.on_test_epoch, workload) if self._makes_final_model else None,
+            before_test=self.before_test,
             prefix=prefix,
             every_epoch=self.every_epoch,
             clock=self.clock,
@@ -218,10 +234,11 @@ class Experiment:
         return report
 
     def _keep_best(self, workload: Workload, evaluation: Evaluation) -> None:
+        self._best_epoch = BestEpoch()
         self._units = evaluation.units
         if not self.plan.refit:  # a refit does not need the best weights
             state = workload.state_dict()  # a collective: every rank calls it
-            self._best = _copy(state) if self.rank == 0 else None
+            self._best = copy(state) if self.rank == 0 else None
 
     @property
     def _makes_final_model(self) -> bool:
@@ -240,6 +257,7 @@ class Experiment:
             assert best is not None
             workload.load_state_dict(best)
             epochs = progress.best_epoch
+        self.before_test(epochs)
         test = workload.evaluate("test")
         metrics = dict(selected.best_metrics) | named("test", workload, "evaluate", test)
         ended = selected.ended(self.plan) or "epochs"
@@ -260,16 +278,3 @@ def pack(column: np.ndarray[Any, Any]) -> torch.Tensor | list[Any]:
 
 def unpack(column: torch.Tensor | list[Any]) -> np.ndarray[Any, Any]:
     return np.asarray(column)
-
-
-def _copy(value: Any) -> Any:
-    """Copy of a state on the CPU, which later training steps do not change."""
-    import torch
-
-    if isinstance(value, torch.Tensor):
-        return value.detach().to("cpu", copy=True)
-    if isinstance(value, Mapping):
-        return {key: _copy(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_copy(item) for item in value]
-    return value

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from uuid import uuid4
 
+from orchestrator.errors import UserError
 from workloads.contract import Servable
 from workloads.predictor_sources import predictor_sources
 
@@ -22,10 +23,13 @@ CALLS, SECONDS = 20, 2.0
 def milliseconds(servable: Servable) -> float:
     """Median milliseconds of a call of the predictor with the servable's example, after one call to warm up.
 
-    The predictor is loaded from copies of its files, with arrays on the CPU, as a served model is.
+    The predictor is loaded from copies of its files, with arrays on the CPU, as a served model is. Raises UserError
+    for a model that cannot be served.
     """
     import pandas as pd
 
+    if servable.predictor is None:
+        raise UserError("The latency of a model without a class Predictor cannot be measured")
     package = f"measured_{uuid4().hex}"
     with tempfile.TemporaryDirectory() as folder:
         for name, file in predictor_sources(servable.predictor).items():

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from orchestrator.config import objectives
 from orchestrator.config.plan import Plan
-from workloads.contract import Columns, Evaluation, Metrics, Objective, Pretrained, Workload
+from workloads.contract import Columns, Evaluation, Metrics, Objective, Pretrained, StepLogged, Workload
 
 REPORT_SECONDS = 1.0
 CHECKPOINT_SECONDS = 5.0
@@ -26,16 +26,19 @@ End = Literal["epochs", "patience"]
 class Row:
     """All values of one finished epoch, under their full names (``validation/ndcg_at_20``).
 
-    Epoch 0 is the state before training, of a workload that starts from pretrained weights.
+    Epoch 0 is the state before training, of a workload that starts from pretrained weights. ``steps`` are the values
+    within the epoch, as (step, time, metrics), of a plan with ``log_every``.
     """
 
     epoch: int
     time: float
     metrics: Mapping[str, float]
+    steps: Sequence[tuple[int, float, Mapping[str, float]]] = ()
 
     def to_json(self) -> list[Any]:
         """As ``Row(*row)`` takes it."""
-        return [self.epoch, self.time, dict(self.metrics)]
+        steps = [[step, moment, dict(metrics)] for step, moment, metrics in self.steps]
+        return [self.epoch, self.time, dict(self.metrics), *([steps] if steps else [])]
 
 
 class Diverged(Exception):
@@ -116,6 +119,7 @@ def run_epochs(
     stop: Callable[[], bool] = lambda: False,
     on_best: Callable[[Evaluation], None] = lambda evaluation: None,
     on_test_epoch: Callable[[Row, Evaluation | None], None] | None = None,
+    before_test: Callable[[int], None] = lambda epoch: None,
     prefix: str = "train",
     every_epoch: bool = False,
     clock: Callable[[], float] | None = None,
@@ -133,13 +137,14 @@ def run_epochs(
             come some epochs later.
         on_test_epoch: called with the row of each epoch of ``test_epochs``, and its evaluation on validation if there
             is one. The test split is evaluated at these epochs. None unless the model is the final one.
+        before_test: called with the epoch on every rank before the test split is evaluated.
         every_epoch: report each epoch by itself.
         clock: returns the seconds that training is charged with, if these are not those that pass: a member of a pack
             is charged its share. The checkpoint interval uses it too.
         report_seconds: returns the report interval, instead of one second.
 
-    A :class:`~workloads.contract.Pretrained` workload is first evaluated untrained, as epoch 0, which competes with the
-    other epochs. Schedulers do not decide at it.
+    A :class:`~workloads.contract.Pretrained` workload, and one that starts from a model (``plan.init``), is first
+    evaluated untrained, as epoch 0, which competes with the other epochs. Schedulers do not decide at it.
 
     Raises :class:`Diverged` when a metric is NaN or infinite, UserError when validation does not report an objective
     or a method returns no metrics.
@@ -155,10 +160,12 @@ def run_epochs(
     reported = time.monotonic()
     saved = spent()
     saved_epoch = progress.epoch
-    first = 0 if resume is None and validate and is_pretrained(workload) else progress.epoch + 1
+    trained = plan.init is not None or is_pretrained(workload)
+    first = 0 if resume is None and validate and trained else progress.epoch + 1
     for epoch in range(first, plan.epochs + 1):
         started = spent()
         metrics = named(prefix, workload, "train_epoch", train(workload, plan, epoch)) if epoch else {}
+        steps = _steps(prefix, workload) if epoch and plan.log_every else ()
         if bad := _not_finite(metrics):  # a diverged model may fail to evaluate
             raise Diverged(epoch, *bad, rows=tuple(rows))
         seen: dict[str, float] = {}
@@ -167,13 +174,14 @@ def run_epochs(
             evaluation = workload.evaluate("validation")
             seen = named("validation", workload, "evaluate", evaluation)
         if epoch in test_epochs:
+            before_test(epoch)
             metrics |= named("test", workload, "evaluate", workload.evaluate("test"))
         if bad := _not_finite(metrics | seen):
             raise Diverged(epoch, *bad, rows=tuple(rows))
         progress = _advance(progress, epoch, seen, chosen, spent() - started)
         if evaluation is not None and progress.best_epoch == epoch:
             on_best(evaluation)
-        rows.append(Row(epoch, time.time(), metrics | seen))
+        rows.append(Row(epoch, time.time(), metrics | seen, steps))
         if on_test_epoch and epoch in test_epochs:
             on_test_epoch(rows[-1], evaluation)
 
@@ -233,6 +241,16 @@ def named(split: str, workload: Workload, method: str, result: Metrics | Evaluat
         f"{type(workload).__module__}.{type(workload).__qualname__}.{method} has returned no result",
         got=" ".join(repr(result).split())[:200], allowed=kinds[method],
     )  # fmt: skip
+
+
+def _steps(prefix: str, workload: Workload) -> tuple[tuple[int, float, Mapping[str, float]], ...]:
+    """The values within the last epoch, under names such as ``train_steps/loss``."""
+    if not isinstance(workload, StepLogged):
+        return ()
+    return tuple(
+        (one.step, one.time, {f"{prefix}_steps/{name}": float(value) for name, value in one.metrics.items()})
+        for one in workload.take_steps()
+    )
 
 
 def _not_finite(metrics: Mapping[str, float]) -> tuple[str, float] | None:

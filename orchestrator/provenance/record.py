@@ -1,8 +1,8 @@
 """The record that makes a run repeatable: its spec, code, packages, machine, command.
 
 It has four kinds of files, in the run's folder from the start and on its MLflow run: ``spec.json`` (``sweep.json`` of
-a sweep), ``environment.json``, the uncommitted diff of each repository (``source.diff``), and the search space if it
-is a file of the user (``space.py``). Secrets are removed from them: see scrub.py.
+a sweep), ``environment.json``, the uncommitted diff of each repository (``source.diff``), and the search space, sampler
+and scheduler where they are files of the user (``space.py`` ...). Secrets are removed from them: see scrub.py.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from orchestrator.provenance.source import Source, capture, pack, unpack
 
 FORMAT = 1
 SPEC, SWEEP, ENVIRONMENT, SPACE = "spec.json", "sweep.json", "environment.json", "space.py"
+CODE = {"workload": "workload.py", "space": SPACE, "sampler": "sampler.py", "scheduler": "scheduler.py"}
+"""Copies of the user's code by the setting that names it."""
 
 CARRIED = "ORCHESTRATOR_SOURCE"
 """Variable with the sources of the client of a submitted job: Ray sends files without their repository."""
@@ -52,7 +54,8 @@ def command() -> str:
 @cache
 def packages() -> dict[str, str]:
     """Every installed distribution and its version, sorted by name."""
-    versions = {str(d.metadata["Name"]): d.version for d in distributions() if d.metadata["Name"]}
+    every = [one.metadata for one in distributions()]  # each access parses the file
+    versions = {str(one["Name"]): str(one["Version"]) for one in every if one["Name"]}
     return dict(sorted(versions.items(), key=lambda item: item[0].lower()))
 
 
@@ -137,8 +140,16 @@ def diff_name(number: int, name: str) -> str:
     return f"source-{name}.diff" if number else "source.diff"
 
 
-def write(folder: Path, request: Mapping[str, Any], sources: Sequence[Source], data: str | None = None) -> list[Path]:
+def write(
+    folder: Path,
+    request: Mapping[str, Any],
+    sources: Sequence[Source],
+    data: str | None = None,
+    inputs: Mapping[str, str] | None = None,
+) -> list[Path]:
     """Write the record files and return their paths. ``request`` is the ``spec`` of the folder's ``record.json``.
+
+    ``inputs``: digests of the files that training reads in addition to the dataset.
 
     A resumed run keeps its record, and the code that resumes it is added under ``resumed``. Only the spec is updated,
     since a sweep may get more trials.
@@ -150,13 +161,14 @@ def write(folder: Path, request: Mapping[str, Any], sources: Sequence[Source], d
     if file.exists():
         _add_resume(file, sources)
         return files(folder)
-    _keep_space(folder, request)
+    _keep_code(folder, request)
     for number, source in enumerate(sources):
         if source.diff:
             text = source.diff.encode("utf-8", "surrogateescape")  # files may not be UTF-8
             private_files.write(folder / diff_name(number, source.name), text)
     workload = (request.get("experiment") or request.get("sweep") or {}).get("workload")
-    _write_json(file, environment(sources, request.get("options", {}), data, workload))
+    recorded = environment(sources, request.get("options", {}), data, workload)
+    _write_json(file, recorded | ({"inputs": dict(inputs)} if inputs else {}))
     return files(folder)
 
 
@@ -174,7 +186,7 @@ def note_cluster(folder: Path) -> None:
 
 def files(folder: Path) -> list[Path]:
     """The files of the record that exist."""
-    named = [folder / name for name in (SPEC, SWEEP, ENVIRONMENT, SPACE)]
+    named = [folder / name for name in (SPEC, SWEEP, ENVIRONMENT, *CODE.values())]
     return [*(file for file in named if file.exists()), *sorted(folder.glob("source*.diff"))]
 
 
@@ -185,11 +197,14 @@ def _described(number: int, source: Source) -> dict[str, Any]:
     }
 
 
-def _keep_space(folder: Path, request: Mapping[str, Any]) -> None:
-    """Copy a search space that is a file of the user: the sweep cannot be repeated without it."""
-    space = str(request.get("sweep", {}).get("search", {}).get("space", ""))
-    if ":" in space and (file := Path(space.rpartition(":")[0])).is_file():
-        private_files.write(folder / SPACE, scrub(file.read_text(errors="replace")))
+def _keep_code(folder: Path, request: Mapping[str, Any]) -> None:
+    """Copy workload, search space, sampler and scheduler where they are files of the user: the run needs them."""
+    spec = request.get("experiment") or request.get("sweep") or {}
+    named = {**spec.get("search", {}), "workload": spec.get("workload", "")}
+    for setting, name in CODE.items():
+        code = str(named.get(setting, ""))
+        if ":" in code and (file := Path(code.rpartition(":")[0])).is_file():
+            private_files.write(folder / name, scrub(file.read_text(errors="replace")))
 
 
 def _add_resume(file: Path, sources: Sequence[Source]) -> None:

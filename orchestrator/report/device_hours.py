@@ -6,16 +6,22 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from orchestrator.console import aligned, show
+from orchestrator.storage.prices import Prices
 from orchestrator.storage.usage_log import By
 
 
-def device_hours(rows: Sequence[Mapping[str, Any]], by: By, silent: int) -> str:
-    """The rows of :func:`orchestrator.storage.usage_log.table` as a text table, with their sum."""
-    lines = [[str(row[by]), *(show(float(row[key])) for key in ("gpu_hours", "cpu_hours")), str(row["runs"])]
-             for row in rows]  # fmt: skip
-    sums = [show(float(sum(row[key] for row in rows))) for key in ("gpu_hours", "cpu_hours")]
+def device_hours(rows: Sequence[Mapping[str, Any]], by: By, silent: int, prices: Prices | None = None) -> str:
+    """The rows of :func:`orchestrator.storage.usage_log.table` as a text table, with their sum; with prices, costs."""
+    kinds = ("gpu_hours", "cpu_hours")
+
+    def line(name: str, hours: Sequence[float], runs: str) -> list[str]:
+        costs = [prices.text(prices.cost(*hours))] if prices else []
+        return [name, *map(show, hours), *costs, runs]
+
+    lines = [line(str(row[by]), [float(row[key]) for key in kinds], str(row["runs"])) for row in rows]
     notes = [f"Without {silent} older runs that have no accounts."] if silent else []
     if not rows:
         return "\n".join(["No device hours.", *notes])
-    shown = aligned([[by.upper(), "GPU HOURS", "CPU HOURS", "RUNS"], *lines, ["in all", *sums, ""]])
-    return "\n".join([shown, *notes])
+    sums = line("in all", [float(sum(row[key] for row in rows)) for key in kinds], "")
+    head = [by.upper(), "GPU HOURS", "CPU HOURS", *(["COST"] if prices else []), "RUNS"]
+    return "\n".join([aligned([head, *lines, sums]), *notes])

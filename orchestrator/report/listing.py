@@ -37,6 +37,9 @@ def listed(
     """
     if status is not None and status not in STATUSES:
         raise unknown("status", status, STATUSES)
+    if (kind, workload, status) == (None, None, None):
+        folders, total = records.started_last(settings.storage, limit)
+        return [_row(folder) for folder in folders], total
     every = [folder for folder in records.folders(settings.storage) if kind in (None, folder.record["kind"])]
     workloads = {folder.record["workload"] for folder in every}
     if workload is not None and every and workload not in workloads:
@@ -57,12 +60,12 @@ def best(folder: RunFolder, top: int) -> list[dict[str, Any]]:
     """
     objectives = trials.objectives(folder)
     all_trials = recorded.trials(folder)
-    found = trials.selection(folder)
-    winner = trials.best(folder, all_trials, objectives[0], found)
-    if winner is None or found is None:
+    selection = trials.selection(folder)
+    winner = trials.best(folder, all_trials, objectives[0], selection)
+    if winner is None or selection is None:
         needed = " that meets its constraints" if any(trial.constraints for trial in all_trials) else ""
         raise UserError(f"{folder.id} has no complete trial{needed}", fix=f"See: orchestrator status {folder.id}")
-    estimates = {one.trial: (order, one) for order, one in enumerate(found.estimates)}
+    estimates = {one.trial: (order, one) for order, one in enumerate(selection.estimates)}
     others = [trial for trial in ranked(all_trials, objectives[0]) if trial.number != winner.number]
     others.sort(key=lambda trial: estimates[trial.number][0] if estimates else 0)
     rows = {row["trial"]: row for row in trial_rows(folder)}
@@ -80,7 +83,9 @@ def best(folder: RunFolder, top: int) -> list[dict[str, Any]]:
                 "params": trial.user_attrs["params"],
                 "validation": values,
                 "estimate": asdict(estimates[trial.number][1]) if estimates else None,
-                "contenders": list(found.contenders) if found.contenders and trial.number == winner.number else None,
+                "contenders": list(selection.contenders)
+                if selection.contenders and trial.number == winner.number
+                else None,
                 "spread": row.get("spread"),
                 "seeds": row.get("seeds"),
                 "epochs": trial.user_attrs.get("epoch"),

@@ -48,16 +48,16 @@ def power(a: Summary, b: Summary, pooled: float | None) -> Power | None:
     if len(variances) < 2 or not sum(variances):
         return None
 
-    def found(difference: float, seeds: tuple[int, int]) -> bool:
+    def is_detected(difference: float, seeds: tuple[int, int]) -> bool:
         parts = [variance / n for variance, n in zip(variances, seeds)]
         freedom = sum(parts) ** 2 / sum(part**2 / (n - 1) for part, n in zip(parts, seeds))
         return probability(difference / math.sqrt(sum(parts)), freedom) >= POWER
 
     detectable = None
     if min(a.n, b.n) > 1:
-        detectable = _least(lambda difference: found(difference, (a.n, b.n)), math.sqrt(sum(variances)))
+        detectable = _least(lambda difference: is_detected(difference, (a.n, b.n)), math.sqrt(sum(variances)))
     difference = abs(a.mean - b.mean)
-    needed = next_least(lambda n: found(difference, (n, n)), 2, MOST) if difference else MOST + 1
+    needed = next_least(lambda n: is_detected(difference, (n, n)), 2, MOST) if difference else MOST + 1
     return Power(detectable, needed)
 
 

@@ -145,8 +145,8 @@ def _space(all_trials: Sequence[FrozenTrial]) -> Table:
 
 def _winner(folder: RunFolder, all_trials: Sequence[FrozenTrial]) -> Section:
     objectives = trials.objectives(folder)
-    found = trials.selection(folder)
-    best = trials.best(folder, all_trials, objectives[0], found)
+    selection = trials.selection(folder)
+    best = trials.best(folder, all_trials, objectives[0], selection)
     if best is None:
         return Section("The winner", notes=["No trial is complete."])
     result = folder.record.get("result") or {}
@@ -156,7 +156,7 @@ def _winner(folder: RunFolder, all_trials: Sequence[FrozenTrial]) -> Section:
         over = summary([seed[f"validation/{objective.metric}"] for seed in seeds] or [value])
         spread = f" (mean of {over.n} seeds, sd {over.spread:.2g})" if over.spread is not None else ""
         values[f"{objective.metric} on validation"] = show(over.mean) + spread
-    if found and (estimate := found.estimate(best.number)):
+    if selection and (estimate := selection.estimate(best.number)):
         values["estimate"] = estimate.text().removeprefix("estimate ")
     settled = "best_trial" in result
     return Section(
@@ -205,16 +205,16 @@ def _trials(folder: RunFolder, rows: Rows) -> Section:
     objectives = trials.objectives(folder)
     if len(objectives) > 1:  # one column each
         rows = [_apart(row, [objective.metric for objective in objectives]) for row in rows]
-    found = trials.selection(folder)
-    if found and found.estimates:
-        rows = [_estimated(row, found) for row in rows]
+    selection = trials.selection(folder)
+    if selection and selection.estimates:
+        rows = [_estimated(row, selection) for row in rows]
     names = list(dict.fromkeys(name for row in rows for name in row if name != "cause"))
-    best = trials.best(folder, recorded.trials(folder), objectives[0], found)
+    best = trials.best(folder, recorded.trials(folder), objectives[0], selection)
     marked = [i for i, row in enumerate(rows) if best is not None and row["trial"] == best.number]
     values = [[_cell(row.get(name)) for name in names] for row in rows]
     table = Table([name.removeprefix("params.") for name in names], values, marked[0] if marked else None)
     note = "Values are of the validation split; for a trial that was stopped early its best value until then."
-    return Section("Trials", tables=[table], notes=[note, *([f"{found.text()}."] if found else [])])
+    return Section("Trials", tables=[table], notes=[note, *([f"{selection.text()}."] if selection else [])])
 
 
 def _failures(rows: Rows) -> list[Section]:
@@ -237,9 +237,9 @@ def _apart(row: Mapping[str, Any], metrics: Sequence[str]) -> dict[str, Any]:
     return head | {name: value for name, value in row.items() if name not in (*head, "value", "values")}
 
 
-def _estimated(row: Mapping[str, Any], found: Selection) -> dict[str, Any]:
+def _estimated(row: Mapping[str, Any], selection: Selection) -> dict[str, Any]:
     """A trial's row with its estimate and standard errors in front of its epochs."""
-    one = found.estimate(row["trial"])
+    one = selection.estimate(row["trial"])
     shown = {
         "estimate": one and one.value,
         "se (units)": one and one.units_error,

@@ -21,8 +21,8 @@ from workloads.contract import Objective, Split
 
 UNITS: Mapping[Split, str] = {"validation": VALIDATION_UNITS, "test": TEST_UNITS}
 
-ON_WHAT = ("dataset", "split", "eval")
-"""Prefixes of parameters that define the evaluation data; all others may differ between compared models."""
+ON_WHAT = ("dataset", "split", "eval", "first_stage")
+"""Prefixes of parameters that define the evaluation data, where they are set; all others may differ between models."""
 
 LEARNT_FROM = ("calibration_part",)
 """Parameters that name a split from which a model learns its confidence: its values on that split are too good."""
@@ -65,7 +65,7 @@ def on_what(params: Mapping[str, Any], split: Split = "validation") -> dict[str,
     return {
         name: value
         for name, value in params.items()
-        if name.startswith(ON_WHAT) or (name in LEARNT_FROM and value == split)
+        if (name.startswith(ON_WHAT) and value is not None) or (name in LEARNT_FROM and value == split)
     }
 
 

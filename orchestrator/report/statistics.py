@@ -6,6 +6,7 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Any, Literal
 
 TestName = Literal["welch", "permutation"]
@@ -17,6 +18,10 @@ PERMUTATIONS = 200_000
 RESAMPLED_FROM = 10
 """Number of units from which they are resampled. With fewer, all sign flips are enumerated: resampling would reject a
 true null hypothesis at the .05 level in .49 of all cases with 2 units, in .11 with 8."""
+
+NORMAL_FROM = 100_000
+"""Number of units from which the distribution of the mean is taken to be normal. Drawing 10,000 resamples of so many
+would take ten seconds, and their quantiles would differ from the normal ones by less than they vary with the seed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +90,12 @@ def over_seeds(a: Sequence[float], b: Sequence[float], test: TestName) -> Differ
 def over_units(a: Any, b: Any) -> Difference:
     """Paired test of two models, one seed each, over the same units (users, queries or pairs).
 
-    ``a`` and ``b`` are arrays of one value a unit, in the same order. With 10 units or more it is a paired bootstrap.
-    With fewer all sign flips of the differences are enumerated, which is exact if the differences are symmetric about
-    their mean, as they are under the null hypothesis. The result holds for these two models on other units, not for
-    other seeds. The p value is twice the smaller share of means on one side of 0. With n < 10 units it is at least
-    2 / 2^n; with 5 units it is never below .05, and there is no interval.
+    ``a`` and ``b`` are arrays of one value a unit, in the same order. With 10 units or more it is a paired bootstrap,
+    with :data:`NORMAL_FROM` or more the normal distribution that it tends to. With fewer all sign flips of the
+    differences are enumerated, which is exact if the differences are symmetric about their mean, as they are under the
+    null hypothesis. The result holds for these two models on other units, not for other seeds. The p value is twice the
+    smaller share of means on one side of 0. With n < 10 units it is at least 2 / 2^n; with 5 units it is never below
+    .05, and there is no interval.
     """
     import numpy as np
 
@@ -107,7 +113,7 @@ def over_units(a: Any, b: Any) -> Difference:
     tail = (1 - CONFIDENCE) / 2
     if not few:
         low, high = np.quantile(means, [tail, 1 - tail]).tolist()
-        return Difference(value, low, high, p, f"paired bootstrap, {len(pairs)} units")
+        return Difference(value, low, high, p, f"{resampling(len(pairs))}, {len(pairs)} units")
     test = f"paired sign flips, exact, {len(pairs)} units"
     below = lower_bound(-means[::-1], tail)
     return Difference(value, lower_bound(means, tail), None if below is None else -below, p, test)
@@ -146,12 +152,24 @@ def lower_bound(means: Any, risk: float) -> float | None:
     return float(means[allowed - 1]) if allowed else None
 
 
+def resampling(units: int) -> str:
+    """Name of what :func:`resampled_means` does for so many units."""
+    return "paired bootstrap" if units < NORMAL_FROM else "paired normal approximation"
+
+
 def resampled_means(values: Any, resamples: int = RESAMPLES, seed: int = 0) -> Any:
-    """The means of ``resamples`` bootstrap samples of one value a unit, drawn in blocks of at most 32 MB."""
+    """The means of ``resamples`` bootstrap samples of one value a unit, drawn in blocks of at most 32 MB.
+
+    From :data:`NORMAL_FROM` units on, as many quantiles at equal distances of the normal distribution that those means
+    tend to, ascending, at the cost of one pass over the values.
+    """
     import numpy as np
 
-    rng = np.random.default_rng(seed)
     size = len(values)
+    if size >= NORMAL_FROM:
+        quantiles = [NormalDist().inv_cdf((place + 0.5) / resamples) for place in range(resamples)]
+        return values.mean() + values.std() / math.sqrt(size) * np.array(quantiles)
+    rng = np.random.default_rng(seed)
     rows = max(1, 4_000_000 // size)
     drawn = (rng.integers(size, size=(min(rows, resamples - done), size)) for done in range(0, resamples, rows))
     return np.concatenate([values[indices].mean(axis=1) for indices in drawn])

@@ -106,14 +106,14 @@ def learning_curves(folder: Path, trials: list[FrozenTrial], metric: str) -> dic
 
 
 def best(
-    folder: RunFolder, trials: Iterable[FrozenTrial], objective: Objective, found: Selection | None = None
+    folder: RunFolder, trials: Iterable[FrozenTrial], objective: Objective, chosen: Selection | None = None
 ) -> FrozenTrial | None:
     """The winner of a finished sweep, else the best trial so far; None if no trial is complete.
 
-    The best so far is that of ``found``, if given, else the one with the best value.
+    The best so far is that of ``chosen``, if given, else the one with the best value.
     """
     order = ranked(trials, objective)
-    settled = (folder.record.get("result") or {}).get("best_trial", found and found.best)
+    settled = (folder.record.get("result") or {}).get("best_trial", chosen and chosen.best)
     return next((trial for trial in order if trial.number == settled), order[0] if order else None)
 
 

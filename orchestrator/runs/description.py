@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -10,10 +9,11 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from orchestrator.config import objectives, workload_loader
+from orchestrator.config import objectives, user_code, workload_loader
 from orchestrator.config.spec import ExperimentSpec, SweepSpec
 from orchestrator.console import show
-from orchestrator.runs import worker
+from orchestrator.registry import intervals
+from orchestrator.runs import start_point, worker
 from orchestrator.runs.live_view import settings_text
 
 NOTE = "mlflow.note.content"
@@ -24,9 +24,6 @@ NAME_CHARACTERS = 60
 
 METRICS = 6
 """Rows of the table of metrics. MLflow shows all of them elsewhere on the page."""
-
-Z95 = 1.96
-"""Two-sided 95% quantile of the normal distribution."""
 
 
 def run_settings(spec: ExperimentSpec) -> str:
@@ -60,7 +57,7 @@ def name(run_id: str, workload: str, settings: str) -> str:
 
     ``run_id`` is ``workload`` with date, time and four digits where no name was given.
     """
-    stamp = run_id.removeprefix(f"{workload}-")
+    stamp = run_id.removeprefix(f"{user_code.label(workload)}-")
     if stamp == run_id:
         return run_id
     cut = settings if len(settings) <= NAME_CHARACTERS else f"{settings[: NAME_CHARACTERS - 3]}..."
@@ -69,7 +66,7 @@ def name(run_id: str, workload: str, settings: str) -> str:
 
 def run_summary(spec: ExperimentSpec) -> str:
     """First sentence of a run's description."""
-    return f"Run of `{spec.workload}`: `{run_settings(spec)}`."
+    return f"Run of `{spec.workload}`: `{run_settings(spec)}`." + _start(spec)
 
 
 def sweep_summary(spec: SweepSpec, space: Mapping[str, str]) -> str:
@@ -79,7 +76,12 @@ def sweep_summary(spec: SweepSpec, space: Mapping[str, str]) -> str:
     head = f"Search of `{spec.workload}` in the space `{search.space}` ({search.sampler}, {search.scheduler}{seeds})."
     fixed = f" Fixed: `{settings_text(spec.fixed)}`." if spec.fixed else ""
     searched = "\n".join(f"- `{name}`: {ranges}" for name, ranges in space.items())
-    return "\n\n".join(filter(None, [head + fixed, searched]))
+    return "\n\n".join(filter(None, [head + fixed + _start(spec), searched]))
+
+
+def _start(spec: ExperimentSpec | SweepSpec) -> str:
+    start = start_point.sentence(spec)
+    return f" {start}." if start else ""
 
 
 def unfinished(summary: str, state: str, kind: str, run_id: str) -> str:
@@ -128,28 +130,9 @@ def _results(spec: ExperimentSpec, folder: Path) -> list[str]:
 
 def _row(metric: str, values: Mapping[str, float], units: Path) -> str:
     test = values.get(f"test/{metric}")
-    half = None if test is None else half_width(units, metric, test)
+    half = None if test is None else intervals.half_width(units, metric, test)
     interval = "" if half is None or test is None else f"{show(test - half)} to {show(test + half)}"
     return f"| {metric} | {show(values.get(f'validation/{metric}'))} | {show(test)} | {interval} |"
-
-
-def half_width(units: Path, metric: str, value: float) -> float | None:
-    """Half the width of the 95% interval of a mean over test units; None for a metric that is not such a mean."""
-    import pyarrow.parquet as pq
-
-    if not units.exists() or metric not in pq.read_schema(units).names:
-        return None
-    column = pq.read_table(units, columns=[metric])[metric].to_numpy()
-    column = column[~_missing(column)].astype(float)
-    if len(column) < 2 or not math.isclose(column.mean(), value, rel_tol=1e-4, abs_tol=1e-9):
-        return None
-    return Z95 * float(column.std(ddof=1)) / math.sqrt(len(column))
-
-
-def _missing(column: Any) -> Any:
-    import pandas as pd
-
-    return pd.isna(column)
 
 
 def _commands(run_id: str, register: str | None) -> str:

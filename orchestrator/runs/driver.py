@@ -19,10 +19,12 @@ from orchestrator.engine.loop import Progress, Row, better
 from orchestrator.errors import DONE, Interrupted, UserError, unknown
 from orchestrator.provenance import record as provenance
 from orchestrator.registry import models as registry
-from orchestrator.runs import description, micro_batches, model_upload, profiling, reports, worker
+from orchestrator.registry import servable
+from orchestrator.runs import description, micro_batches, model_upload, profiling, reports, start_point, worker
 from orchestrator.runs.driver_status import DriverStatus
 from orchestrator.runs.live_view import run_view
 from orchestrator.runs.session import Result, Session, adopt
+from orchestrator.search import trusted_spaces
 from orchestrator.storage import records
 from orchestrator.storage.names import HISTORY, SEALED, TRAIN
 from orchestrator.storage.records import RunFolder
@@ -79,7 +81,9 @@ class Options:
 
 def run(spec: ExperimentSpec, settings: Settings, options: Options, console: Console) -> Result:
     """Run ``spec`` to its end and log its model. Raises UserError, RunFailed or Interrupted."""
-    preflight.services(settings, spec.resources, ray=not options.local, workload=spec.workload)
+    preflight.services(
+        settings, spec.resources, ray=not options.local, workload=spec.workload, register=options.register
+    )
     folder = records.create(
         settings.storage,
         "run",
@@ -97,11 +101,15 @@ def resume(folder: RunFolder, settings: Settings, console: Console) -> Result:
     folder = folder.fetch()
     spec = ExperimentSpec.model_validate(folder.record["spec"]["experiment"])
     options = Options(**folder.record["spec"]["options"])
+    trusted_spaces.check(spec.workload, settings.home, folder.id, "workload")
     settings = adopt(settings, folder)
     if folder.status() == "finished":
         raise UserError(f"{folder.id} has already finished", fix="Start a new run")
-    preflight.dataset(spec.workload, spec.params, settings.data)
-    preflight.services(settings, spec.resources, ray=not options.local, workload=spec.workload)
+    elsewhere = bool(settings.ray_address) and not options.local
+    preflight.dataset(spec.workload, spec.params, settings.data, elsewhere=elsewhere)
+    preflight.services(
+        settings, spec.resources, ray=not options.local, workload=spec.workload, register=options.register
+    )
     _check_checkpoint(folder, spec)
     folder.acquire()
     with folder.guarded():
@@ -119,17 +127,25 @@ def _check_checkpoint(folder: RunFolder, spec: ExperimentSpec) -> None:
 def _drive(
     folder: RunFolder, spec: ExperimentSpec, settings: Settings, options: Options, console: Console, resuming: bool
 ) -> Result:
-    fingerprint = preflight.dataset(spec.workload, spec.params, settings.data)
+    elsewhere = bool(settings.ray_address) and not options.local
+    fingerprint = preflight.dataset(spec.workload, spec.params, settings.data, elsewhere=elsewhere)
     tags = {
         "orchestrator.kind": "run",
         "orchestrator.workload": spec.workload,
         "orchestrator.fingerprint": spec.fingerprint(),
         "orchestrator.data_fingerprint": fingerprint or "none",
         "orchestrator.repeat": spec.command(),
+        **start_point.tags(spec),
     }
+    start_point.prepare(folder.path, spec, settings)
+    start_point.record_data(folder.path, spec.params, fingerprint)
     folder.update(objectives=[[o.metric, o.direction] for o in objectives.of(spec.workload, spec.plan)])
+    if inputs := preflight.input_files(spec.workload, spec.params):
+        folder.update(inputs=inputs)
     console.say(f"Run {folder.id}: {spec.workload} on {spec.resources.text(options.local)}")
-    if fingerprint and (missing := skipped_images_warning(spec.params, settings.data)):
+    if start := start_point.sentence(spec):
+        console.say(start)
+    if fingerprint and not elsewhere and (missing := skipped_images_warning(spec.params, settings.data)):
         console.say(missing)
     name = description.name(folder.id, spec.workload, description.run_settings(spec))
     params = flat_params(spec)
@@ -204,6 +220,7 @@ def in_process(
             stop=session.interrupts.stop_requested,
             resume=resume,
             selected=selected,
+            look=session.look(spec),
             profile=profile,
             traced=lambda: session.console.say(profiling.sentence(folder) or ""),
             split=session.split_batch,
@@ -243,9 +260,7 @@ class ProgressReporter:
             return
         if self._session.tracker:
             # Epoch 0 of a later winner is not logged: its step is the last epoch of the earlier one.
-            steps = [
-                Row(row.epoch + self._before, row.time, row.metrics) for row in rows if row.epoch or not self._before
-            ]
+            steps = [replace(row, epoch=row.epoch + self._before) for row in rows if row.epoch or not self._before]
             self._session.tracker.log(self._session.folder.id, steps)
         with (self._session.folder.path / HISTORY).open("a") as stream:
             for row in rows:
@@ -303,6 +318,7 @@ def finish(session: Session, spec: ExperimentSpec, register: str | None, folder:
     key = session.folder.id
     model_uri: str | None = str(folder / worker.MODEL)
     version = None
+    provenance.write_spec(folder / provenance.SPEC, spec.model_dump(mode="json"))  # for a sweep, its winner's spec
     untouched = outcome["epochs"] == 0  # only pretrained weights can be selected before any training
     if tracker:
         test = {name: value for name, value in outcome["metrics"].items() if name.startswith("test/")}
@@ -315,12 +331,14 @@ def finish(session: Session, spec: ExperimentSpec, register: str | None, folder:
                 **({micro_batches.TAG: str(outcome["accumulate"])} if spec.plan.accumulate == "auto" else {}),
                 "orchestrator.epochs": str(outcome["epochs"]),
                 "orchestrator.device_seconds": f"{outcome['train_seconds'] * devices:.1f}",
+                "orchestrator.looks": json.dumps(worker.looks_of(folder)),
             }
             # The tag of an earlier winner is replaced.
             | ({"orchestrator.untouched": str(untouched).lower()} if untouched or before else {}),
         )
-        provenance.write_spec(folder / provenance.SPEC, spec.model_dump(mode="json"))  # for a sweep, its winner's spec
-        if logged := model_upload.deliver(session, folder, register):
+        if not (folder / worker.MODEL / servable.PREDICTOR).exists():
+            console.say("No class Predictor: the weights stay in the run's folder, and no model is logged")
+        elif logged := model_upload.deliver(session, folder, register):
             model_uri = logged.uri
             version = logged.version
     train_seconds = float(outcome["train_seconds"])

@@ -56,7 +56,7 @@ def train(
 
     with cluster(settings.ray_address) as nodes, session.on_cluster(), stop_with_node(session.interrupts):
         check_fit(nodes, spec.resources)
-        check_storage(settings.storage)
+        check_storage(settings.storage, settings.start_timeout)
         with sharing(folder.id, settings, spec.resources, 1, session.console.say):
             return follow(
                 spec, folder.path, settings.data, session, rows, holding=holding, timeout=timeout, profile=profile
@@ -163,6 +163,7 @@ def _watch(
         resume=resume,
         selected=selected,
         profile=profile,
+        look=session.look(spec),
     )
     with (home / INBOX).open() as inbox:
         ended = False

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.cluster import preflight
-from orchestrator.config import workload_loader
+from orchestrator.config import user_code, workload_loader
 from orchestrator.errors import FAILED, UNAVAILABLE, UserError, one_line
 from orchestrator.registry import models as registry
 from orchestrator.registry.models import Logged
@@ -44,7 +44,9 @@ def deliver(session: Session, outcome: Path, register: str | None) -> Logged | N
     tracker = session.tracker
     assert tracker is not None
     if folder.record.get(PENDING_MODEL):  # an earlier attempt may have failed for a predictor that is fixed now
-        _renew(outcome, workload_loader.predictor(folder.record["workload"]))
+        predictor = workload_loader.predictor(folder.record["workload"])
+        assert predictor is not None, "a model without one is not uploaded"
+        _renew(outcome, predictor)
     folder.update(**{PENDING_MODEL: {"outcome": outcome.relative_to(folder.path).as_posix(), "register": register}})
     if not tracker.flush():
         return None
@@ -93,7 +95,7 @@ def _check_files(outcome: Path) -> None:
     for bytecode in [folder for model in _models(outcome) for folder in model.rglob("__pycache__")]:
         shutil.rmtree(bytecode)  # Python would run it instead of the checked source
     for code in _code(outcome):
-        if code.read_bytes() not in _installed():
+        if code.read_bytes() not in _installed() and not user_code.is_allowed(f"{code.absolute()}:Predictor"):
             raise UntrustedModel(
                 f"{code} is not the code of a workload that is installed here",
                 fix="Deliver it with the version that wrote it",

@@ -51,8 +51,8 @@ def trace(build: Build, spec: ExperimentSpec, steps: int, device: torch.device, 
     with disk.writing(folder):
         (folder / FOLDER).mkdir(parents=True, exist_ok=True)
         profiler.export_chrome_trace(str(folder / FOLDER / TRACE))
-        found = {"steps": steps, "seconds": seconds, **summary(profiler.events(), seconds, device.type == "cuda")}
-        (folder / FOLDER / SUMMARY).write_text(json.dumps(found, indent=1))
+        values = {"steps": steps, "seconds": seconds, **summary(profiler.events(), seconds, device.type == "cuda")}
+        (folder / FOLDER / SUMMARY).write_text(json.dumps(values, indent=1))
 
 
 def _finish(device: torch.device) -> None:
@@ -78,15 +78,15 @@ def summary(events: Iterable[FunctionEvent], seconds: float, cuda: bool) -> dict
     times: Counter[str] = Counter()
     for event in on_device if cuda else on_host:
         times[event.name] += event.time_range.end - event.time_range.start if cuda else event.self_cpu_time_total
-    found: dict[str, Any] = {
+    values: dict[str, Any] = {
         "waiting": max(0.0, 1 - busy / seconds),
         "collectives": min(1.0, _covered(collectives) / seconds),
         "largest": [[name, microseconds / 1e6 / seconds] for name, microseconds in times.most_common(LARGEST)],
     }
     if cuda:
-        found["syncs"] = sum("Synchronize" in event.name for event in on_host)
-        found["idle"] = max(0.0, 1 - _covered(on_device) / seconds)
-    return found
+        values["syncs"] = sum("Synchronize" in event.name for event in on_host)
+        values["idle"] = max(0.0, 1 - _covered(on_device) / seconds)
+    return values
 
 
 def _covered(events: Iterable[FunctionEvent]) -> float:
@@ -103,12 +103,12 @@ def sentence(folder: Path) -> str | None:
     file = folder / FOLDER / SUMMARY
     if not file.exists():
         return None
-    found = json.loads(file.read_text())
-    parts = [f"waiting for data and Python {found['waiting']:.0%}", f"collectives {found['collectives']:.0%}"]
-    if "idle" in found:
-        parts += [f"{found['syncs']} host syncs", f"device idle {found['idle']:.0%}"]
-    largest = ", ".join(f"{name} {share:.0%}" for name, share in found["largest"])
-    return f"Profile of {found['steps']} steps in {found['seconds']:.3g} s: {', '.join(parts)}; largest: {largest}"
+    values = json.loads(file.read_text())
+    parts = [f"waiting for data and Python {values['waiting']:.0%}", f"collectives {values['collectives']:.0%}"]
+    if "idle" in values:
+        parts += [f"{values['syncs']} host syncs", f"device idle {values['idle']:.0%}"]
+    largest = ", ".join(f"{name} {share:.0%}" for name, share in values["largest"])
+    return f"Profile of {values['steps']} steps in {values['seconds']:.3g} s: {', '.join(parts)}; largest: {largest}"
 
 
 def files(folder: Path) -> list[Path]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +18,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.cluster.interrupts import Interrupts
-from orchestrator.config import workload_loader
+from orchestrator.config import objectives, user_code, workload_loader
+from orchestrator.config.spec import ExperimentSpec
 from orchestrator.console import Console
 from orchestrator.errors import DONE, INTERRUPTED, Interrupted, UserError, mask
 from orchestrator.provenance import record as provenance
@@ -25,6 +27,7 @@ from orchestrator.provenance.source import Source
 from orchestrator.runs import description, micro_batches
 from orchestrator.runs.driver_status import StatusPublisher
 from orchestrator.storage import disk, notifications
+from orchestrator.storage.look_ledger import Look
 from orchestrator.storage.names import HISTORY, TRIALS
 from orchestrator.storage.notifications import Notifier
 from orchestrator.storage.object_sync import FolderSync, StopWatcher
@@ -161,7 +164,8 @@ class Session:
         apart = (self.settings.home, self.settings.storage)
         sources = provenance.sources(apart=apart, workload=self.folder.record["workload"])
         data = self._tags.get("orchestrator.data_fingerprint")
-        record = provenance.write(self.folder.path, self.folder.record["spec"], sources, data)
+        inputs = self.folder.record.get("inputs")
+        record = provenance.write(self.folder.path, self.folder.record["spec"], sources, data, inputs)
         self.tracker = open_tracker(
             self.settings, self.folder, resuming=self._resuming, is_overtaken=self._sync.is_overtaken
         )
@@ -203,6 +207,26 @@ class Session:
         ours = workload_loader.entry(self.folder.record["workload"]).data
         if self.tracker and ours and (dataset := lineage.dataset(params, self.settings.data)):
             self.tracker.input(key, dataset)
+
+    def look(self, spec: ExperimentSpec) -> Look:
+        """What the ledger says of this run or sweep, with ``spec`` as the experiment that is tested."""
+        objective, *_ = objectives.of(spec.workload, spec.plan)
+        what = "trial and epochs" if self.folder.record["kind"] == "sweep" else "epochs"
+        by = f"{what} by {objective.metric} ({objective.direction}) on validation"
+        fingerprint = self._tags.get("orchestrator.data_fingerprint", "none")
+        return Look(
+            storage=self.settings.storage,
+            workload=spec.workload,
+            dataset=spec.params.get("dataset"),
+            fingerprint=None if fingerprint == "none" else fingerprint,
+            run=self.folder.id,
+            kind=self.folder.record["kind"],
+            selection="parameters and epochs were given" if spec.plan.refit == "only" else by,
+            spec=spec.fingerprint(),
+            seed=spec.seed,
+            by=user(),
+            host=socket.gethostname(),
+        )
 
     def notify(self, event: notifications.Kind, message: str, status: str = "running", **more: Any) -> None:
         """Send a message to the targets of the setting ``notify``. Returns at once and never raises."""
@@ -308,7 +332,7 @@ def open_tracker(
     if settings.tracking is None:
         return None
     artifacts = store.ensure(settings.tracking)
-    experiment = settings.experiment or str(folder.record["workload"])
+    experiment = settings.experiment or user_code.label(str(folder.record["workload"]))
     return Tracker(
         settings.tracking,
         experiment,

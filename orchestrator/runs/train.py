@@ -8,18 +8,22 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from orchestrator.config import user_code
 from orchestrator.config.spec import ExperimentSpec, Resources
 from orchestrator.engine import checkpoint
+from orchestrator.engine.checkpoint_writer import CheckpointWriter
 from orchestrator.engine.experiment import Experiment
 from orchestrator.engine.loop import Diverged, EpochReport, Progress
-from orchestrator.errors import UserError, one_line
-from orchestrator.runs import heartbeat, micro_batches, profiling, reports, worker
+from orchestrator.errors import UNAVAILABLE, UserError, one_line
+from orchestrator.runs import heartbeat, micro_batches, profiling, reports, start_point, worker
 from orchestrator.runs.report_pace import ReportPace
 from orchestrator.storage import remote
+from orchestrator.storage.look_ledger import Look
 from orchestrator.storage.object_sync import RemoteFolder, download
 from orchestrator.storage.settings import NAMES, Settings
 
 if TYPE_CHECKING:
+    import torch
     from ray.exceptions import RayError
     from ray.train import TrainingFailedError
 
@@ -56,14 +60,16 @@ def start(
     profile: int | None = None,
     pace: Mapping[str, float] | None = None,
     units_at_rungs: bool = False,
+    look: Look | None = None,
 ) -> Group:
     """Start ``spec`` on a group of workers. Its reports are appended to ``home / INBOX``, one per line.
 
     Checkpoints are kept in ``home``; the group starts from the newest valid one. ``workers`` is the current number of
     workers of an elastic run. ``pace`` is the report interval, as :class:`~orchestrator.runs.report_pace.ReportPace`
     takes it, ``units_at_rungs`` as in :class:`~orchestrator.engine.experiment.Experiment`. ``outcome`` is the folder of
-    the final model and its test values, or None for a trial, which only selects. The group's result is the error that
-    ended it, or None. A group that loses a process ends, and its owner starts another one.
+    the final model and its test values, or None for a trial, which only selects; ``look`` is recorded before the test.
+    The group's result is the error that ended it, or None. A group that loses a process ends, and its owner starts
+    another one.
     """
     from ray.train import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig
@@ -89,6 +95,7 @@ def start(
             "timeout": timeouts.collective,
             "pace": pace,
             "units_at_rungs": units_at_rungs,
+            "look": look,
         },
         torch_config=TorchConfig(timeout_s=timeouts.collective),
         scaling_config=ScalingConfig(
@@ -119,6 +126,7 @@ def train_worker(config: dict[str, Any]) -> Exception | None:
     from workloads import distributed
 
     spec = ExperimentSpec.model_validate(config["spec"])
+    user_code.allow(spec.workload)
     home = Path(config["home"])
     context = ray.train.get_context()
     rank = context.get_world_rank()
@@ -139,6 +147,8 @@ def train_worker(config: dict[str, Any]) -> Exception | None:
         broadcast=distributed.broadcast,
         stop=_stop_when(Path(config["stop_file"]), spec.resources, world_size) if rank == 0 else lambda: False,
         on_test_epoch=partial(worker.write_sealed, Path(config["outcome"] or home)) if rank == 0 else lambda *_: None,
+        before_test=lambda epoch: _record_look(config, rank, epoch),
+        folder=home,
     )
     work.report_seconds = ReportPace(config["pace"]).seconds
     work.units_at_rungs = config["units_at_rungs"]
@@ -154,11 +164,10 @@ def train_worker(config: dict[str, Any]) -> Exception | None:
                 profiling.trace(build, spec, config["profile"], device, target)
                 shown = profiling.sentence(target) if target else None
                 ray.train.report({"rows": [], "profile": shown})
-            latest = checkpoint.latest(home) or resume
-            if remote.location_of(home):
-                latest = _as_rank_0(latest)
-            if not _stream(work, spec, home, latest, selected, rank):
-                return Stopped()
+            start = _start(spec, home, resume, rank, device)
+            with CheckpointWriter(home, worker.CHECKPOINTS_KEPT) as writer:
+                if not _stream(work, home, start, selected, writer if rank == 0 else None):
+                    return Stopped()
             if work.outcome is not None and rank == 0:
                 worker.write_outcome(work.outcome, Path(config["outcome"]), config["accumulate"])
         except (Diverged, UserError) as error:  # every rank raises it, and a retry would too
@@ -171,6 +180,20 @@ def train_worker(config: dict[str, Any]) -> Exception | None:
             reports.check_device(error)
             raise
     return None
+
+
+def _record_look(config: Mapping[str, Any], rank: int, epoch: int) -> None:
+    """Rank 0 records the look; no rank evaluates before. Raises UserError on every rank when it cannot be noted."""
+    from workloads import distributed
+
+    trouble = None
+    if rank == 0:
+        try:
+            worker.record_look(config["look"], Path(config["outcome"]), epoch)
+        except UserError as error:
+            trouble = error
+    if trouble := distributed.broadcast(trouble):
+        raise trouble
 
 
 def _stop_when(stop_file: Path, resources: Resources, workers: int) -> Callable[[], bool]:
@@ -187,23 +210,49 @@ def _stop_when(stop_file: Path, resources: Resources, workers: int) -> Callable[
     return lambda: any(signal() for signal in signals)
 
 
-def _as_rank_0(latest: Path | None) -> Path | None:
-    """The checkpoint that rank 0 continues from. Downloads it if this rank's node does not have it."""
+def _start(
+    spec: ExperimentSpec, home: Path, resume: Path | None, rank: int, device: torch.device
+) -> checkpoint.Checkpoint | None:
+    """The checkpoint to go on from. Rank 0 reads and verifies it; the others get what they use of it from there.
+
+    Raises on every rank: UserError when it cannot be read, ConnectionError when it cannot be downloaded.
+    """
     from workloads import distributed
 
-    chosen = distributed.broadcast(latest)
-    if chosen is not None:
+    start = None
+    trouble: UserError | None = None
+    if rank == 0:
         try:
-            download(chosen, checkpoint.META)
+            latest = checkpoint.latest(home) or resume
+            if latest is not None and remote.location_of(home):
+                download(latest, checkpoint.META)
+            start = start_point.state(spec, home, latest)
         except UserError as error:
-            raise ConnectionError(one_line(error)) from None  # only on this rank: the group must restart
-    return chosen
+            trouble = error
+    if trouble := distributed.broadcast(trouble):
+        if trouble.code == UNAVAILABLE:
+            raise ConnectionError(one_line(trouble))  # the group must restart
+        raise trouble
+    tensors: dict[str, torch.Tensor] = {}
+    used = None
+    if start is not None:
+        state = {**start.state, "best": None, "units": {}}  # rank 0 alone keeps these
+        used = start.identity, start.epoch, checkpoint.take_tensors(state, tensors)
+    received = distributed.broadcast(used)
+    sent = distributed.broadcast_tensors(tensors, device)
+    if rank == 0 or received is None:
+        return start
+    return checkpoint.Checkpoint(*received[:2], checkpoint.put_tensors(received[2], sent))
 
 
 def _stream(
-    work: Experiment, spec: ExperimentSpec, home: Path, latest: Path | None, selected: Progress | None, rank: int
+    work: Experiment,
+    home: Path,
+    start: checkpoint.Checkpoint | None,
+    selected: Progress | None,
+    writer: CheckpointWriter | None,
 ) -> bool:
-    """Train, report and save, from the checkpoint ``latest`` on. Returns whether it reached its end.
+    """Train, report and, on rank 0, save with ``writer``. Returns whether it reached its end.
 
     Ray gets no checkpoints: it would know the last one but not whether it is valid, and an error of rank 0 while
     writing would leave the others waiting. Raises UserError on every rank when rank 0 cannot write.
@@ -211,26 +260,49 @@ def _stream(
     import ray.train
 
     ended = False
-    for report in work.stream(checkpoint.read(latest, spec.identity) if latest else None, selected):
-        saved = work.checkpoint() if report.checkpoint_due else None  # a collective: every rank takes part
+    for report in work.stream(start, selected):
+        saved = None  # both are collectives: every rank takes part
+        if report.checkpoint_due:
+            saved = work.checkpoint()
+        elif work.ends_selection:
+            saved = work.snapshot()
         if saved is not None or report.ended:
-            trouble = _written(work, report, saved, home) if rank == 0 else None
+            trouble = _written(work, report, saved, home, writer) if writer else None
             if trouble := work.broadcast(trouble):
                 raise trouble
         ray.train.report(reports.payload(report))
         ended = report.ended is not None
+    if not ended and (trouble := work.broadcast(_finished(writer) if writer else None)):
+        raise trouble
     return ended
 
 
 def _written(
-    work: Experiment, report: EpochReport, saved: checkpoint.Checkpoint | None, home: Path
+    work: Experiment,
+    report: EpochReport,
+    saved: checkpoint.Checkpoint | None,
+    home: Path,
+    writer: CheckpointWriter,
 ) -> UserError | None:
     """Write the checkpoint and the units that are due. Returns the error, if any."""
     try:
-        if saved is not None:
-            worker.keep(saved, home / checkpoint.name(work.order))
+        if saved is not None and work.ends_selection:
+            checkpoint.write(home / start_point.SELECTION, saved)
+        elif saved is not None:
+            writer.save(saved, work.order, wait=report.ended is not None)
+        if report.ended:
+            writer.finish()
         if report.ended and not work.final:
             worker.write_table(work.validation_units, home / worker.UNITS)
+    except UserError as error:
+        return error
+    return None
+
+
+def _finished(writer: CheckpointWriter) -> UserError | None:
+    """Wait until everything is written. Returns the error, if any."""
+    try:
+        writer.finish()
     except UserError as error:
         return error
     return None

@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.config import workload_loader
 from orchestrator.config.spec import ExperimentSpec, Resources
 from orchestrator.engine import checkpoint
+from orchestrator.engine.checkpoint_writer import CheckpointWriter
 from orchestrator.engine.experiment import Experiment, Outcome
 from orchestrator.engine.loop import Diverged, EpochReport, Progress, Row
 from orchestrator.errors import UserError, one_line
 from orchestrator.registry import servable as servables
-from orchestrator.runs import micro_batches, profiling
+from orchestrator.runs import micro_batches, profiling, start_point
 from orchestrator.runs.reports import device_lost
-from orchestrator.storage import disk, names
+from orchestrator.storage import disk, look_ledger, names
+from orchestrator.storage.look_ledger import Look
 from workloads import memory
 from workloads.contract import Columns, Evaluation, Runtime, Servable, Workload
 from workloads.predictor_sources import predictor_sources
@@ -35,8 +37,8 @@ UNITS = names.VALIDATION_UNITS
 """Validation values of each user, query or pair at the selected epoch. Promotion gates compare them."""
 
 OUTCOME, TEST_UNITS, MODEL, TABLES = names.OUTCOME, names.TEST_UNITS, "model", names.TABLES
-WRITTEN = (OUTCOME, TEST_UNITS, UNITS, MODEL, TABLES, names.SEALED, profiling.FOLDER)
-"""Files and folders that :func:`write_outcome` and :func:`write_sealed` write."""
+WRITTEN = (OUTCOME, TEST_UNITS, UNITS, MODEL, TABLES, names.SEALED, names.LOOKS, profiling.FOLDER)
+"""Files and folders that :func:`write_outcome`, :func:`write_sealed` and :func:`record_look` write."""
 
 
 def experiment(
@@ -51,13 +53,18 @@ def experiment(
     broadcast: Callable[[Any], Any] = lambda value: value,
     stop: Callable[[], bool] = lambda: False,
     on_test_epoch: Callable[[Workload, Row, Evaluation | None], None] = lambda workload, row, evaluation: None,
+    before_test: Callable[[int], None] = lambda epoch: None,
+    folder: Path | None = None,
 ) -> Experiment:
     """The experiment of ``spec`` on this process' device.
 
-    ``accumulate`` is the number of micro-batches; unset, the plan's, of which ``auto`` begins with 1.
+    ``accumulate`` is the number of micro-batches; unset, the plan's, of which ``auto`` begins with 1. ``folder`` is in
+    the run's folder, which has the weights that training starts from. Without it training starts from scratch.
     """
+    from workloads.data.stores import here
     from workloads.precision import use_deterministic_algorithms  # imports PyTorch
 
+    data = here(data)
     use_deterministic_algorithms(spec.plan.deterministic)
     params = workload_loader.params(spec.workload)(**spec.params)
     workload_class = workload_loader.code(spec.workload)
@@ -67,6 +74,8 @@ def experiment(
     def build(holdout: bool) -> Workload:
         if not holdout:  # what the selection has used
             memory.release(device)
+        if folder is not None:
+            start_point.check_data(spec, data, folder)
         runtime = Runtime(
             device=device,
             data=data,
@@ -78,9 +87,14 @@ def experiment(
             steps_per_epoch=spec.plan.steps_per_epoch,
             precision=spec.plan.precision,
             accumulate=accumulate,
+            abstention_part=spec.plan.abstention_part,
+            log_every=spec.plan.log_every,
             broadcast=broadcast,
         )
-        return workload_class(params, runtime)
+        workload = workload_class(params, runtime)
+        if spec.plan.init and folder is not None:
+            start_point.load(workload, spec.plan.init, folder)
+        return workload
 
     return Experiment(
         build,
@@ -91,6 +105,7 @@ def experiment(
         broadcast=broadcast,
         stop=stop,
         on_test_epoch=on_test_epoch,
+        before_test=before_test,
         accumulate=accumulate if spec.plan.accumulate == "auto" else None,
     )
 
@@ -110,6 +125,7 @@ def execute(
     stop: Callable[[], bool] = lambda: False,
     resume: Path | None = None,
     selected: Progress | None = None,
+    look: Look | None = None,
     profile: int | None = None,
     traced: Callable[[], None] = lambda: None,
     split: Callable[[int], None] = lambda parts: None,
@@ -127,7 +143,9 @@ def execute(
             if not micro_batches.increase(spec, folder, error):
                 raise
             split(micro_batches.chosen(spec, folder))
-    for report in reports(spec, folder, data, device, stop=stop, resume=resume, selected=selected, split=split):
+    for report in reports(
+        spec, folder, data, device, stop=stop, resume=resume, selected=selected, look=look, split=split
+    ):
         deliver(report)
     return outcome_of(folder) is not None
 
@@ -141,12 +159,14 @@ def reports(
     stop: Callable[[], bool] = lambda: False,
     resume: Path | None = None,
     selected: Progress | None = None,
+    look: Look | None = None,
     split: Callable[[int], None] = lambda parts: None,
 ) -> Iterator[EpochReport]:
     """Run a whole experiment in this process, with its checkpoints and its outcome in ``folder``.
 
     ``resume`` is a checkpoint to start from when the folder has none, ``selected`` a selection that only needs its
-    refit. ``split`` is called with each new number of micro-batches. When ``stop`` ends it, there is a checkpoint to
+    refit. ``look`` is recorded before the test split is evaluated. ``split`` is called with each new number of
+    micro-batches. When ``stop`` ends it, there is a checkpoint to
     continue from and no outcome. A run that diverges reports its remaining rows before the error.
     """
     if outcome_of(folder):
@@ -156,14 +176,24 @@ def reports(
         again = False
         accumulate = micro_batches.chosen(spec, folder)
         work = experiment(
-            spec, data, device, accumulate=accumulate, stop=stop, on_test_epoch=partial(write_sealed, folder)
+            spec,
+            data,
+            device,
+            accumulate=accumulate,
+            stop=stop,
+            on_test_epoch=partial(write_sealed, folder),
+            before_test=partial(record_look, look, folder),
+            folder=folder,
         )
-        start = checkpoint.latest(folder / "checkpoints") or resume
+        start = start_point.state(spec, folder, checkpoint.latest(folder / "checkpoints") or resume)
         try:
-            for report in work.stream(checkpoint.read(start, spec.identity) if start else None, selected):
-                if report.checkpoint_due:
-                    save(work, folder / "checkpoints")
-                yield report
+            with CheckpointWriter(folder / "checkpoints", CHECKPOINTS_KEPT) as writer:
+                for report in work.stream(start, selected):
+                    if report.checkpoint_due:
+                        writer.save(work.checkpoint(), work.order, wait=report.ended is not None)
+                    elif work.ends_selection:
+                        checkpoint.write(folder / "checkpoints" / start_point.SELECTION, work.snapshot())
+                    yield report
             if work.outcome is not None:
                 write_outcome(work.outcome, folder, accumulate)
         except Diverged as error:
@@ -181,13 +211,8 @@ def reports(
 
 def save(work: Experiment, folder: Path, newest: int = CHECKPOINTS_KEPT) -> Path:
     """Write a checkpoint of the last yield and remove all but the ``newest`` ones."""
-    return keep(work.checkpoint(), folder / checkpoint.name(work.order), newest)
-
-
-def keep(state: checkpoint.Checkpoint, folder: Path, newest: int = CHECKPOINTS_KEPT) -> Path:
-    """Write a checkpoint and remove all but the ``newest`` ones next to it."""
-    written = checkpoint.write(folder, state)
-    checkpoint.keep(folder.parent, newest)
+    written = checkpoint.write(folder / checkpoint.name(work.order), work.checkpoint())
+    checkpoint.keep(folder, newest)
     return written
 
 
@@ -245,6 +270,8 @@ def _servable(workload: Workload) -> Servable:
     """The workload's servable. Raises UserError when the predictor cannot be read."""
     served = workload.servable()
     try:
+        if served.predictor is None:
+            return served
         predictor_sources(served.predictor)
     except (OSError, ValueError, SyntaxError) as error:
         got = error.strerror if isinstance(error, OSError) else one_line(error)
@@ -287,6 +314,31 @@ def write_sealed(folder: Path, workload: Workload, row: Row, evaluation: Evaluat
         (target / OUTCOME).write_text(json.dumps(values))
 
 
+def record_look(look: Look | None, folder: Path, epoch: int) -> None:
+    """Add a row to the ledger of looks, and the row's number and digest to ``folder``.
+
+    Where the storage cannot be written, the reason stands in their place: the audit shows it. Raises UserError when
+    ``folder`` cannot be written.
+    """
+    if look is None:
+        return
+    try:
+        row = look_ledger.append(look, epoch)
+        noted = {"chain": look.chain, "number": row.number, "digest": row.digest}
+    except OSError as error:
+        noted = {"chain": look.chain, "unrecorded": one_line(error)}
+    with disk.writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / names.LOOKS).open("a") as stream:
+            stream.write(json.dumps({**noted, "epoch": epoch, "spec": look.spec}) + "\n")
+
+
+def looks_of(folder: Path) -> list[dict[str, Any]]:
+    """What :func:`record_look` has noted in ``folder``, oldest first."""
+    file = folder / names.LOOKS
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
 def write_table(columns: Columns, file: Path) -> None:
     """Write named columns as Parquet. Does nothing without columns."""
     import pyarrow as pa
@@ -305,14 +357,19 @@ def outcome_of(folder: Path) -> dict[str, Any] | None:
 
 
 def export(servable: Servable, folder: Path) -> None:
-    """Write a servable as plain files: its source, ``weights.safetensors``, ``config.json`` and ``servable.json``."""
+    """Write a servable as plain files: its source, ``weights.safetensors``, ``config.json`` and ``servable.json``.
+
+    Weights that only training needs are in ``training.safetensors``, where there are any.
+    """
     from safetensors.torch import save_file
 
     shutil.rmtree(folder, ignore_errors=True)
-    for name, source in predictor_sources(servable.predictor).items():
+    folder.mkdir(parents=True)
+    for name, source in (predictor_sources(servable.predictor) if servable.predictor else {}).items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, folder / name)
-    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in servable.weights.items()}
-    save_file(weights, folder / "weights.safetensors")
+    for file, tensors in ((servables.WEIGHTS, servable.weights), (servables.TRAINING, servable.training)):
+        if tensors or file == servables.WEIGHTS:
+            save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, folder / file)
     (folder / "config.json").write_text(json.dumps(dict(servable.config)))
     servables.write(servable, folder)

@@ -55,10 +55,10 @@ class Constraint:
         ``metrics`` are those of the validation split by full name, and the values of :data:`OF_MODEL` and
         :data:`SECONDS`. Raises UserError if the metric is not among them.
         """
-        found = {name.removeprefix("validation/"): value for name, value in metrics.items()}
-        if self.metric not in found:
-            raise unknown("metric of a constraint", self.metric, found)
-        return (self.bound - found[self.metric]) if self.at_least else (found[self.metric] - self.bound)
+        values = {name.removeprefix("validation/"): value for name, value in metrics.items()}
+        if self.metric not in values:
+            raise unknown("metric of a constraint", self.metric, values)
+        return (self.bound - values[self.metric]) if self.at_least else (values[self.metric] - self.bound)
 
     def __str__(self) -> str:
         return f"{self.metric}{'>=' if self.at_least else '<='}{self.bound:g}"
@@ -69,11 +69,11 @@ def unknown_metric(constraints: Iterable[Constraint], metrics: Iterable[str]) ->
 
     ``metrics`` are the full names of one epoch. None if the epoch was not evaluated.
     """
-    known = [name.removeprefix("validation/") for name in metrics if name.startswith("validation/")]
-    if known:
+    names = [name.removeprefix("validation/") for name in metrics if name.startswith("validation/")]
+    if names:
         for constraint in constraints:
-            if constraint.metric not in (*known, *OF_MODEL, SECONDS):
-                return unknown("metric of a constraint", constraint.metric, [*known, *OF_MODEL, SECONDS])
+            if constraint.metric not in (*names, *OF_MODEL, SECONDS):
+                return unknown("metric of a constraint", constraint.metric, [*names, *OF_MODEL, SECONDS])
     return None
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import gc
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import optuna
 from optuna.storages import JournalStorage
 from optuna.storages.journal import BaseJournalBackend, JournalFileBackend
+from optuna.trial import TrialState
 
 from orchestrator.errors import UserError, one_line
 from orchestrator.storage.names import STUDY
@@ -21,29 +23,52 @@ JOURNAL = STUDY
 SUGGESTIONS = re.compile(rb'\{"op_code":(?:5|7),|[^{]*\{?[^{]*"user_attr":\{"(?:params|best_metrics|decision)":')
 """Beginning of a line with a suggested parameter, a value at an epoch, or an attribute made of these."""
 
+CREATE_TRIAL = 4
+"""Optuna's number of the operation."""
+
+RUNNING = TrialState.RUNNING.value
+ENDED = frozenset(state.value for state in TrialState if state.is_finished())
+
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 
 class Journal(JournalFileBackend):  # type: ignore[misc]
-    """Optuna's journal file, whose lines are first decoded in one call. Line by line takes a third longer."""
+    """Optuna's journal file. At first it is decoded in one call and :func:`condensed`, later only what is new is read.
+
+    For one reader: Optuna's storage, which asks for the logs after those that it knows.
+    """
 
     def __init__(self, file: Path) -> None:
         super().__init__(str(file))
         self._file = file
+        self._bytes = 0
+        """Bytes of the file that were read."""
+        self._logs = 0
+        """Logs that Optuna got for them."""
+        self._left_out = 0
+        """Lines that it did not get, because they were condensed."""
 
     def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:
+        if log_number_from == 0:
+            self._bytes = self._logs = self._left_out = 0
+        elif log_number_from != self._logs:  # an error has stopped it among the last ones
+            return iter(super().read_logs(log_number_from + self._left_out))
         try:
-            logs = decoded(self._file) if log_number_from == 0 else None
+            new, size = decoded(self._file, self._bytes)
         except ValueError:  # Optuna says which line
-            logs = None
-        return iter(super().read_logs(log_number_from) if logs is None else logs)
+            return iter(super().read_logs(log_number_from + self._left_out))
+        logs = new if self._logs else condensed(new)
+        self._bytes += size
+        self._logs += len(logs)
+        self._left_out += len(new) - len(logs)
+        return iter(logs)
 
 
 class Summary(BaseJournalBackend):  # type: ignore[misc]
     """What a journal file held when it was opened, without :data:`SUGGESTIONS`: a third of the lines. Read only."""
 
     def __init__(self, file: Path) -> None:
-        self._logs = decoded(file, SUGGESTIONS)
+        self._logs = condensed(decoded(file, without=SUGGESTIONS)[0])
 
     def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:
         return iter(self._logs[log_number_from:])
@@ -52,13 +77,61 @@ class Summary(BaseJournalBackend):  # type: ignore[misc]
         raise AssertionError("a summary is read only")
 
 
-def decoded(file: Path, without: re.Pattern[bytes] | None = None) -> list[dict[str, Any]]:
-    """The complete lines of a file of JSON lines, but for those that begin with ``without``. Raises ValueError."""
-    lines = file.read_bytes().split(b"\n")[:-1]  # a last one without an end is still being written
+def decoded(file: Path, start: int = 0, without: re.Pattern[bytes] | None = None) -> tuple[list[dict[str, Any]], int]:
+    """The complete lines of a file of JSON lines from byte ``start`` on, but for those that begin with ``without``.
+
+    Returns them with their number of bytes. A last line without an end is still being written. Raises ValueError.
+    """
+    with file.open("rb") as stream:
+        stream.seek(start)
+        data = stream.read()
+    size = data.rfind(b"\n") + 1
+    lines = data[:size].split(b"\n")[:-1]
     if without is not None:
         lines = [line for line in lines if not without.match(line)]
     logs: list[dict[str, Any]] = json.loads(b"[" + b",".join(lines) + b"]")
-    return logs
+    return logs, size
+
+
+def condensed(logs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """``logs`` with all of an ended trial in the log that creates it. Optuna would copy the trial for each of them."""
+    shorter: list[dict[str, Any]] = []
+    created: list[dict[str, Any]] = []
+    changes: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    for log in logs:
+        if "trial_id" in log:
+            changes[log["trial_id"]].append(log)
+            continue
+        shorter.append(log)
+        if log["op_code"] == CREATE_TRIAL:
+            created.append(log)
+    for number, trial in enumerate(created):
+        if any(change.get("state") in ENDED for change in (trial, *changes[number])):
+            _merge(trial, changes[number])
+        else:
+            shorter += changes[number]
+    return shorter
+
+
+def _merge(trial: dict[str, Any], changes: Iterable[dict[str, Any]]) -> None:
+    """Make the changes of a trial, up to its end, in the log that creates it."""
+    for change in changes:
+        state = trial.get("state", RUNNING)
+        if state in ENDED:
+            return
+        if "state" in change:
+            if change["state"] != state:
+                names = ("state", "values", "datetime_start", "datetime_complete")
+                trial |= {name: change[name] for name in names if change.get(name) is not None}
+        elif "param_name" in change:
+            name = change["param_name"]
+            trial.setdefault("params", {})[name] = change["param_value_internal"]
+            trial.setdefault("distributions", {})[name] = change["distribution"]
+        elif "step" in change:
+            trial.setdefault("intermediate_values", {})[change["step"]] = change["intermediate_value"]
+        else:
+            for kind in ("user_attr", "system_attr"):
+                trial.setdefault(f"{kind}s", {}).update(change.get(kind, {}))
 
 
 def open_study(folder: Path, directions: Sequence[str] | None = None, *, summary: bool = False) -> optuna.Study:

@@ -53,7 +53,7 @@ def _settings(workload: str) -> Iterator[tuple[str, Mapping[str, Any], bool]]:
         yield name, preset.settings, False
     for table in workload_loader.entry(workload).load_published():
         if isinstance(table, Table) and table.regime.workload == workload:
-            for row in (row for place in table.places for row in table.rows(*place)):
+            for row in (row for cell in table.places for row in table.rows(*cell)):
                 where = " ".join(row.where.values())
                 yield f"{table.id} {row.method} ({where})", row.settings.params, True
     yield "defaults", {}, True

@@ -9,9 +9,10 @@ from pathlib import Path
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
+from orchestrator.config import user_code
 from orchestrator.config.spec import SweepSpec
 from orchestrator.engine.loop import Row
-from orchestrator.search import schedulers
+from orchestrator.search import schedulers, user_search
 from orchestrator.search.constraints import violated
 from orchestrator.search.racing import Racing
 from orchestrator.search.schedulers import Observed, Scheduler
@@ -35,6 +36,8 @@ class Rungs:
         self._epochs = spec.plan.decide_at
         self._ordered = spec.search.ordered
         self._scheduler = _scheduler(folder, spec)
+        self._name = spec.search.scheduler
+        self._pruner = user_search.pruner(self._name) if user_code.is_named(self._name) else None
         self._observed: dict[int, Observed] = {}
         for trial in trials:
             if trial.state == TrialState.WAITING:  # it may be stopped before it begins
@@ -75,12 +78,17 @@ class Rungs:
 
     def prunes(self, trial: optuna.Trial, epoch: int) -> bool:
         """Whether the trial, which has reached ``epoch``, ends there."""
-        if self._scheduler is None or epoch not in self._of(trial.number).values:
+        if (self._scheduler or self._pruner) is None or epoch not in self._of(trial.number).values:
             return False
         decided = trial.user_attrs.get(DECISION)
         if decided and decided["epoch"] == epoch:
             return bool(decided["prune"])
-        prune = self._scheduler.prunes(trial.number, epoch, self._observed)
+        if self._scheduler is not None:
+            prune = self._scheduler.prunes(trial.number, epoch, self._observed)
+        else:
+            assert self._pruner is not None
+            frozen = trial.study.get_trials(deepcopy=False)[trial.number]
+            prune = user_search.prunes(self._name, self._pruner, trial.study, frozen)
         trial.set_user_attr(DECISION, {"epoch": epoch, "prune": prune})
         return prune
 
@@ -98,7 +106,7 @@ def _scheduler(folder: Path, spec: SweepSpec) -> Scheduler | None:
     """The sweep's scheduler. None where trials run to their end or meet as a population."""
     name = spec.search.scheduler
     epochs = spec.plan.epochs
-    if name in ("none", "pbt") or not schedulers.rungs(epochs, name):
+    if name in ("none", "pbt") or user_code.is_named(name) or not schedulers.rungs(epochs, name):
         return None
     by_name: Mapping[str, Scheduler] = {
         "median": schedulers.Median(ordered=spec.search.ordered),

@@ -11,7 +11,8 @@ from optuna.samplers import BaseSampler, CmaEsSampler, GPSampler, RandomSampler,
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial
 
-from orchestrator.config.spec import Sampler
+from orchestrator.config import user_code
+from orchestrator.search import user_search
 
 STARTUP = 5
 """Number of ended trials from which TPE learns. Optuna's default is 10; ``benchmarks/replay`` compares the two."""
@@ -37,8 +38,10 @@ class ReplayedCmaEs(CmaEsSampler):  # type: ignore[misc]
         return optimizer
 
 
-def sampler(name: Sampler, seed: int, *, conditional: bool = False) -> BaseSampler:
+def sampler(name: str, seed: int, *, conditional: bool = False) -> BaseSampler:
     """The sampler of one trial. For ``conditional`` spaces TPE models groups of parameters."""
+    if user_code.is_named(name):
+        return user_search.sampler(name, seed)
     if name == "gp":
         return GPSampler(seed=seed)
     if name == "cmaes":

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Protocol
 
-from orchestrator.config.spec import Scheduler as Name
+from orchestrator.config import user_code
 
 REDUCTION = 3
 """ASHA and Hyperband keep the best 1/REDUCTION at each rung."""
@@ -105,23 +105,24 @@ class Halving:
         """Optuna's choice of the bracket: by a digest of the study's name and the trial's number."""
         if len(self._brackets) == 1:
             return 0
-        place = binascii.crc32(f"sweep_{number}".encode()) % sum(size for size, _ in self._brackets)
+        slot = binascii.crc32(f"sweep_{number}".encode()) % sum(size for size, _ in self._brackets)
         for bracket, (size, _) in enumerate(self._brackets):
-            place -= size
-            if place < 0:
+            slot -= size
+            if slot < 0:
                 return bracket
         raise AssertionError
 
 
-def rungs(epochs: int, scheduler: Name) -> tuple[int, ...]:
+def rungs(epochs: int, scheduler: str) -> tuple[int, ...]:
     """Epochs at which ``scheduler`` decides, all below ``epochs``.
 
-    ASHA and Hyperband: a ninth of the epochs, then three times as many, up to half of them. Median, racing and PBT:
-    each tenth. Racing also takes the values at half of the first tenth, so that it can decide at its end.
+    ASHA and Hyperband: a ninth of the epochs, then three times as many, up to half of them. Median, racing, PBT and
+    those of users: each tenth. Racing also takes the values at half of the first tenth, so that it can decide
+    at its end.
     """
     if scheduler == "none":
         return ()
-    if scheduler in ("median", "pbt", "racing"):
+    if scheduler in ("median", "pbt", "racing") or user_code.is_named(scheduler):
         every = max(1, epochs // PARTS)
         tenths = range(every, epochs, every)
         return (every // 2, *tenths) if scheduler == "racing" and every > 1 else tuple(tenths)
@@ -133,7 +134,7 @@ def rungs(epochs: int, scheduler: Name) -> tuple[int, ...]:
     return tuple(epochs_of_rungs)
 
 
-def brackets(epochs: int, scheduler: Name) -> list[Bracket]:
+def brackets(epochs: int, scheduler: str) -> list[Bracket]:
     """Brackets of a halving scheduler. ASHA has one."""
     decide_at = rungs(epochs, scheduler)
     if scheduler != "hyperband" or not decide_at:

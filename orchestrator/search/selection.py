@@ -138,7 +138,7 @@ def candidates(
 
     The repeats of a finalist are among its seeds.
     """
-    found = []
+    complete = []
     for trial in ranked(trials, objective):
         names = [name for name in trial.user_attrs if name.startswith("seed_") and name != "seed_of"]
         values = tuple(trial.user_attrs[name]["values"][0] for name in names) or (trial.values[0],)
@@ -149,32 +149,32 @@ def candidates(
             keys += [(repeat.number, 0) for repeat in further]
             value = math.fsum(values) / len(values)
         each = [units[key] for key in keys if key in units]
-        found.append(Candidate(trial.number, value, values, _mean(each) if len(each) == len(keys) else None))
-    return found
+        complete.append(Candidate(trial.number, value, values, _mean(each) if len(each) == len(keys) else None))
+    return complete
 
 
-def select(found: Sequence[Candidate], objective: Objective) -> Selection | None:
-    """The selection among ``found``, best first. None if there is no candidate."""
-    if not found:
+def select(complete: Sequence[Candidate], objective: Objective) -> Selection | None:
+    """The selection among ``complete``, best first. None if there is no candidate."""
+    if not complete:
         return None
     import numpy as np
 
-    kinds = Counter(one.ids for one in found[:MOST] if one.ids)
+    kinds = Counter(one.ids for one in complete[:MOST] if one.ids)
     ids = kinds.most_common(1)[0][0] if kinds else None
-    compared = [i for i, one in enumerate(found[:MOST]) if one.ids == ids]
-    left_out = tuple(one.trial for one in found[:MOST] if one.ids != ids)
-    spread = _seed_spread(found)
+    compared = [i for i, one in enumerate(complete[:MOST]) if one.ids == ids]
+    left_out = tuple(one.trial for one in complete[:MOST] if one.ids != ids)
+    spread = _seed_spread(complete)
     if spread is None and ids is None:
-        return Selection(found[0].trial)
+        return Selection(complete[0].trial)
     sign = 1.0 if objective.direction == "max" else -1.0
-    values = sign * np.array([one.value for one in found])
-    counts = np.array([len(one.seeds) for one in found])
-    over_seeds = np.zeros(len(found)) if spread is None else spread[0] ** 2 / counts
-    over_units = np.zeros(len(found))
+    values = sign * np.array([one.value for one in complete])
+    counts = np.array([len(one.seeds) for one in complete])
+    over_seeds = np.zeros(len(complete)) if spread is None else spread[0] ** 2 / counts
+    over_units = np.zeros(len(complete))
     total, matrix = 1, np.zeros((len(compared), 2))
     if ids is not None:
         total = ids[0]
-        matrix = sign * np.stack([found[i].units.values for i in compared])  # type: ignore[union-attr]
+        matrix = sign * np.stack([complete[i].units.values for i in compared])  # type: ignore[union-attr]
         own = _own_variances(matrix) / total
         over_units += np.median(own)  # of those without units as well
         over_units[compared] = own
@@ -183,18 +183,18 @@ def select(found: Sequence[Candidate], objective: Objective) -> Selection | None
     inside = []
     if first in compared:
         chance = _contenders(values[compared], matrix, total, over_seeds[compared], spread[1] if spread else 0)
-        inside = [found[i].trial for i, is_one in zip(compared, chance) if is_one]
+        inside = [complete[i].trial for i, is_one in zip(compared, chance) if is_one]
     ordered = tuple(
         Estimate(
-            found[i].trial,
+            complete[i].trial,
             sign * float(estimates[i]),
             float(np.sqrt(over_units[i])) if ids and i in compared else None,
             float(np.sqrt(over_seeds[i])) if spread else None,
         )
         for i in order
     )
-    contenders = tuple(dict.fromkeys([found[first].trial, *inside])) if inside else None
-    return Selection(found[first].trial, contenders, ordered, left_out)
+    contenders = tuple(dict.fromkeys([complete[first].trial, *inside])) if inside else None
+    return Selection(complete[first].trial, contenders, ordered, left_out)
 
 
 def _mean(each: Sequence[UnitValues]) -> UnitValues | None:
@@ -206,13 +206,13 @@ def _mean(each: Sequence[UnitValues]) -> UnitValues | None:
     return UnitValues(each[0].total, each[0].ids, np.mean([one.values for one in each], axis=0))
 
 
-def _seed_spread(found: Sequence[Candidate]) -> tuple[float, int] | None:
+def _seed_spread(complete: Sequence[Candidate]) -> tuple[float, int] | None:
     """Standard deviation over seeds within trials and its degrees of freedom. None without repeated seeds."""
-    freedom = sum(len(one.seeds) - 1 for one in found)
+    freedom = sum(len(one.seeds) - 1 for one in complete)
     if not freedom:
         return None
-    means = [math.fsum(one.seeds) / len(one.seeds) for one in found]
-    squares = math.fsum((value - mean) ** 2 for one, mean in zip(found, means) for value in one.seeds)
+    means = [math.fsum(one.seeds) / len(one.seeds) for one in complete]
+    squares = math.fsum((value - mean) ** 2 for one, mean in zip(complete, means) for value in one.seeds)
     return math.sqrt(squares / freedom), freedom
 
 

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.machinery import SourceFileLoader
-from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 
-from orchestrator.config import workload_loader
+from orchestrator.config import user_code, user_workload, workload_loader
 from orchestrator.config.parsing import validate
 from orchestrator.errors import UserError, one_line, unknown
+
+_GIVE = "Define a function space(trial) in it, or give one with --space file.py:function"
 
 Space = Callable[[Any], Mapping[str, Any]]
 
@@ -47,28 +46,33 @@ def _one(distribution: Any) -> str:
 
 
 def load(workload: str, name: str) -> Space:
-    """``name`` is one of the :func:`presets` or ``file.py:function``. Raises UserError."""
-    file, colon, function = name.rpartition(":")
-    if colon:
-        return _from_file(Path(file), function)
+    """``name`` is one of the :func:`presets`, ``file.py:function`` or ``module:function``. Raises UserError."""
+    if user_code.is_named(name):
+        location, _, function = name.rpartition(":")
+        functions = _functions(user_code.load_module(name, "search space"))
+        if function not in functions:
+            raise unknown(f"function in {location}", function, functions)
+        return functions[function]
     spaces = presets(workload)
     if name not in spaces:
         raise unknown(f"search space of {workload}", name, spaces)
     return spaces[name]
 
 
-def absolute(name: str) -> str:
-    """``file.py:function`` with the absolute path. A preset's name is returned unchanged."""
-    file, colon, function = name.rpartition(":")
-    return f"{Path(file).expanduser().absolute()}:{function}" if colon else name
-
-
 def presets(workload: str) -> dict[str, Space]:
     """Functions by name of the module that the workload's entry names, or of ``search_spaces/<workload>.py``.
 
+    Of a user's file those whose name ends in ``space``.
+
     Raises UserError when there is no such module.
     """
-    named = workload_loader.entry(workload).spaces
+    entry = workload_loader.entry(workload)
+    named = entry.spaces
+    if isinstance(entry, user_workload.UserEntry):
+        own = {name: one for name, one in _functions(entry.load_module()).items() if name.endswith("space")}
+        if own:
+            return own
+        raise UserError("The workload's file has no search space", got=workload, fix=_GIVE)
     try:
         return _functions(importlib.import_module(named or f"search_spaces.{workload}"))
     except Exception as error:
@@ -171,33 +175,6 @@ class _Fixing:
             return self.fixed[name] if name in self.fixed else attribute(name, *args, **kwargs)
 
         return suggest
-
-
-class _Uncached(SourceFileLoader):
-    """Loader without bytecode, which would be outdated for a file rewritten within a second at the same length."""
-
-    def path_stats(self, path: Any) -> Any:
-        raise OSError
-
-
-def _from_file(file: Path, function: str) -> Space:
-    if not file.is_file():
-        raise UserError("The search space's file does not exist", got=str(file), allowed="file.py:function")
-    name = f"_space_{file.stem}"
-    module_spec = importlib.util.spec_from_file_location(name, file, loader=_Uncached(name, str(file)))
-    assert module_spec is not None
-    assert module_spec.loader is not None
-    module = importlib.util.module_from_spec(module_spec)
-    try:
-        module_spec.loader.exec_module(module)
-    except Exception as error:
-        line = next((frame.lineno for frame in inspect.trace() if frame.filename == str(file)), None)
-        where = f", line {line}" if line else ""
-        raise UserError(f"{file}{where} cannot be imported: {type(error).__name__}: {one_line(error)}") from None
-    functions = _functions(module)
-    if function not in functions:
-        raise unknown(f"function in {file}", function, functions)
-    return functions[function]
 
 
 def _functions(module: Any) -> dict[str, Space]:

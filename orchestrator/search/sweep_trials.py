@@ -120,14 +120,14 @@ class SweepTrials:
 
     def winner(self) -> FrozenTrial | None:
         """The trial to be refitted and tested: the best, or with ``select="cheapest"`` the cheapest contender."""
-        found = self.selection()
-        if found is None:
+        chosen = self.selection()
+        if chosen is None:
             return None
         of_number = {trial.number: trial for trial in self.trials}
-        if found.contenders is None or self.spec.search.select == "best":
-            return of_number[found.best]
+        if chosen.contenders is None or self.spec.search.select == "best":
+            return of_number[chosen.best]
         return min(
-            (of_number[number] for number in found.contenders),
+            (of_number[number] for number in chosen.contenders),
             key=lambda trial: (trial.user_attrs["train_seconds"], trial.number),
         )
 
@@ -151,8 +151,8 @@ class SweepTrials:
 
     def _repeat_finalists(self) -> None:
         """Enqueue the runs that the best trials lack to have all of their seeds."""
-        found = self.selection()
-        order = {one.trial: position for position, one in enumerate(found.estimates if found else ())}
+        chosen = self.selection()
+        order = {one.trial: position for position, one in enumerate(chosen.estimates if chosen else ())}
         candidates = sorted(ranked(self.trials, self.objective), key=lambda trial: order.get(trial.number, 0))
         for trial in candidates[: self.spec.search.finalists]:
             have = 1 + sum(each.user_attrs.get(REPEAT) == trial.number for each in self.trials)

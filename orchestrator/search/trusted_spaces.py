@@ -1,45 +1,56 @@
-"""Trust in search spaces from files: only files that this home's user has named are executed.
+"""Trust in workloads, search spaces, samplers and schedulers of users: only code that this home's user has named runs.
 
-The record of a sweep may come from another user, through shared storage or MLflow. Executing a file that it names would
-run their code. So the files that a user names are remembered, and no other file is executed.
+The record of a run or sweep may come from another user, through shared storage or MLflow. Executing a file or module
+that it names would run their code. So those that a user names are remembered, and no others are executed.
 """
 
 from __future__ import annotations
 
-import hashlib
-import os
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from orchestrator.config import user_code
 from orchestrator.errors import UserError
 from orchestrator.provenance import private_files
 
-NAMED = "spaces"
-"""Folder in the home with empty files, named by the SHA-256 of the path and the content of each trusted file."""
+NAMED = user_code.MARKS
+"""Folder in the home with the marks of trusted files."""
+
+KINDS = {"space": "search space", "workload": "workload"}
+"""The names of kinds of code that differ from their options."""
 
 
-def trust(space: str, home: Path) -> None:
-    """Remember the file of ``file.py:function``, which the user has named. Does nothing for a preset."""
-    for mark in _marks(space, home):
+def trust(named: str, home: Path) -> None:
+    """Remember the file of ``file.py:name`` or ``module:name``, which the user has named. Ours need no trust."""
+    user_code.allow(named)
+    for mark in user_code.marks(named, home) if user_code.is_named(named) else ():
         with suppress(OSError):  # the user is asked again
             private_files.make_folder(home)
             mark.parent.mkdir(mode=0o700, exist_ok=True)  # write access would decide what is executed
             mark.touch(mode=0o600)
 
 
-def check(space: str, home: Path, whose: str) -> None:
-    """Raise UserError for a recorded search space whose file was never named here, by path or by content."""
-    marks = list(_marks(space, home))
-    if marks and not any(map(os.path.exists, marks)):  # of another user's folder there are no marks
+def check(named: str, home: Path, whose: str, kind: str = "space") -> None:
+    """Raise UserError for recorded code whose file was never named here, by path or by content.
+
+    ``kind`` is its option on the command line: space, sampler or scheduler; or workload.
+    """
+    marks = user_code.marks(named, home) if user_code.is_named(named) else []
+    if marks and not user_code.has_mark(named, home):
+        what = KINDS.get(kind, kind)
+        code = "a file" if user_code.is_file(named) else "a module"
         raise UserError(
-            f"The search space of {whose} is a file, and running it would run code that was never named here",
-            got=space, fix=f"Read it; if you trust it, name it: --space {space}",
+            f"The {what} of {whose} is {code}, and running it would run code that was never named here",
+            got=named,
+            fix="Read it; if you trust it, name it: "
+            + (f"orchestrator workloads {named}" if kind == "workload" else f"--{kind} {named}"),
         )  # fmt: skip
 
 
-def _marks(space: str, home: Path) -> Iterator[Path]:
-    file = Path(space.rpartition(":")[0])
-    if ":" in space and file.is_file():  # a missing file is reported when it is loaded
-        for content in (str(file).encode(), file.read_bytes()):
-            yield home / NAMED / hashlib.sha256(content).hexdigest()
+def named_workload(name: str | None, home: Path) -> str | None:
+    """The name of a workload that the user has given. A file of the user's gets consent and its whole path."""
+    if name is None or not user_code.is_named(str(name)):
+        return name
+    name = user_code.absolute(str(name))
+    trust(name, home)
+    return name

@@ -80,10 +80,10 @@ def size(folder: Path) -> int:
 
 def read(folder: Path) -> dict[tuple[int, int], UnitValues]:
     """The values by (trial, seed); of repeated lines the last one counts. Damaged lines are skipped."""
-    found: dict[tuple[int, int], UnitValues] = {}
+    values: dict[tuple[int, int], UnitValues] = {}
     with suppress(FileNotFoundError), (folder / UNITS).open(errors="replace") as stream:
         for line in stream:
             with suppress(ValueError, KeyError, TypeError):
                 row = json.loads(line)
-                found[row["trial"], row["seed"]] = decode(row)
-    return found
+                values[row["trial"], row["seed"]] = decode(row)
+    return values

@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.cluster import connection, preflight
+from orchestrator.config import user_code
 from orchestrator.config.spec import ExperimentSpec, SweepSpec
 from orchestrator.console import Console, duration
 from orchestrator.errors import RunFailed, UserError
 from orchestrator.runs import reports, worker
 from orchestrator.search import pbt, schedulers, spaces
+from orchestrator.storage.prices import Prices
 from orchestrator.storage.settings import Settings
 from orchestrator.sweeps import pack_plan
 from orchestrator.sweeps.slurm import header
@@ -71,6 +73,10 @@ class Forecast:
     storage_bytes: int | None
     gpus_open: bool = False
     """Whether the cluster decides: none was asked, GPUs were not set, and the parameters can use one."""
+    cost_at_most: float | None = None
+    """Cost by the setting ``prices``; None where it is not set or nothing was measured."""
+    cost_expected: float | None = None
+    cost_unit: str = ""
 
     def rows(self) -> list[list[Any]]:
         """Name and value of each line of the table."""
@@ -95,9 +101,16 @@ class Forecast:
                 f"{self.device} hours",
                 f"{self.device_hours_at_most:.3g} at most, about {self.device_hours_expected:.3g} expected",
             ],
+            *self._cost(),
             ["time", f"about {duration(self.wall_seconds_expected)}"],
             ["storage", _bytes(self.storage_bytes)],
         ]
+
+    def _cost(self) -> list[list[Any]]:
+        if self.cost_at_most is None or self.cost_expected is None:
+            return []
+        unit = Prices(unit=self.cost_unit)
+        return [["cost", f"{unit.text(self.cost_at_most)} at most, about {unit.text(self.cost_expected)} expected"]]
 
     def _gpus(self) -> str:
         if self.gpus:
@@ -143,13 +156,23 @@ def show(
     else:
         with connection.cluster(settings.ray_address) as nodes:
             connection.check_fit(nodes, spec.resources)
-            connection.check_storage(settings.storage)
+            connection.check_storage(settings.storage, settings.start_timeout)
             measured = _measure_there(spec, settings, _together(spec, nodes, local)) if probe else None
             forecast = plan(spec, nodes, measured, local=False)
+    forecast = _priced(forecast, spec, settings.prices)
     if as_json:
         print(json.dumps(asdict(forecast)))
         return
     Console().table(f"{forecast.kind} of {forecast.workload}", ["", "plan"], forecast.rows())
+
+
+def _priced(forecast: Forecast, spec: ExperimentSpec | SweepSpec, prices: Prices | None) -> Forecast:
+    if prices is None or forecast.device_hours_at_most is None or forecast.device_hours_expected is None:
+        return forecast
+    hour = prices.of_device_hour(spec.resources)
+    most = forecast.device_hours_at_most * hour
+    expected = forecast.device_hours_expected * hour
+    return replace(forecast, cost_at_most=most, cost_expected=expected, cost_unit=prices.unit)
 
 
 def plan(
@@ -281,17 +304,18 @@ def _measure_there(spec: ExperimentSpec | SweepSpec, settings: Settings, togethe
 
 
 def _probed(spec: ExperimentSpec | SweepSpec, together: int) -> list[ExperimentSpec]:
-    update: Mapping[str, Any] = {"epochs": 2, "patience": 0, "decide_at": (1,), "refit": False}
+    update: Mapping[str, Any] = {"epochs": 2, "patience": 0, "decide_at": (1,), "refit": False, "init": None}
     plan = spec.plan.model_copy(update=update)
     if isinstance(spec, ExperimentSpec):
-        return [spec.model_copy(update={"plan": plan})]
+        return [spec.model_copy(update={"plan": plan, "origin": None})]
     drawn = spaces.draws(spaces.load(spec.workload, spec.search.space), spec.fixed, spec.seed, together)
     trials = [spec.trial(k, preflight.parameters(spec.workload, params)) for k, params in enumerate(drawn)]
-    return [trial.model_copy(update={"plan": plan, "population": None}) for trial in trials]
+    return [trial.model_copy(update={"plan": plan, "population": None, "origin": None}) for trial in trials]
 
 
 def _measure(specs: list[ExperimentSpec], data: Path) -> Probe:
     started = time.monotonic()
+    user_code.allow(specs[0].workload)
     device = worker.take_device(specs[0].resources)
     work = worker.experiment(specs[0], data, device, final=False)
     ends = {report.epoch: time.monotonic() for report in work.stream()}

@@ -14,12 +14,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from orchestrator.config import workload_loader
+from orchestrator.config import user_code, workload_loader
 from orchestrator.config.spec import ExperimentSpec, SweepSpec
 from orchestrator.engine import checkpoint
 from orchestrator.engine.loop import Progress
 from orchestrator.errors import UserError
-from orchestrator.runs import micro_batches, reports, worker
+from orchestrator.runs import micro_batches, reports, start_point, worker
 from orchestrator.runs.report_pace import ReportPace
 from orchestrator.search import spaces
 from orchestrator.storage.object_sync import RemoteFolder
@@ -219,10 +219,11 @@ class PackRunner:
 
     def _open(self, config: Mapping[str, Any]) -> PackTrial:
         spec = ExperimentSpec.model_validate(config["spec"])
+        user_code.allow(spec.workload)
         folder = Path(config["folder"])
         accumulate = micro_batches.chosen(spec, folder)
         plain = worker.experiment(
-            spec, Path(config["data"]), self._device, final=False, accumulate=accumulate, stop=self._stop
+            spec, Path(config["data"]), self._device, final=False, accumulate=accumulate, stop=self._stop, folder=folder
         )
         member = Member(plain.build(holdout=True))
         experiment = replace(
@@ -233,10 +234,10 @@ class PackRunner:
             units_at_rungs=config.get("units_at_rungs", False),
         )
         carried = RemoteFolder(folder)
-        latest = checkpoint.latest(folder)
-        stream = experiment.stream(checkpoint.read(latest, spec.identity) if latest else None)
+        start = start_point.state(spec, folder, checkpoint.latest(folder))
+        stream = experiment.stream(start)
         # A pack trains ahead of the streams, so a stream that evaluates untrained weights must do so first.
-        progress = None if latest or member.pretrained else Progress()
+        progress = None if start or member.pretrained or spec.plan.init else Progress()
         return PackTrial(config, experiment, stream, member, progress, carried)
 
     def _advance(self) -> list[tuple[int, dict[str, Any]]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias, cast
@@ -13,7 +13,7 @@ from orchestrator.engine.experiment import Experiment
 from orchestrator.engine.loop import EpochReport, Progress, Row
 from orchestrator.runs import reports, worker
 from orchestrator.storage.object_sync import RemoteFolder
-from workloads.contract import Evaluation, Metrics, Servable, Split, State, Workload
+from workloads.contract import Evaluation, Metrics, Servable, Split, State, StepLogged, StepValues, Workload
 
 _Result: TypeAlias = Metrics | Evaluation | Exception
 
@@ -38,6 +38,9 @@ class Member:
 
     def evaluate(self, split: Split) -> Evaluation:
         return cast(Evaluation, self._take(split, lambda: self.workload.evaluate(split)))
+
+    def take_steps(self) -> Sequence[StepValues]:
+        return self.workload.take_steps() if isinstance(self.workload, StepLogged) else ()
 
     def state_dict(self) -> State:
         return self.workload.state_dict()

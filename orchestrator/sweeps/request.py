@@ -14,7 +14,13 @@ from orchestrator.config.parsing import Document, read_experiment, split_keys, v
 from orchestrator.config.plan import PLAN_KEYS, Plan
 from orchestrator.config.spec import ExperimentSpec, Resources, Search, SweepSpec
 from orchestrator.errors import UserError, mask, unknown
+from orchestrator.runs import start_point
+from orchestrator.runs.start_point import Source
+from orchestrator.search import trusted_spaces
 from orchestrator.storage.settings import Settings
+
+_OWN = {"decide_at", "refit", "init"}
+"""Settings of the plan that a run does not take over from the one it goes on from."""
 
 RESOURCES = ("workers", "gpus_per_worker", "cpus_per_worker", "max_gpus")
 
@@ -27,11 +33,13 @@ def by_name(given: Mapping[str, Any], *, python: bool = False) -> dict[str, Any]
     arguments = {name: given[name] for name in ("seed", "local")} | {"python": python}
     arguments["config"] = Path(given["config"]) if given["config"] else None
     arguments["preset"] = given["preset"]
+    arguments["origin"] = given["origin"]
     arguments["resources"] = {name: given[name] for name in RESOURCES}
     if "trials" in given:
         pack = given["pack"]
         search = {name: given[name] for name in Search.model_fields}
         search |= {name: tuple(given[name] or ()) for name in ("warm_start", "constraint")}
+        arguments["max_cost"] = given["max_cost"]
         search["pack"] = int(pack) if isinstance(pack, str) and pack.isdigit() else pack
         arguments["search"] = {name: value for name, value in search.items() if value not in (None, ())}
     return arguments
@@ -43,6 +51,7 @@ def experiment(
     *,
     config: Path | None = None,
     preset: str | None = None,
+    origin: str | None = None,
     overrides: Mapping[str, Any] | None = None,
     seed: int | None = None,
     resources: Mapping[str, Any] | None = None,
@@ -56,21 +65,33 @@ def experiment(
     """
     if stray := next((key for key in overrides or () if key.startswith("search.")), None):
         raise UserError(f"{stray} is a setting of sweeps", fix="Remove it, or use orchestrator sweep")
-    request = _Request("run", workload, config, preset, overrides or {}, seed, resources or {}, python)
+    source = start_point.source(settings, origin) if origin else None
+    workload = trusted_spaces.named_workload(workload, settings.home)
+    request = _Request(
+        "run", workload, config, preset, overrides or {}, seed, resources or {}, python, source, settings
+    )
     params = preflight.parameters(request.workload, request.params, request.lines("params"))
-    preflight.dataset(request.workload, params, settings.data)
+    elsewhere = bool(settings.ray_address) and not local
+    preflight.dataset(request.workload, params, settings.data, elsewhere=elsewhere)
     devices = request.resources(settings, whole_machine=True, local=local)
-    plan = request.plan()
+    plan = request.plan(settings)
     preflight.batch(params, devices, plan)
-    refit = objectives.of(request.workload, plan)[0].refit
+    preflight.limits(request.workload, devices, plan)
+    refit = objectives.of(request.workload, plan)[0].refit and source is None
     plan = plan if plan.refit is not None else plan.model_copy(update={"refit": refit})
     preflight.schedule(request.workload, params, plan, bool(plan.refit))
     note = preflight.micro_batches(request.workload, params, plan)
-    preflight.data(request.workload, params, settings.data, plan.refit)
+    preflight.data(request.workload, params, settings.data, plan.refit, elsewhere=elsewhere)
     if note:
         say(note)
     devices = request.decide_gpus(devices, settings, [params], say, local=local)
-    return ExperimentSpec(workload=request.workload, params=params, plan=plan, seed=request.seed, resources=devices)
+    if _on_this_cpu(settings, devices, local):
+        preflight.memory(request.workload, params, settings.data)
+    spec = ExperimentSpec(workload=request.workload, params=params, plan=plan, seed=request.seed, resources=devices)
+    if source is None:
+        return spec
+    start_point.check(source, spec)
+    return spec.model_copy(update={"origin": source.origin})
 
 
 def sweep(
@@ -79,10 +100,12 @@ def sweep(
     *,
     config: Path | None = None,
     preset: str | None = None,
+    origin: str | None = None,
     overrides: Mapping[str, Any] | None = None,
     seed: int | None = None,
     resources: Mapping[str, Any] | None = None,
     search: Mapping[str, Any] | None = None,
+    max_cost: float | None = None,
     local: bool = False,
     python: bool = False,
     say: Callable[[str], None] = lambda line: None,
@@ -91,19 +114,22 @@ def sweep(
 
     ``say`` prints what is decided on the cluster, and what ``accumulate=auto`` changes.
     """
-    from orchestrator.search import grid, spaces, strategy
+    from orchestrator.search import grid, spaces, strategy, user_search
 
-    request = _Request("sweep", workload, config, preset, overrides or {}, seed, resources or {}, python)
+    source = start_point.source(settings, origin) if origin else None
+    workload = trusted_spaces.named_workload(workload, settings.home)
+    given = overrides or {}
+    request = _Request("sweep", workload, config, preset, given, seed, resources or {}, python, source, settings)
     params = workload_loader.params(request.workload)
     fixed = validate_part(params, request.params, "parameter", request.lines("params"))
-    plan = request.plan()
+    plan = request.plan(settings)
     if plan.refit == "only":
         raise UserError(
             "A sweep selects on validation, so refit=only is not possible", allowed="refit=true, refit=false",
             fix="Remove refit",
         )  # fmt: skip
     chosen = validate(Search, {**request.section("search"), **_given(search or {})}, "search setting")
-    chosen = chosen.model_copy(update={"space": spaces.absolute(chosen.space)})
+    chosen = user_search.complete(chosen)
     space = spaces.load(request.workload, chosen.space)
     devices = request.resources(settings, whole_machine=False, local=local)
     if devices.min_workers:
@@ -112,19 +138,26 @@ def sweep(
             fix=f"Use --workers {devices.workers}; the number of trials at once follows the cluster's size",
         )  # fmt: skip
 
+    preflight.limits(request.workload, devices, plan)
     selects_by = objectives.of(request.workload, plan)
+    if source is not None:
+        _check_fork(chosen)
+        plan = plan if plan.refit is not None else plan.model_copy(update={"refit": False})
+        searched = spaces.probe(space, fixed, params, request.seed).distributions
+        fixed = {name: value for name, value in request.inherited().items() if name not in searched} | fixed
     refit = selects_by[0].refit if plan.refit is None else bool(plan.refit)
 
+    elsewhere = bool(settings.ray_address) and not local
     sampled: list[Mapping[str, Any]] = []
     notes: set[str | None] = set()
 
     def check(complete: Mapping[str, Any]) -> None:
         sampled.append(complete)
-        preflight.dataset(request.workload, complete, settings.data)
+        preflight.dataset(request.workload, complete, settings.data, elsewhere=elsewhere)
         preflight.batch(complete, devices, plan)
         preflight.schedule(request.workload, complete, plan, refit)
         notes.add(preflight.micro_batches(request.workload, complete, plan))
-        preflight.data(request.workload, complete, settings.data)
+        preflight.data(request.workload, complete, settings.data, elsewhere=elsewhere)
 
     survey = spaces.probe(space, fixed, params, request.seed, check)
     if not survey.distributions:
@@ -144,15 +177,26 @@ def sweep(
     for note in sorted(filter(None, notes)):
         say(note)
     devices = request.decide_gpus(devices, settings, sampled, say, local=local)
+    if _on_this_cpu(settings, devices, local):
+        preflight.memory(request.workload, sampled[0], settings.data)
+    if max_cost is not None:
+        chosen = _within_cost(chosen, max_cost, devices, settings, say)
     chosen, plan = strategy.complete(chosen, plan, devices, selects_by, survey, params, local=local)
     spec = SweepSpec(
         workload=request.workload, fixed=fixed, plan=plan, seed=request.seed, resources=devices, search=chosen,
-        sampler_reason=why,
+        sampler_reason=why, origin=source.origin if source else None,
     )  # fmt: skip
+    if source is not None:
+        start_point.check(source, spec)
     from orchestrator.sweeps import pack_plan  # imports PyTorch, so it comes after the other checks
 
     pack_plan.pack_size(spec)  # raises if the workload does not support the pack
     return spec
+
+
+def _on_this_cpu(settings: Settings, devices: Resources, local: bool) -> bool:
+    """Whether training takes this machine's memory."""
+    return (local or not settings.ray_address) and not devices.gpus_per_worker
 
 
 class _Request:
@@ -168,11 +212,17 @@ class _Request:
         seed: int | None,
         resources: Mapping[str, Any],
         python: bool,
+        source: Source | None,
+        settings: Settings,
     ) -> None:
         self._python = python
+        self._source = source
         self._file = read_experiment(config) if config else Document({}, {})
         self._dotted = {key: value for key, value in overrides.items() if key.startswith(("resources.", "search."))}
-        name = workload or self._file.values.get("workload")
+        name = workload or trusted_spaces.named_workload(self._file.values.get("workload"), settings.home)
+        if name is None and source is not None:
+            name = source.spec.workload
+            trusted_spaces.check(name, settings.home, source.id, "workload")
         if name is None:
             line = f"orchestrator {verb} WORKLOAD key=value ..., or --config FILE"
             raise UserError("No workload is given", fix=f"{verb}(WORKLOAD, ...), or config=FILE" if python else line)
@@ -180,11 +230,17 @@ class _Request:
         fields = workload_loader.params(self.workload).model_fields
         params, plan = split_keys({k: v for k, v in overrides.items() if k not in self._dotted}, fields, PLAN_KEYS)
         preset_params, preset_plan = split_keys(self._preset(preset), fields, PLAN_KEYS)
-        self.params = {**preset_params, **self.section("params"), **params}
+        if source and source.spec.workload != self.workload:
+            raise UserError(
+                f"{source.id} is a run of another workload", got=self.workload, allowed=source.spec.workload
+            )
+        inherited = source.spec if source and verb == "run" else None
+        self.params = {**(inherited.params if inherited else {}), **preset_params, **self.section("params"), **params}
         _check_no_password(self.params)
-        self._plan = {**preset_plan, **self.section("plan"), **plan}
+        inherited_plan = source.spec.plan.model_dump(exclude=_OWN, exclude_defaults=True) if source else {}
+        self._plan = {**inherited_plan, **preset_plan, **self.section("plan"), **plan}
         self._resources = _given(resources)
-        given = seed if seed is not None else self._file.values.get("seed", 0)
+        given = seed if seed is not None else self._file.values.get("seed", source.spec.seed if source else 0)
         if not isinstance(given, int) or isinstance(given, bool) or not 0 <= given < 2**31:
             raise UserError("The seed is not valid", got=repr(given), allowed="an integer from 0 to 2147483647")
         self.seed = given
@@ -207,10 +263,20 @@ class _Request:
         prefix = f"{section}."
         return {k.removeprefix(prefix): line for k, line in self._file.lines.items() if k.startswith(prefix)}
 
-    def plan(self) -> Plan:
+    def inherited(self) -> dict[str, Any]:
+        """The parameters of the run of ``--from`` that are no defaults."""
+        assert self._source is not None
+        defaults = preflight.parameters(self.workload, {})
+        return {name: value for name, value in self._source.spec.params.items() if value != defaults.get(name)}
+
+    def plan(self, settings: Settings) -> Plan:
         if "decide_at" in self._plan:
             raise UserError("decide_at is set by the scheduler", fix="Use --scheduler")
-        return validate(Plan, self._plan, "plan setting", self.lines("plan"))
+        plan = validate(Plan, self._plan, "plan setting", self.lines("plan"))
+        preflight.abstention(self.workload, plan)
+        if plan.init:
+            plan = plan.model_copy(update={"init": start_point.resolve(settings, self.workload, plan.init)})
+        return plan
 
     def resources(self, settings: Settings, *, whole_machine: bool, local: bool) -> Resources:
         """The requested devices. On this machine its cores are divided by the workers. No GPU is chosen yet."""
@@ -248,12 +314,37 @@ class _Request:
         used = all(preflight.uses_gpu(self.workload, params) for params in sampled)
         if used and not gpus:
             if gpus is None:
-                say("GPUs of a worker: 0 (a ray:// address does not tell the cluster's; --gpus-per-worker sets it)")
+                say("GPUs of a worker: 0 (the cluster's are not known; --gpus-per-worker sets it)")
             return devices
         if gpus and address:
             why = "decided on the cluster" if used else "these parameters train on CPUs only"
             say(f"GPUs of a worker: {int(used)} ({why}; --gpus-per-worker sets it)")
         return validate(Resources, {**devices.model_dump(), "gpus_per_worker": int(used)}, "resource")
+
+
+def _within_cost(
+    search: Search, cost: float, devices: Resources, settings: Settings, say: Callable[[str], None]
+) -> Search:
+    """``search`` with the device hours that ``cost`` pays for, if it has no smaller budget. Raises UserError."""
+    if not cost > 0:
+        raise UserError("The maximum cost is not valid", got=f"{cost:g}", allowed="a number above 0")
+    kind = "GPU" if devices.gpus_per_worker else "CPU"
+    price = settings.prices.of_device_hour(devices) if settings.prices else 0.0
+    if settings.prices is None or not price:
+        raise UserError(
+            f"A maximum cost needs the price of a {kind} hour, which is not set", got=f"{cost:g}",
+            fix=f"Set ORCHESTRATOR_PRICES, such as {kind.lower()}=0.50",
+        )  # fmt: skip
+    hours = cost / price
+    say(f"A cost of {settings.prices.text(cost)} pays for {hours:.4g} {kind} hours of the search")
+    return search.model_copy(update={"max_device_hours": min(hours, search.max_device_hours or hours)})
+
+
+def _check_fork(search: Search) -> None:
+    """Raise UserError if the trials of this search cannot go on from the state of a run."""
+    if search.scheduler == "pbt" or search.ordered:
+        setting = "ordered" if search.ordered else "scheduler=pbt"
+        raise UserError("Trials that meet or wait at epochs cannot go on from a later one", got=setting)
 
 
 def _check_no_password(params: Mapping[str, Any]) -> None:

@@ -11,15 +11,15 @@ from optuna.distributions import BaseDistribution
 
 from orchestrator.cluster import preflight
 from orchestrator.cluster.fair_share import SlotLimit, sharing
-from orchestrator.config import objectives, workload_loader
+from orchestrator.config import objectives, user_code, workload_loader
 from orchestrator.config.spec import SweepSpec
 from orchestrator.console import Console
 from orchestrator.errors import UNAVAILABLE, Interrupted, RunFailed, UserError
 from orchestrator.provenance import record as provenance
-from orchestrator.runs import description, reports, worker
+from orchestrator.runs import description, reports, start_point, worker
 from orchestrator.runs.driver import Options, ProgressReporter, finish, in_process
 from orchestrator.runs.session import Result, Session, adopt
-from orchestrator.search import grid, schedulers, spaces, strategy, trusted_spaces, warm_start
+from orchestrator.search import grid, schedulers, spaces, strategy, trusted_spaces, user_search, warm_start
 from orchestrator.search.constraints import LEARNT_BY
 from orchestrator.search.journal import JOURNAL
 from orchestrator.search.pbt import Population
@@ -42,11 +42,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ResumeOptions:
-    """Options of ``--resume``. ``space`` is the new path of the search space's file."""
+    """Options of ``--resume``.
+
+    ``space``, ``sampler`` and ``scheduler`` are code that the user trusts, whose file may have moved.
+    """
 
     more_trials: int = 0
     retry_failed: bool = False
     space: str | None = None
+    sampler: str | None = None
+    scheduler: str | None = None
 
     def __post_init__(self) -> None:
         if self.more_trials < 0:
@@ -55,8 +60,11 @@ class ResumeOptions:
 
 def sweep(spec: SweepSpec, settings: Settings, options: Options, console: Console) -> Result:
     """Run a sweep to its end. Raises UserError, RunFailed (all trials failed) or Interrupted."""
-    trusted_spaces.trust(spec.search.space, settings.home)
-    preflight.services(settings, spec.resources, ray=not options.local, workload=spec.workload)
+    for code in user_search.named(spec.search):
+        trusted_spaces.trust(code, settings.home)
+    preflight.services(
+        settings, spec.resources, ray=not options.local, workload=spec.workload, register=options.register
+    )
     if spec.search.warm_start:
         # Resolved to ids now: `latest` changes when this sweep gets its folder.
         sources = tuple(
@@ -88,6 +96,7 @@ def resume(folder: RunFolder, settings: Settings, console: Console, again: Resum
     folder = folder.fetch()
     spec = SweepSpec.model_validate(folder.record["spec"]["sweep"])
     options = Options(**folder.record["spec"]["options"])
+    trusted_spaces.check(spec.workload, settings.home, folder.id, "workload")
     settings = adopt(settings, folder)
     if folder.status() in ("finished", "partial") and not again.more_trials and not again.retry_failed:
         raise UserError(
@@ -97,10 +106,12 @@ def resume(folder: RunFolder, settings: Settings, console: Console, again: Resum
         raise UserError("A population cannot take more members", fix="Start a new sweep")
     if not (folder.path / JOURNAL).exists() and (folder.path / "trials").exists():  # otherwise no trial has started
         raise UserError(f"{folder.id} has lost its journal, {JOURNAL}", fix="Restore it, or start a new sweep")
-    spec = _with_space(spec, folder, settings, again.space)
+    spec = _with_trusted_code(spec, folder, settings, again)
     _check_unchanged(folder, spec)
     spec = _with_more(spec, again.more_trials)
-    preflight.services(settings, spec.resources, ray=not options.local, workload=spec.workload)
+    preflight.services(
+        settings, spec.resources, ray=not options.local, workload=spec.workload, register=options.register
+    )
     folder.acquire()
     folder.update(spec={**folder.record["spec"], "sweep": spec.model_dump(mode="json")})
     with folder.guarded():
@@ -135,14 +146,20 @@ def _check_unchanged(folder: RunFolder, spec: SweepSpec) -> None:
         )
 
 
-def _with_space(spec: SweepSpec, folder: RunFolder, settings: Settings, space: str | None) -> SweepSpec:
-    """``spec`` with the new path of its search space. A file that only the record names is not executed."""
-    if space is None:
-        trusted_spaces.check(spec.search.space, settings.home, folder.id)
-        return spec
-    space = spaces.absolute(space)
-    trusted_spaces.trust(space, settings.home)
-    return spec.model_copy(update={"search": spec.search.model_copy(update={"space": space})})
+def _with_trusted_code(spec: SweepSpec, folder: RunFolder, settings: Settings, again: ResumeOptions) -> SweepSpec:
+    """``spec`` with the new paths of the user's code. Code that only the record names is not executed."""
+    for kind in ("space", "sampler", "scheduler"):
+        recorded = getattr(spec.search, kind)
+        named = getattr(again, kind)
+        if named is None:
+            trusted_spaces.check(recorded, settings.home, folder.id, kind)
+            continue
+        if kind != "space" and recorded.rpartition(":")[2] != named.rpartition(":")[2]:
+            raise UserError(f"{folder.id} has another {kind}", got=named, allowed=recorded)
+        named = user_code.absolute(named)
+        trusted_spaces.trust(named, settings.home)
+        spec = spec.model_copy(update={"search": spec.search.model_copy(update={kind: named})})
+    return spec
 
 
 def _with_more(spec: SweepSpec, more: int) -> SweepSpec:
@@ -175,13 +192,19 @@ def _drive(
     decide_at = schedulers.rungs(spec.plan.epochs, spec.search.scheduler)
     spec = spec.model_copy(update={"plan": spec.plan.model_copy(update={"decide_at": decide_at})})
     defaults = warm_start.defaults(spec)
-    fingerprint = preflight.dataset(spec.workload, defaults, settings.data)
+    elsewhere = bool(settings.ray_address) and not options.local
+    fingerprint = preflight.dataset(spec.workload, defaults, settings.data, elsewhere=elsewhere)
     tags = {
         "orchestrator.kind": "sweep",
         "orchestrator.workload": spec.workload,
         "orchestrator.fingerprint": spec.fingerprint(),
         "orchestrator.data_fingerprint": fingerprint or "none",
     }
+    if inputs := preflight.input_files(spec.workload, defaults):
+        folder.update(inputs=inputs)
+    tags |= start_point.tags(spec)
+    start_point.prepare(folder.path, spec, settings)
+    start_point.record_data(folder.path, defaults, fingerprint)
     if spec.sampler_reason:
         tags["orchestrator.sampler_reason"] = spec.sampler_reason
     params = {
@@ -195,9 +218,11 @@ def _drive(
         f"{spec.search.sampler}, {spec.search.scheduler}"
         + (f", {spec.search.seeds} seeds each" if spec.search.seeds > 1 else "")
     )
-    if spec.search.constraint and spec.search.sampler not in LEARNT_BY:
+    if start := start_point.sentence(spec):
+        console.say(start)
+    if spec.search.constraint and not (user_code.is_named(spec.search.sampler) or spec.search.sampler in LEARNT_BY):
         console.say(f"The sampler {spec.search.sampler} does not learn constraints; {' and '.join(LEARNT_BY)} do")
-    if fingerprint and (missing := skipped_images_warning(defaults, settings.data)):
+    if fingerprint and not elsewhere and (missing := skipped_images_warning(defaults, settings.data)):
         console.say(missing)
     folder.update(objectives=[[o.metric, o.direction] for o in objectives.of(spec.workload, spec.plan)])
     name = description.name(folder.id, spec.workload, description.sweep_settings(spec))
@@ -277,15 +302,16 @@ def _on_ray(spec: SweepSpec, session: Session, study: Study, manager: TrialManag
     from orchestrator.cluster.connection import check_fit, check_storage, cluster, nodes_by_id
     from orchestrator.cluster.lost_devices import LostDevices
     from orchestrator.cluster.preemption import stop_with_node
-    from orchestrator.sweeps import pack as pack_placement
-    from orchestrator.sweeps import tune as placement
 
     folder = session.folder
     settings = session.settings
     with cluster(settings.ray_address) as nodes, session.on_cluster(), stop_with_node(session.interrupts):
+        from orchestrator.sweeps import pack as pack_placement  # they load Ray Tune, which takes a second
+        from orchestrator.sweeps import tune as placement
+
         capacities = pack_plan.capacities(spec, check_fit(nodes, spec.resources))
         session.console.say(_at_once(spec, capacities, nodes))
-        check_storage(settings.storage)
+        check_storage(settings.storage, settings.start_timeout)
         _check_shared(spec, settings, len(nodes))
         manager.share(sum(capacities) / len(capacities))
         manager.load.trains_elsewhere(sum(capacities))

@@ -17,6 +17,7 @@ from orchestrator.cluster.lost_devices import LostDevices
 from orchestrator.cluster.preemption import RAY_DIED, this_node
 from orchestrator.cluster.ray_compat import deaths_are_retried
 from orchestrator.cluster.train_group import bundle, remove_groups
+from orchestrator.config import user_code
 from orchestrator.config.spec import ExperimentSpec, SweepSpec
 from orchestrator.engine import checkpoint
 from orchestrator.engine.loop import Progress, Row
@@ -26,6 +27,7 @@ from orchestrator.runs.group_driver import follow
 from orchestrator.runs.heartbeat import TrialMonitor
 from orchestrator.runs.session import Session
 from orchestrator.runs.train import RETRIES
+from orchestrator.storage.look_ledger import Look
 from orchestrator.storage.object_sync import RemoteFolder, download
 from orchestrator.storage.records import RunFolder
 from orchestrator.sweeps import actor_failures
@@ -260,7 +262,7 @@ def run_winner(
     lost = 0
     while True:
         ended = True
-        stream = task.remote(spec, folder, data, resume, selected, session.folder.stop_file)
+        stream = task.remote(spec, folder, data, resume, selected, session.look(spec), session.folder.stop_file)
         try:
             for payload in _arriving(stream, session, devices):
                 if node := payload.get("node"):
@@ -308,9 +310,16 @@ def _arriving(stream: Any, session: Session, devices: LostDevices) -> Iterator[d
 
 
 def _winner_task(
-    spec: ExperimentSpec, folder: Path, data: Path, resume: Path | None, selected: Progress | None, stop_file: Path
+    spec: ExperimentSpec,
+    folder: Path,
+    data: Path,
+    resume: Path | None,
+    selected: Progress | None,
+    look: Look,
+    stop_file: Path,
 ) -> Iterator[dict[str, Any]]:
     yield {"node": ray.get_runtime_context().get_node_id()}
+    user_code.allow(spec.workload)
     device = worker.take_device(spec.resources)
     with RemoteFolder(folder):
         if resume:
@@ -320,7 +329,7 @@ def _winner_task(
         try:
             for report in worker.reports(
                 spec, folder, data, device,
-                stop=lambda: stop_requested() or node_leaves(), resume=resume, selected=selected,
+                stop=lambda: stop_requested() or node_leaves(), resume=resume, selected=selected, look=look,
             ):  # fmt: skip
                 yield reports.payload(report)
         except Exception as error:

@@ -232,8 +232,8 @@ def _train_seconds(trial: FrozenTrial) -> float:
 def _ranking(rows: list[dict[str, Any]], study: Study) -> tuple[str, list[str], list[list[Any]]]:
     """Title, columns and cells of the table of the best trials."""
     sign = -1.0 if study.objective.direction == "max" else 1.0
-    found = study.selection()
-    order = {one.trial: position for position, one in enumerate(found.estimates if found else ())}
+    selection = study.selection()
+    order = {one.trial: position for position, one in enumerate(selection.estimates if selection else ())}
 
     def position(row: dict[str, Any]) -> tuple[Any, ...]:
         estimate = order.get(row["trial"], len(order))

@@ -110,15 +110,21 @@ class Client:
     def reopen(self, run: str) -> None:
         self._call(self._client.update_run, run, status="RUNNING")
 
-    def params(self, run: str, params: list[tuple[str, str]]) -> None:
-        packed = [self._param(key, fitting_param(value)) for key, value in params]
-        self._call(self._client.log_batch, run, params=packed)
-
-    def metrics(self, run: str, values: list[tuple[str, float, int, int]]) -> None:
-        self._call(self._client.log_batch, run, metrics=[self._metric(*value) for value in values])
-
-    def tags(self, run: str, tags: list[tuple[str, str]]) -> None:
-        self._call(self._client.log_batch, run, tags=[self._tag(key, fitting_tag(value)) for key, value in tags])
+    def log(
+        self,
+        run: str,
+        params: Sequence[tuple[str, str]] = (),
+        metrics: Sequence[tuple[str, float, int, int]] = (),
+        tags: Sequence[tuple[str, str]] = (),
+    ) -> None:
+        """Log values of all kinds, in one request where MLflow takes so many."""
+        self._call(
+            self._client.log_batch,
+            run,
+            metrics=[self._metric(*value) for value in metrics],
+            params=[self._param(key, fitting_param(value)) for key, value in params],
+            tags=[self._tag(key, fitting_tag(value)) for key, value in tags],
+        )
 
     def end(self, run: str, status: End, moment: int) -> None:
         self._call(self._client.set_terminated, run, status=status, end_time=moment)

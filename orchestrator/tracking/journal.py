@@ -147,21 +147,31 @@ class Journal:
 
 
 def batches(operations: Iterable[Operation]) -> list[Operation]:
-    """Merge the rows that a run logs between two of its other operations, to send fewer requests.
+    """Merge the rows and tags that a run logs between two of its other operations, and its start, into one request.
 
-    The order within each run stays; between runs it may change, so that trials that report in turns are batched.
+    The order within each run stays; between runs it may change, so that trials that report in turns are batched. The
+    tags of a ``log`` operation, and those that are set after a start (``set_tags``), are merged ones.
     """
     merged: list[Operation] = []
     open_for: dict[Any, Operation] = {}
     for operation in operations:
         key = operation.get("key")
-        if operation.get("op") != "log":
+        kind = operation.get("op")
+        if kind not in ("start", "log", "tag"):
             open_for.pop(key, None)
             merged.append(operation)
-        elif key in open_for:
-            open_for[key]["rows"] += operation["rows"]
+        elif kind != "start" and key in open_for:
+            own = open_for[key]
+            if kind == "log":
+                own.setdefault("rows", []).extend(operation["rows"])
+            else:
+                own["set_tags"] = {**own.get("set_tags", {}), **operation["tags"]}
         else:
-            open_for[key] = operation | {"rows": list(operation["rows"])}
+            open_for[key] = dict(operation)
+            if kind == "log":
+                open_for[key]["rows"] = list(operation["rows"])
+            elif kind == "tag":
+                open_for[key] = {"op": "log", "key": key, "rows": [], "set_tags": operation["tags"]}
             merged.append(open_for[key])
     return merged
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +43,7 @@ class Sender:
             case "start":
                 self._start(operation)
             case "log":
-                self._log(*self._open(operation), operation["rows"])
-            case "tag":
-                self._tags(self._open(operation)[1], operation["tags"])
+                self._log(*self._open(operation), operation)
             case "input":
                 self._client.input(self._open(operation)[1], operation["dataset"])
             case "files":
@@ -78,9 +76,11 @@ class Sender:
         self._in_doubt.discard(key)
         given = self.names["parameter"].give(operation["params"])
         params = [(given[name], value) for name, value in operation["params"].items()]
-        self._deliver(self._client.params, self._runs[key], params)
+        self._log(key, self._runs[key], operation, params)
 
-    def _log(self, key: str, run: str, rows: list[Any]) -> None:
+    def _log(self, key: str, run: str, operation: Operation, params: Sequence[tuple[str, str]] = ()) -> None:
+        """Send the rows and tags of an operation, and parameters, in one request."""
+        rows = operation.get("rows", ())
         given = self.names["metric"].give(dict.fromkeys(name for _, _, metrics in rows for name in metrics))
         steps = dict(self._steps[key])
         fresh: list[tuple[str, float, int, int]] = []
@@ -95,32 +95,42 @@ class Sender:
                     steps[name] = epoch
                 elif (run, name) not in self._not_finite:  # MLflow shows infinity as 1.8e308
                     not_finite.setdefault(name, f"{value:g} at epoch {epoch}")
-        self._deliver(self._client.metrics, run, fresh)
+        tags = operation.get("set_tags", {}) | {f"nonfinite.{name}": text for name, text in not_finite.items()}
+        given = self.names["tag"].give(tags)
+        renamed = [(given[name], value) for name, value in tags.items()]
+        self._deliver(run, params=params, metrics=fresh, tags=renamed)
         self._steps[key] = steps
-        self._tags(run, {f"nonfinite.{name}": text for name, text in not_finite.items()})
         self._not_finite.update((run, name) for name in not_finite)
 
-    def _tags(self, run: str, tags: dict[str, str]) -> None:
-        given = self.names["tag"].give(tags)
-        self._deliver(self._client.tags, run, [(given[name], value) for name, value in tags.items()])
+    def _deliver(self, run: str, **values: Sequence[tuple[Any, ...]]) -> None:
+        """Send named values, by kind, in one request.
+
+        If the server rejects it, they are sent kind by kind, and of one kind name by name, to drop the invalid alone.
+        """
+        valid = {
+            kind: kept
+            for kind, given in values.items()
+            if (kept := [value for value in given if (run, value[0]) not in self._illegal])
+        }
+        if not valid:
+            return
+        try:
+            self._client.log(run, **valid)
+        except Refused as error:
+            parts = [{kind: kept} for kind, kept in valid.items()]
+            if len(parts) == 1:
+                ((kind, kept),) = valid.items()
+                names = dict.fromkeys(value[0] for value in kept)
+                if len(names) == 1:
+                    self._illegal.add((run, *names))
+                    self._refused.append(str(error))
+                    return
+                parts = [{kind: [value for value in kept if value[0] == name]} for name in names]
+            for part in parts:
+                self._deliver(run, **part)
 
     def _open(self, operation: Operation) -> tuple[str, str]:
         key = operation["key"]
         if key not in self._runs:
             raise Refused(f"the run {key} was never opened")
         return key, self._runs[key]
-
-    def _deliver(self, send: Callable[[str, Any], None], run: str, values: list[tuple[Any, ...]]) -> None:
-        """Send named values in one request; if the server rejects it, name by name, to drop only the invalid ones."""
-        values = [value for value in values if (run, value[0]) not in self._illegal]
-        if not values:
-            return
-        try:
-            send(run, values)
-        except Refused as error:
-            names = dict.fromkeys(value[0] for value in values)
-            if len(names) == 1:
-                self._illegal.add((run, *names))
-                self._refused.append(str(error))
-            for name in names if len(names) > 1 else ():
-                self._deliver(send, run, [value for value in values if value[0] == name])

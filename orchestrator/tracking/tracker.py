@@ -22,6 +22,9 @@ from orchestrator.tracking.journal import Journal, Operation, batches
 from orchestrator.tracking.sender import Sender
 
 JOURNAL = "tracking.jsonl"
+GATHER_SECONDS = 0.1
+"""Pause between two rounds of sending, unless someone waits: what a short trial logs meets in one request."""
+
 RETRY_SECONDS = (0.2, 0.5, 1.0, 2.0, 5.0)
 WRONG = (Refused, TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
 """Errors that a retry does not cure. An outage raises MLflow's exceptions and OSError."""
@@ -63,6 +66,7 @@ class Tracker:
         self._progress = 0.0
         self._away_since = 0.0
         self._closing = threading.Event()
+        self._awaited = threading.Event()
         self._patience = 0.0
         self._deadline = float("inf")
         self._thread = threading.Thread(target=self._work, name="tracking", daemon=True)
@@ -88,8 +92,14 @@ class Tracker:
             )
 
     def log(self, key: str, rows: Iterable[Row]) -> None:
-        """Log rows, with the epoch as step and the row's own time. A value that is not finite becomes a tag."""
-        packed = [[row.epoch, round(row.time * 1000), dict(row.metrics)] for row in rows]
+        """Log rows, with the epoch as step and the row's own time, and the values within epochs by their own steps.
+
+        A value that is not finite becomes a tag.
+        """
+        packed: list[list[Any]] = []
+        for row in rows:
+            packed += [[step, round(moment * 1000), dict(metrics)] for step, moment, metrics in row.steps]
+            packed.append([row.epoch, round(row.time * 1000), dict(row.metrics)])
         if packed:
             self._journal.put(op="log", key=key, rows=packed)
 
@@ -132,6 +142,7 @@ class Tracker:
 
         Raises UserError (exit 3) after ``timeout``, or if another process has taken over the run.
         """
+        self._awaited.set()
         with self._changed:
             self._changed.wait_for(lambda: key in self._opened or key in self._lost or self._is_overtaken(), timeout)
         if self._is_overtaken():
@@ -152,6 +163,7 @@ class Tracker:
 
         An outage that began before the call counts from its beginning.
         """
+        self._awaited.set()
         begun = time.monotonic()
         with self._changed:
             while not self._journal.empty():
@@ -170,6 +182,7 @@ class Tracker:
         self._patience = timeout
         self._deadline = time.monotonic() + timeout
         self._closing.set()
+        self._awaited.set()
         self._journal.finish()
         while self._thread.is_alive() and time.monotonic() < self._deadline + 15:  # a request may be on its way
             self._thread.join(1)
@@ -204,6 +217,9 @@ class Tracker:
                     return
             self._journal.forget()
             self._notify()
+            self._awaited.wait(GATHER_SECONDS)
+            if not self._closing.is_set():
+                self._awaited.clear()
 
     def _until_sent(self, operation: Operation) -> bool:
         """Send an operation, retrying until the deadline; False if the deadline passed first.

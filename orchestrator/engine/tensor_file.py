@@ -1,0 +1,63 @@
+"""Safetensors files, written in one pass that also computes their digest.
+
+``safetensors.torch.save_file`` writes from copies, and the digest of its file takes a second pass.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    import torch
+
+DTYPES = {
+    "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2", "complex64": "C64", "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8",
+    "uint64": "U64", "uint32": "U32", "uint16": "U16", "uint8": "U8", "bool": "BOOL",
+}  # fmt: skip
+"""Names of PyTorch's types in the format."""
+
+_CHUNK = 2**24
+
+
+class Written(NamedTuple):
+    """Size and SHA-256, in hex, of a file."""
+
+    bytes: int
+    sha256: str
+
+
+def write(file: Path, tensors: Mapping[str, torch.Tensor]) -> Written:
+    """Write tensors of any device; each is copied alone, and only where it is not contiguous on the CPU.
+
+    Raises:
+        OSError: the file cannot be written.
+        TypeError: the format has no such type.
+    """
+    import torch
+
+    layout = {}
+    end = 0
+    for name, tensor in tensors.items():
+        start, end = end, end + tensor.nbytes
+        kind = str(tensor.dtype).removeprefix("torch.")
+        if kind not in DTYPES or tensor.layout != torch.strided:
+            raise TypeError(f"a checkpoint cannot hold the tensor {name} of type {kind}, {tensor.layout}")
+        layout[name] = {"dtype": DTYPES[kind], "shape": list(tensor.shape), "data_offsets": [start, end]}
+    header = json.dumps(layout).encode()
+    header += b" " * (-len(header) % 8)
+    digest = hashlib.sha256()
+    with file.open("wb") as stream:
+        for part in (len(header).to_bytes(8, "little"), header):
+            stream.write(part)
+            digest.update(part)
+        for tensor in tensors.values():
+            content = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+            for first in range(0, len(content), _CHUNK):
+                stream.write(content[first : first + _CHUNK].data)
+                digest.update(content[first : first + _CHUNK].data)
+    return Written(8 + len(header) + end, digest.hexdigest())
