@@ -1,9 +1,11 @@
-"""Baselines: test NDCG@20 and seconds of the fit, on MovieLens-100K's own split next to ``implicit``'s ALS.
+"""Baselines: test NDCG@20 and seconds of the fit, on MovieLens-100K's own split next to the peers'.
 
     python benchmarks/baselines_quality.py --peers .cache/peers/bin/python
 
-Two rows are on a random split of MovieLens-1M. Both ALS have the same formula and settings, and are evaluated by the
-same code. One thread each. The peers' environment is made by benchmarks/setup.sh; without it, their row stays as it is.
+The peers are ``implicit``'s ALS and RecBole's EASE and ItemKNN. Two rows are on a random split of MovieLens-1M. A peer
+has our formula and settings, and is evaluated by our code. One thread each. The peers' environment is made by
+benchmarks/setup.sh; without it, their rows stay as they are. On a busy machine ``--recbole-alone`` adds RecBole's rows,
+which do not depend on a seed, without times.
 """
 
 from __future__ import annotations
@@ -39,6 +41,11 @@ ROWS: dict[str, dict[str, Any]] = {
     "EASE, MovieLens-1M": {"backbone": "ease", "dataset": "ml-1m"},
 }
 PEER = "implicit ALS, by the library implicit"
+RECBOLE: dict[str, tuple[str, dict[str, float]]] = {
+    "item neighbours": ("ItemKNN", {"k": 100, "shrink": 20.0}),
+    "EASE": ("EASE", {"reg_weight": 200.0}),
+}
+"""RecBole's models and settings by our row."""
 METRICS = ("ndcg_at_20", "recall_at_20", "coverage_at_20", "gini_at_20", "novelty_at_20", "popularity_at_20")
 
 
@@ -46,22 +53,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--peers", type=Path, help="the Python of the peers' environment")
+    parser.add_argument("--recbole-alone", action="store_true", help="only RecBole's rows, without times")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     file = Path(__file__).parent / "results" / "baselines_quality.json"
     results: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
-    for name, settings in ROWS.items():
-        drawn = settings["backbone"] == "ials"
-        runs = [ours(seed, settings) for seed in range(arguments.seeds if drawn else 1)]
-        results[name] = {"settings": settings, **summary(runs)}
-    if arguments.peers:
-        results[PEER] = {"settings": ALS, **summary([peer(seed, arguments.peers) for seed in range(arguments.seeds)])}
-        pairs = zip(results["implicit ALS"]["seconds"], results[PEER]["seconds"])
-        results[PEER]["time_of_ours"] = statistics.median(own / theirs for own, theirs in pairs)
+    if not arguments.recbole_alone:
+        for name, settings in ROWS.items():
+            seeds = arguments.seeds if settings["backbone"] == "ials" or (arguments.peers and name in RECBOLE) else 1
+            results[name] = {"settings": settings, **summary([ours(seed, settings) for seed in range(seeds)])}
+        if arguments.peers:
+            runs = [peer(seed, arguments.peers) for seed in range(arguments.seeds)]
+            results[PEER] = {"settings": ALS, **summary(runs)} | ratio(results["implicit ALS"], runs)
+    for name, (model, own) in RECBOLE.items() if arguments.peers else ():
+        count = 1 if arguments.recbole_alone else arguments.seeds
+        runs = [recbole(model, own, arguments.peers) for _ in range(count)]
+        row = {"settings": own, **summary(runs)}
+        timed = {name: row.pop(name) for name in ("seconds", "median_seconds")} | ratio(results[name], runs)
+        results[f"{name}, by RecBole"] = row | ({} if arguments.recbole_alone else timed)
     file.write_text(json.dumps(results, indent=1))
     print("| baseline | NDCG@20, mean ± sd | seconds |\n| --- | --- | --- |")
     for name, row in results.items():
-        print(f"| {name} | {row['ndcg_at_20']:.4f} ± {row['sd']:.4f} | {row['median_seconds']:.3f} |")
+        seconds = f"{row['median_seconds']:.3f}" if "median_seconds" in row else ""
+        print(f"| {name} | {row['ndcg_at_20']:.4f} ± {row['sd']:.4f} | {seconds} |")
 
 
 def workload(seed: int, settings: dict[str, Any]) -> Recommender:
@@ -96,6 +110,31 @@ def peer(seed: int, python: Path) -> dict[str, float]:
     values, lists = rank_users([factors], data.test, data.seen)
     found = evaluation(values[0], lists[0], data.test, data.popularity)
     return {**found.metrics, "seconds": json.loads(answer.stdout)["seconds"]}
+
+
+def recbole(model: str, settings: dict[str, float], python: Path) -> dict[str, float]:
+    """The same of a model of RecBole, whose scores are ranked by our evaluation."""
+    data = workload(0, {"backbone": "popularity"}).data
+    with tempfile.TemporaryDirectory() as folder:
+        train = Path(folder) / "train.npy"
+        out = Path(folder) / "scores.npz"
+        np.save(train, torch.stack([data.train.users, data.train.items], 1).numpy())
+        command = [
+            str(python), str(Path(__file__).parent / "peers" / "recbole_scores.py"), "--model", model,
+            "--train", str(train), "--shape", str(data.n_users), str(data.n_items),
+            "--settings", json.dumps(settings), "--out", str(out),
+        ]  # fmt: skip
+        answer = subprocess.run(command, capture_output=True, text=True, check=True)
+        scores = torch.from_numpy(np.load(out)["scores"])
+    values, lists = rank_users([Factors(scores, torch.eye(data.n_items))], data.test, data.seen)
+    found = evaluation(values[0], lists[0], data.test, data.popularity)
+    return {**found.metrics, "seconds": json.loads(answer.stdout.splitlines()[-1])["seconds"]}
+
+
+def ratio(row: dict[str, Any], runs: list[dict[str, float]]) -> dict[str, float]:
+    """The time of ours over that of a peer, the median over pairs of runs."""
+    pairs = zip(row["seconds"], (run["seconds"] for run in runs))
+    return {"time_of_ours": statistics.median(mine / theirs for mine, theirs in pairs)}
 
 
 def summary(runs: list[dict[str, float]]) -> dict[str, Any]:

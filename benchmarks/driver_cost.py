@@ -1,19 +1,15 @@
-"""What a sweep's driver costs: a report, a suggestion, its commands, and how long trials wait for it.
+"""What a sweep's driver costs: a report, a suggestion, and how long trials wait for it.
 
 The real manager, study and journals: in sweeps of 1,000 and 5,000 trials; then under a simulated executor that posts
 the reports of 8 to 512 concurrent trials of one-second epochs, and is checked against 8 processes of Ray Tune.
-Times are CPU seconds of the driver: neighbours on the machine do not count, waits for its disk do not either. Of whole
-commands the time on the clock is there as well.
+Times are CPU seconds of the driver: neighbours on the machine do not count, waits for its disk do not either.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import resource
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -23,7 +19,7 @@ from unittest import mock
 
 from harness import Benchmark, Row, arguments
 from posting import PostedTrial, actor
-from simulated_sweep import HERE, SPACE, Driver, Executor, driver, filled, new_folder, spec
+from simulated_sweep import Driver, Executor, driver, filled, new_folder, spec
 
 AT_ONCE = (8, 32, 128, 512)
 SIZES = ((1000, 20.0), (5000, 60.0))
@@ -45,7 +41,6 @@ def main() -> None:
     try:
         for trials, most in SIZES:
             costs(bench, home, trials, most)
-        commands(bench, home, SIZES[-1][0])
         overhead, latency = real_actors(bench, home)
         for at_once in AT_ONCE:
             waiting(bench, home, at_once, overhead, latency)
@@ -95,26 +90,6 @@ def post(made: Driver, trial: PostedTrial, to_end: bool = False) -> None:
 
 def row(bench: Benchmark, trials: int, what: str, value: float, *, at_most: float | None = None) -> None:
     bench.rows.append(Row(f"{what}, {trials:,} trials", "ms", value, at_most=at_most))
-
-
-def commands(bench: Benchmark, home: Path, trials: int) -> None:
-    """Seconds of whole processes that look at a large sweep, by the clock and of the CPU."""
-    orchestrator = [sys.executable, "-m", "orchestrator"]
-    words = {
-        "ls": [*orchestrator, "ls", "--storage", str(home)],
-        "status": [*orchestrator, "status", f"s{trials}", "--storage", str(home)],
-        "sweep --resume, before Ray": [sys.executable, str(HERE / "resumed_sweep.py"), str(home), f"s{trials}", SPACE],
-    }
-    for what, command in words.items():
-        before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        passed = time.monotonic() - began
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        if done.returncode:
-            raise SystemExit(done.stdout + done.stderr)
-        used = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
-        bench.rows.append(Row(f"{what}, {trials:,} trials", "s", passed, at_most=2.0))
-        bench.rows.append(Row(f"{what}, {trials:,} trials, CPU", "s", used))
 
 
 def real_actors(bench: Benchmark, home: Path) -> tuple[float, float]:

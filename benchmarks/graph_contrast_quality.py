@@ -4,6 +4,9 @@ Every method has the same small grid of four settings: learning rates by weights
 decays). Each is trained once on train, up to 120 epochs, and measured on validation every five epochs; the best one,
 with its number of epochs, is then trained on train and validation over the seeds and tested once. One thread. What is
 in the result file is not run again.
+
+With ``--peers`` RecBole's SGL and NCL have four settings of their own, around its defaults, on the same parts; our code
+evaluates their embeddings. Their epochs are always 120, since RecBole's loop is not stopped. NCL needs faiss there.
 """
 
 from __future__ import annotations
@@ -12,17 +15,23 @@ import argparse
 import itertools
 import json
 import statistics
+import subprocess
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from harness import data_root, origin
 
 from orchestrator import run
 from workloads.contract import Runtime
+from workloads.recommender.dataset import History
+from workloads.recommender.evaluation import evaluation, rank_users
 from workloads.recommender.params import Params
+from workloads.recommender.scorers import Factors
 from workloads.recommender.workload import Recommender
 
 FILE = Path(__file__).parent / "results" / "graph_contrast_quality.json"
@@ -35,6 +44,14 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
     "LightGCL": {"contrast": "lightgcl"},
     "NCL": {"contrast": "ncl"},
 }
+PEERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "SGL, edge drop, by RecBole": ("SGL", {"type": "ED", "drop_ratio": 0.1, "ssl_tau": 0.2, "reg_weight": 1e-5}),
+    "NCL, by RecBole": ("NCL", {"num_clusters": 64, "ssl_temp": 0.2, "reg_weight": 1e-4, "m_step": 1}),
+}
+"""RecBole's models with our temperature, layers, clusters and drop ratio, and its regularisation."""
+
+PEER_WEIGHTS = {"SGL": ("ssl_weight", (0.005, 0.05)), "NCL": ("ssl_reg", (1e-7, 1e-6))}
+"""Weights of the contrastive term, which RecBole sums over a batch: its default and a tenth."""
 
 
 def grid(name: str) -> Iterator[dict[str, Any]]:
@@ -63,9 +80,58 @@ def validate(settings: Mapping[str, Any]) -> tuple[float, int]:
     return best
 
 
+def peer_grid(name: str) -> Iterator[dict[str, Any]]:
+    """The settings of a peer that are compared on validation."""
+    model, own = PEERS[name]
+    weight, values = PEER_WEIGHTS[model]
+    for lr, value in itertools.product((1e-3, 3e-3), values):
+        yield {**own, "n_layers": 2, "learning_rate": lr, weight: value}
+
+
+def peer(
+    name: str, settings: Mapping[str, Any], epochs: int, seed: int, python: Path, *, final: bool
+) -> list[tuple[float, int]]:
+    """NDCG@20 of a peer and the epoch, every few epochs: on validation, or if ``final`` on test after the last."""
+    runtime = Runtime(device=torch.device("cpu"), data=data_root(), seed=0, epochs=1, holdout=not final)
+    data = Recommender(Params(dataset="ml-100k", backbone="popularity"), runtime).data
+    every = epochs if final else EVERY
+    relevant: History = data.test if final else data.validation
+    with tempfile.TemporaryDirectory() as folder:
+        train = Path(folder) / "train.npy"
+        out = Path(folder) / "embeddings.npz"
+        np.save(train, torch.stack([data.train.users, data.train.items], 1).numpy())
+        command = [
+            str(python), str(Path(__file__).parent / "peers" / "recbole_scores.py"), "--model", PEERS[name][0],
+            "--train", str(train), "--shape", str(data.n_users), str(data.n_items), "--epochs", str(epochs),
+            "--every", str(every), "--seed", str(seed), "--settings", json.dumps(settings), "--out", str(out),
+        ]  # fmt: skip
+        subprocess.run(command, capture_output=True, text=True, check=True)
+        moments = np.load(out)
+        models = [Factors(torch.from_numpy(u), torch.from_numpy(i)) for u, i in zip(moments["users"], moments["items"])]
+    values, lists = rank_users(models, relevant, data.seen if final else data.train)
+    found = [evaluation(*each, relevant, data.popularity).metrics["ndcg_at_20"] for each in zip(values, lists)]
+    return [(value, min((number + 1) * every, epochs)) for number, value in enumerate(found)]
+
+
+def run_peer(name: str, row: dict[str, Any], results: dict[str, Any], seeds: int, python: Path) -> None:
+    """Search and test a peer as ours; what is in ``row`` is not run again."""
+    for settings in list(peer_grid(name))[len(row["search"]) :]:
+        value, epoch = max(peer(name, settings, EPOCHS, 0, python, final=False))
+        row["search"].append({"settings": settings, "validation": value, "epochs": epoch})
+        FILE.write_text(json.dumps(results, indent=1))
+    best = max(row["search"], key=lambda each: float(each["validation"]))
+    if len(row.get("values", ())) < seeds:
+        each = [peer(name, best["settings"], best["epochs"], seed, python, final=True) for seed in range(seeds)]
+        values = [moments[-1][0] for moments in each]
+        row |= {"values": values, "mean": statistics.mean(values), "sd": statistics.stdev(values)}
+        row |= {"settings": best["settings"], "epochs": best["epochs"], **origin()}
+        FILE.write_text(json.dumps(results, indent=1))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--peers", type=Path, help="the Python of the peers' environment")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     results: dict[str, Any] = json.loads(FILE.read_text()) if FILE.exists() else {}
@@ -89,9 +155,15 @@ def main() -> None:
         row |= {"values": values, "mean": statistics.mean(values), "sd": statistics.stdev(values), "seconds": seconds}
         row |= {"settings": best["settings"], "epochs": best["epochs"], **origin()}
         FILE.write_text(json.dumps(results, indent=1))
+    for name in PEERS if arguments.peers else ():
+        run_peer(name, results.setdefault(name, {"search": []}), results, arguments.seeds, arguments.peers)
     print("\n| method | NDCG@20, mean ± sd | validation | lr, weight, epochs |\n| --- | --- | --- | --- |")
     for name, row in results.items():
-        chosen = [row["settings"]["lr"], row["settings"].get("contrast_weight", "-"), row["epochs"]]
+        weights = [
+            row["settings"][key] for key in ("contrast_weight", "ssl_weight", "ssl_reg") if key in row["settings"]
+        ]
+        rate = row["settings"].get("lr", row["settings"].get("learning_rate"))
+        chosen = [rate, *(weights or ["-"]), row["epochs"]]
         validation = max(each["validation"] for each in row["search"])
         print(f"| {name} | {row['mean']:.4f} ± {row['sd']:.4f} | {validation:.4f} | {', '.join(map(str, chosen))} |")
 

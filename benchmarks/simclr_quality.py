@@ -1,11 +1,13 @@
-"""kNN accuracy of ResNet-18 after 400 steps on the 10,000-image CIFAR-10 subset: InfoNCE, HCL and BCL, several seeds.
+"""kNN accuracy of ResNet-18 after 400 steps on the 10,000-image CIFAR-10 subset: losses and methods, several seeds.
 
-Each (loss, seed) is written to ``results/simclr_quality.json`` when it ends. An interrupted run continues from its last
-checkpoint (every 40 steps), and a second call runs the missing ones. Each encoder, precision and number of steps has
-its own results file and checkpoints. ``--try`` tests settings on validation; test is evaluated once per run, at its
-end. The images are JPEG-recompressed, so the results are not comparable with published tables.
+By default InfoNCE, HCL and BCL; ``--rows`` names others, such as MoCo, BYOL and ProtoNCE. Each (row, seed) is written
+to ``results/simclr_quality.json`` when it ends. An interrupted run continues from its last checkpoint (every 40 steps),
+and a second call runs the missing ones. Each encoder, precision and number of steps has its own results file and
+checkpoints. ``--try`` tests settings on validation; test is evaluated once per run, at its end. The images are
+JPEG-recompressed, so the results are not comparable with published tables.
 
     python benchmarks/simclr_quality.py --data DATA                                    # the README's, on two cores
+    python benchmarks/simclr_quality.py --data DATA --seeds 1 --rows moco              # a piece of 35 minutes
     python benchmarks/simclr_quality.py --data DATA --encoder resnet50 --epochs 100    # N = 510, 4,000 steps, on a GPU
 """
 
@@ -35,7 +37,18 @@ from workloads.simclr.workload import SimCLR
 RESULTS = Path(__file__).parent / "results"
 CHECKPOINTS = Path(__file__).resolve().parent.parent / ".cache" / "simclr_quality"
 
+ROWS: dict[str, dict[str, Any]] = {
+    **{loss: {"loss": loss} for loss in ("infonce", "hcl", "bcl", "dcl", "supervised")},
+    "moco": {"method": "moco"},
+    "moco-bcl": {"method": "moco", "loss": "bcl"},
+    "byol": {"method": "byol"},
+    "protonce": {"method": "protonce"},
+}
+"""Settings of each row; ``supervised`` is the oracle (6.1)."""
+
 LOSSES = ("infonce", "hcl", "bcl")
+"""The rows that are trained by default."""
+
 STEPS, EPOCHS, EVALUATED = 40, 10, 5
 """Steps between checkpoints, number of these intervals, and intervals between validations."""
 
@@ -78,6 +91,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="the data root that holds cifar10")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--rows", nargs="+", choices=list(ROWS), default=list(LOSSES), help="what to train")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--encoder", choices=["resnet18", "resnet34", "resnet50"], default=SETTINGS["encoder"])
     parser.add_argument("--precision", choices=["bf16", "fp32"], default="bf16")
@@ -94,7 +108,7 @@ def main() -> None:
         results["baselines"] = baselines(setup, arguments)
         keep(setup, results)
     for seed in range(arguments.seeds):
-        for loss in LOSSES:
+        for loss in arguments.rows:
             if not any((run["loss"], run["seed"]) == (loss, seed) and setup.made(run) for run in results["runs"]):
                 results["runs"].append(train(loss, seed, setup, arguments))
                 keep(setup, results)
@@ -122,7 +136,7 @@ def try_settings(setup: Setup, arguments: argparse.Namespace) -> None:
 
 def train(loss: str, seed: int, setup: Setup, arguments: argparse.Namespace) -> dict[str, Any]:
     """Continue a run from its last checkpoint to its end, and evaluate both splits."""
-    built, started = workload(setup, arguments.data, seed, loss=loss), time.monotonic()
+    built, started = workload(setup, arguments.data, seed, **ROWS[loss]), time.monotonic()
     checkpoint = CHECKPOINTS / f"{loss}-{seed}-{setup.digest}.pt"
     before, spent, curve = 0, 0.0, []
     if checkpoint.exists():
@@ -176,8 +190,9 @@ def keep(setup: Setup, results: dict[str, Any]) -> None:
 
 
 def report(results: dict[str, Any]) -> None:
-    values = {loss: {run["seed"]: run["test"]["knn_top1"] for run in results["runs"] if run["loss"] == loss}
-              for loss in LOSSES}  # fmt: skip
+    rows = [row for row in ROWS if row in LOSSES or any(run["loss"] == row for run in results["runs"])]
+    values = {row: {run["seed"]: run["test"]["knn_top1"] for run in results["runs"] if run["loss"] == row}
+              for row in rows}  # fmt: skip
     pixels = results["baselines"]["raw pixels"]["knn_top1"]
     untrained = [one["knn_top1"] for one in results["baselines"]["untrained"]]
     print("\n| features | kNN top-1 on test, mean ± sd | runs |\n| --- | --- | --- |")
@@ -188,7 +203,7 @@ def report(results: dict[str, Any]) -> None:
     for loss, result in values.items():
         print(above(f"{loss} - raw pixels", one_sample([value - pixels for value in result.values()])))
         print(above(f"{loss} - untrained", over_seeds(list(result.values()), untrained, "welch") if result else None))
-    for one, other in combinations(LOSSES, 2):
+    for one, other in combinations(rows, 2):
         if values[one] and values[other]:
             result = over_seeds(list(values[one].values()), list(values[other].values()), "welch")
             if result.low is not None and result.high is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -23,6 +24,12 @@ def main(words: list[str] | None = None) -> None:
             raise argparse.ArgumentTypeError(f"there is no part {', '.join(unknown)}; parts are {', '.join(PARTS)}")
         return text.split(",")
 
+    def pattern(text: str) -> re.Pattern[str]:
+        try:
+            return re.compile(text)
+        except re.error as error:
+            raise argparse.ArgumentTypeError(f"{text!r} is no regular expression: {error}") from None
+
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.gpu_day", description=benchmarks.gpu_day.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -31,9 +38,12 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder of the JSON files; finished rows are skipped")
     parser.add_argument("--minutes", type=float, default=20.0, help="when the last row ends (default: 20)")
     parser.add_argument("--commit", help="where git is missing; rows of an unknown commit are measured again")
+    parser.add_argument("--rows", type=pattern, metavar="REGEX", help="only rows whose name it finds")
     parser.add_argument("--dry", action="store_true", help="smallest sizes on the virtual device")
     options = parser.parse_args(words)
     rows = {part: list(PARTS[part](options.dry)) for part in options.parts}
+    if options.rows:
+        rows = {part: [row for row in each if options.rows.search(row.name)] for part, each in rows.items()}
     for part, each in rows.items():
         if absent := missing(sorted({name for row in each for name in row.needs})):
             print(f"Part {part} misses {', '.join(absent)}: rows that need them are left out", file=sys.stderr)
@@ -54,6 +64,7 @@ def _device(dry: bool) -> Iterator[None]:
         from tests.support.virtual_device import virtual_cuda
     elif not torch.cuda.is_available():
         raise SystemExit("There is no CUDA device. --dry tries the program without one")
+    torch.set_num_threads(1)  # as a run's worker with one CPU
     with virtual_cuda() if dry else nullcontext():
         yield
 

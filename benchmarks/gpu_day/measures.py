@@ -27,8 +27,11 @@ PEAKS = {
 }
 """Dense operations and bytes a second by the vendor's data sheets."""
 
-EPOCHS = 8
-"""Planned epochs of what is not trained to the end: one that is not counted, those timed, traced and counted."""
+EPOCHS = 200
+"""Planned epochs of what is not trained to the end: those that are not counted, timed, traced and counted."""
+
+MOST_CALLS = 80
+"""Most epochs that are run before the timed ones, and most that are timed."""
 
 
 def tests(row: Row, session: Session) -> Iterator[Result]:
@@ -57,7 +60,11 @@ def gpu_tests() -> list[Path]:
 
 
 def _last_lines(output: bytes | None) -> list[str]:
-    return (output or b"").decode(errors="replace").splitlines()[-150:]
+    """Without the paths of the machine."""
+    text = (output or b"").decode(errors="replace")
+    for folder in (ROOT, sys.prefix):
+        text = text.replace(f"{folder}/", "").replace(str(folder), ".")
+    return text.splitlines()[-150:]
 
 
 def build(row: Row, session: Session, **params: Any) -> Any:
@@ -144,15 +151,26 @@ def _profile(run: Callable[[], object], steps: int) -> Result:
 
 
 def median_seconds(run: Callable[[], object], rounds: int) -> float:
-    """Median seconds of some calls, after one in which what is compiled or chosen once is."""
-    seconds = []
-    for _ in range(1 + rounds):
+    """Median seconds of the calls of a second, ``rounds`` at least, after a second of calls that are not counted.
+
+    What is compiled or chosen once is, in the first ones, and the processes that compiled it have ended. One call of
+    each where ``rounds`` is 1.
+    """
+    least = 1.0 if rounds > 1 else 0.0
+    _timed(run, 1, least)
+    return statistics.median(_timed(run, rounds, least))
+
+
+def _timed(run: Callable[[], object], rounds: int, least: float) -> list[float]:
+    """Seconds of each of some calls: ``rounds``, and further ones until ``least`` seconds have passed."""
+    seconds: list[float] = []
+    while len(seconds) < rounds or (sum(seconds) < least and len(seconds) < MOST_CALLS):
         torch.cuda.synchronize()
         started = time.perf_counter()
         run()
         torch.cuda.synchronize()
         seconds.append(time.perf_counter() - started)
-    return statistics.median(seconds[1:])
+    return seconds
 
 
 def pack(row: Row, session: Session) -> Iterator[Result]:
