@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import os
+import shutil
 import signal
 import sqlite3
 import sys
@@ -30,6 +31,14 @@ PREDICTOR = "../third_party/toy_predictor.py"
 
 # PyTorch reads it when it is imported, later: one thread, so that bitwise claims hold and neighbours are left alone.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Ray gives its workers the lowest priority but four: on a busy machine a test of theirs would take many times as long.
+os.environ.setdefault("RAY_worker_niceness", "0")
+
+# Temporary folders are in memory where there is room: on a disk the tests wait for it a third of their time.
+MEMORY = Path("/dev/shm")
+if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 4 * 2**30:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
 # Compiled once for all workers and runs, and anew when one of these sources changes: numba itself looks at a function's
 # own file only. A test's own cache would be empty.
@@ -169,15 +178,13 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 @pytest.fixture
-def toy_workload(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def toy_workload(monkeypatch: pytest.MonkeyPatch) -> str:
     """The catalog's name of the toy, as if a third party had installed it."""
     entry = catalog.Entry(
         "tests.support.toy:Params", "tests.support.toy:Toy", "One number on a parabola.", predictor=PREDICTOR
     )
     monkeypatch.setitem(catalog.BUILT_IN, "toy", entry)
-    catalog.catalog.cache_clear()
-    yield "toy"
-    catalog.catalog.cache_clear()
+    return "toy"
 
 
 @pytest.fixture(autouse=True)

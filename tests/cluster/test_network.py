@@ -84,6 +84,7 @@ def cluster(cable: bool, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Node
     environment = os.environ | IMPATIENT | {
         "HOME": str(root), "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{THIRD_PARTY}{os.pathsep}{ROOT}",
         "RAY_memory_monitor_refresh_ms": "0",
+        "RAY_worker_niceness": "0",
     }  # fmt: skip
     if cable:
         head = Node(root / "head", OURS, 1, environment | {"GLOO_SOCKET_IFNAME": NAME})

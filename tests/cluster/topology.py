@@ -58,6 +58,7 @@ class Topology:
             "PYTHONPATH": f"{THIRD_PARTY}{os.pathsep}{ROOT}",
             "ORCHESTRATOR_CACHE": str(root / "cache"),
             "RAY_memory_monitor_refresh_ms": "0",  # what else runs here is no fault of these tests
+            "RAY_worker_niceness": "0",
         }  # fmt: skip
         self.head = started(Node(root / "head", "127.0.0.10", 0, environment))
         until(lambda: "Ray runtime started" in self.head.log(), HANG_SECONDS, self.head.log)

@@ -63,6 +63,7 @@ class Job:
             "PYTHONPATH": f"{THIRD_PARTY}{os.pathsep}{ROOT}",
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             "RAY_memory_monitor_refresh_ms": "0",
+            "RAY_worker_niceness": "0",
         }
         said = subprocess.run(
             ["sbatch", "--parsable", "--nodes=2", "--cpus-per-task=1", "--time=20", f"--output={home}/out.txt",
@@ -84,8 +85,11 @@ class Job:
             assert time.monotonic() < deadline, self.text()
             time.sleep(0.5)
 
+    def has_ended(self) -> bool:
+        return self.state() not in ("PENDING", "RUNNING", "COMPLETING")
+
     def end(self) -> str:
-        self.until(lambda: self.state() not in ("PENDING", "RUNNING", "COMPLETING"))
+        self.until(self.has_ended)
         return self.state()
 
     def start_again(self, *changes: str) -> None:
@@ -94,7 +98,8 @@ class Job:
         slurm("scontrol", "update", f"JobId={self.id}", "StartTime=now", *changes)
 
     def training(self) -> bool:
-        """Whether every trial has reported."""
+        """Whether every trial has reported. Fails once the job has ended."""
+        assert not self.has_ended(), self.text()
         return len([key for key in self.store.steps() if "/" in key]) == 4
 
     def processes(self, node: int | None = None) -> list[psutil.Process]:
@@ -254,8 +259,9 @@ def test_an_array_runs_each_line(submit: Callable[..., Job], tmp_path: Path, ser
     )  # fmt: skip
     job.until(lambda: not slurm("squeue", "--noheader", f"--jobs={job.id}"))
     for name in ("first", "second"):
-        record = json.loads((tmp_path / "storage" / name / "record.json").read_text())
-        assert record["status"] == "finished", job.text()
+        record = tmp_path / "storage" / name / "record.json"
+        assert record.exists(), job.text()
+        assert json.loads(record.read_text())["status"] == "finished", job.text()
     store = Store(tmp_path / "server")
     store.check()
     assert len(store.query("select run_uuid from runs where status = 'FINISHED'")) == 10

@@ -35,6 +35,6 @@ def start(home: Path, database: Path) -> Iterator[Start]:
 def third_party(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The toy workload is installed in this process too."""
     monkeypatch.syspath_prepend(THIRD_PARTY)
-    catalog.catalog.cache_clear()
+    catalog.offered.cache_clear()
     yield
-    catalog.catalog.cache_clear()
+    catalog.offered.cache_clear()

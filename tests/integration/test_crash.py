@@ -24,7 +24,7 @@ SWEEP = ["sweep", "toy", "--space", f"{SPACES}:space", "--scheduler", "none", "-
 def test_a_sweep_survives_its_drivers_death(place: str, home: Path, start: Start) -> None:
     epochs, store = 10, Store(home)
     extra = ["--local"] if place == "local" else []
-    first = start(*SWEEP, f"epochs={epochs}", "slow=0.3", "--concurrency", "2", *extra)
+    first = start(*SWEEP, f"epochs={epochs}", "slow=0.8", "--concurrency", "2", *extra)
     first.until(lambda: first.completed() and store.steps())
     first.kill()
     done = first.completed()

@@ -27,7 +27,8 @@ from tests.support.waiting import HANG_SECONDS
 
 SHORT = ["run", "recommender", "epochs=2", "--local", "--tracking", "none"]
 LONG = ["run", "recommender", "epochs=1000000", "--local", "--tracking", "none"]
-ON_RAY = ["run", "toy", "epochs=1000000", "slow=0.1", "--cpus-per-worker", "1"]  # leaves the processors alone
+IN_PROCESS = ["run", "toy", "epochs=1000000", "slow=0.1", "--local"]  # leaves the processors alone
+ON_RAY = [*IN_PROCESS[:-1], "--cpus-per-worker", "1"]
 SLOW = ["run", "toy", "epochs=2", "slow=3600", "--local"]
 
 
@@ -141,9 +142,16 @@ def test_a_killed_entrypoint_is_lost(head: Head, stand_in: Path) -> None:
     assert "orchestrator submit -- run --resume latest" in done.stdout
 
 
-def test_leave_a_job_find_it_again_and_stop_it(head: Head) -> None:
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param(IN_PROCESS, id="local"),
+        pytest.param(ON_RAY, id="ray", marks=pytest.mark.faults),  # long: three processes more load Ray or PyTorch
+    ],
+)
+def test_leave_a_job_find_it_again_and_stop_it(words: list[str], head: Head) -> None:
     store = Store(head.root / "home")
-    watching = head.start("submit", "--", *ON_RAY)
+    watching = head.start("submit", "--", *words)
     job = _line(watching, "Submitted").split()[1]
     run = _line(watching, "Run ").split()[1].rstrip(":")
     _line(watching, "epoch ")

@@ -292,6 +292,7 @@ def test_served_over_http(registered: Registered, settings: Settings, port: int)
 
 
 @pytest.mark.faults
+@pytest.mark.long
 def test_alone_with_its_listed_requirements(registered: Registered, settings: Settings) -> None:
     """In an environment that holds what the model lists and nothing of ours; made once, kept in ``.cache/``."""
     import mlflow

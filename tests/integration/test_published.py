@@ -64,3 +64,33 @@ def test_a_table_goes_on_after_ctrl_c_and_is_not_run_twice(home: Path, database:
     assert store.tag("orchestrator.kind").count("reproduction") == 1
     assert "thesis 4.5.2.1, table 4.2" in store.tag("orchestrator.reproduces")
     assert {file.suffix for file in home.glob("artifacts/**/thesis-4.2.*")} == {".json", ".md", ".csv"}
+
+
+@pytest.mark.faults
+def test_all_of_a_source_goes_on_after_ctrl_c_and_after_a_kill(home: Path) -> None:
+    words = ("reproduce", "thesis", "--all", "--dataset", "synthetic", "--only", "thesis-5.3", "--quick", "--local")
+    words = (*words, "--tracking", "none")
+    states = home / "reproductions" / "thesis-all" / "states.json"
+
+    def finished() -> dict[str, int]:
+        files = home.glob("storage/thesis-*/record.json")
+        return {f.parent.name: f.stat().st_mtime_ns for f in files if json.loads(f.read_text())["status"] == "finished"}
+
+    first = Command(home, *words)
+    first.until(lambda: len(finished()) >= 1)
+    first.ctrl_c()
+    assert first.end() == 130, first.text()
+    second = Command(home, *words)
+    second.until(lambda: len(finished()) >= 4)
+    second.kill()
+    second.end()
+    before = finished()
+    assert {block["state"] for block in json.loads(states.read_text())["blocks"]} == {"partial"}
+
+    third = typed(home, *words, "--json")
+    assert third.returncode == 0, third.stderr
+    (block,) = json.loads(third.stdout.splitlines()[-1])["blocks"]
+    assert (block["state"], {piece["state"] for piece in block["pieces"]}) == ("done", {"done"})
+    after = finished()
+    assert {name: after[name] for name in before} == before  # not run again
+    assert (home / "reproductions" / "thesis-5.3-synthetic-mf-quick" / "thesis-5.3.json").exists()

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.commands import Command, Start, Store, trials
 
-pytestmark = pytest.mark.faults
+pytestmark = [pytest.mark.faults, pytest.mark.long]
 
 SWEEP = [
     "sweep", "recommender", "dataset=synthetic", "--space", "mf", "epochs=30", "refit=false", "--trials", "8",

@@ -12,10 +12,11 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from orchestrator.cluster import leftovers, ray_compat
+from orchestrator.cluster import connection, leftovers, ray_compat
 from orchestrator.cluster.connection import check_versions
 from orchestrator.errors import UNAVAILABLE, UserError
 from tests.support.clusters import logical, soon
+from tests.support.ports import free_port
 from tests.support.waiting import HANG_SECONDS
 
 LOCAL = """
@@ -28,8 +29,15 @@ with cluster(None):
 
 
 @pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    with pytest.MonkeyPatch.context() as monkeypatch, logical(monkeypatch, [{"num_cpus": 1, "num_gpus": 2}]) as address:
+def client() -> int:
+    """The port of Ray Client."""
+    return free_port()
+
+
+@pytest.fixture(scope="module")
+def address(client: int) -> Iterator[str]:
+    node = {"num_cpus": 1, "num_gpus": 2, "ray_client_server_port": client}
+    with pytest.MonkeyPatch.context() as monkeypatch, logical(monkeypatch, [node]) as address:
         yield address
 
 
@@ -51,6 +59,13 @@ def test_the_parts_of_ray_are_there(address: str, capsys: pytest.CaptureFixture[
     with pytest.raises(UserError, match=r"has other versions than this environment: got Ray 2\.1\.0 on") as caught:
         check_versions(address, "2.1.0", found["python_version"])
     assert caught.value.code == UNAVAILABLE
+
+
+def test_ray_client_tells_versions_and_gpus(address: str, client: int) -> None:
+    found = connection.metadata(f"ray://127.0.0.1:{client}")
+    assert found is not None
+    assert found["gpus"] == 2
+    check_versions(address, found["ray_version"], found["python_version"])
 
 
 def test_a_local_cluster_is_on_loopback_and_leaves_nothing_when_it_is_killed() -> None:

@@ -389,6 +389,33 @@ def test_nodes_that_share_no_folder_share_the_storage(
     assert "--scheduler pbt reads the trials' folders while they run: got 2 nodes" in refused.text()
 
 
+@pytest.mark.faults
+@pytest.mark.long
+def test_what_a_run_starts_from_reaches_nodes_that_share_no_folder(
+    far_cluster: str, server: Server, prefix: str, start: Start
+) -> None:
+    """The state of another run (--from) and the weights of its model (init=), by the storage alone."""
+    ray = ["--ray-address", far_cluster]
+
+    def history(*words: str, name: str) -> dict[int, float]:
+        command = start("run", *words, "--name", name, *ray)
+        assert command.end() == 0, command.text()
+        rows = [json.loads(line) for line in server.read(f"{prefix}/{name}/history.jsonl").splitlines()]
+        return {row["epoch"]: row["validation/error"] for row in rows}
+
+    history("toy", "epochs=4", "refit=false", name="first")
+    whole = history("toy", "epochs=8", "refit=false", name="whole")
+    longer = history("--from", "first", "epochs=8", name="longer")
+    assert set(longer) >= {5, 6, 7, 8}
+    assert {epoch: longer[epoch] for epoch in (5, 6, 7, 8)} == {epoch: whole[epoch] for epoch in (5, 6, 7, 8)}
+    assert server.names(f"{prefix}/longer/start/state") >= {"checkpoint.json"}
+
+    warm = start(*SWEEP, "init=first", "epochs=3", "--trials", "2", "--concurrency", "2", "--name", "warm", *ray)
+    assert warm.end() == 0, warm.text()
+    assert "Starts from the weights of first" in warm.text()
+    assert server.names(f"{prefix}/warm/start/weights") >= {"config.json", "weights.safetensors"}
+
+
 @pytest.mark.parametrize(
     ("storage", "said"),
     [

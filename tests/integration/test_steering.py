@@ -23,9 +23,9 @@ def does(home: Path, *words: str) -> None:
 def installed_toy(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The toy workload in this process too."""
     monkeypatch.syspath_prepend(str(THIRD_PARTY))
-    catalog.catalog.cache_clear()
+    catalog.offered.cache_clear()
     yield
-    catalog.catalog.cache_clear()
+    catalog.offered.cache_clear()
 
 
 def test_requests_reach_a_sweep_and_survive_its_driver(home: Path, start: Start) -> None:

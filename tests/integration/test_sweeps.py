@@ -45,6 +45,7 @@ def test_a_trial_that_hangs_fails_alone(home: Path, start: Start) -> None:
 
 
 @pytest.mark.faults
+@pytest.mark.long
 def test_a_trial_whose_process_is_stopped_fails_alone(home: Path, start: Start) -> None:
     """It cannot even be asked for its stack."""
     sweep = start(*SWEEP, "--trials", "3", "epochs=30", "slow=0.2", "--concurrency", "1", "--trial-timeout", "15")
@@ -57,6 +58,7 @@ def test_a_trial_whose_process_is_stopped_fails_alone(home: Path, start: Start) 
 
 
 @pytest.mark.faults
+@pytest.mark.long
 def test_a_group_that_hangs_fails_alone(home: Path, start: Start) -> None:
     words = ["sweep", "toy", "--space", f"{SPACES}:one_hangs", "--scheduler", "none", "--trials", "3", "epochs=4"]
     sweep = start(*words, "--workers", "2", "--cpus-per-worker", "1", "--concurrency", "1", "--trial-timeout", "15")

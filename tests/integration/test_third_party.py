@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -26,7 +26,7 @@ def project(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def told(database: Path, home: Path, project: Path, tmp_path: Path) -> Iterator[Typed]:
+def told(database: Path, home: Path, project: Path, tmp_path: Path) -> Typed:
     """Types a command; each time the copy is installed anew, as it is by now."""
 
     def run(*words: str) -> CompletedProcess[str]:
@@ -35,8 +35,7 @@ def told(database: Path, home: Path, project: Path, tmp_path: Path) -> Iterator[
                 stack.enter_context(installed(project, tmp_path / "metadata"))
             return typed(home, *words)
 
-    yield run
-    catalog.catalog.cache_clear()
+    return run
 
 
 def edit(file: Path, old: str, new: str) -> None:

@@ -1,7 +1,7 @@
 """Record what the present format looks like on disk, for test_formats.py: python -m tests.recorded.record
 
 A run and a sweep of the toy whose drivers were killed, small, and without a trace of the machine they ran on. Only
-when a format changes is there something to record anew, into a folder of the new format's name.
+when the format of checkpoints changes is there something to record again, into a folder of the new format's name.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from orchestrator.storage import records
+from orchestrator.engine import checkpoint
 from orchestrator.tracking.journal import Journal
 from tests.support.commands import SPACES, Command
 
@@ -23,7 +23,7 @@ SPACE = "SPACES"
 
 
 def main() -> None:
-    target = HERE / f"format-{records.FORMAT}"
+    target = HERE / f"format-{checkpoint.FORMAT}"
     shutil.rmtree(target, ignore_errors=True)
     with tempfile.TemporaryDirectory() as scratch:
         home = Path(scratch) / "home"

@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 import pytest
 
-from orchestrator.cli import app, exit_codes
+from orchestrator.cli import app
 
 ROOT = Path(__file__).resolve().parents[2]
 THIRD_PARTY = ROOT / "tests" / "third_party"
@@ -101,7 +101,7 @@ def typed(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
         patch.setenv("ORCHESTRATOR_HOME", str(home))
         patch.setattr(sys, "argv", ["orchestrator", *words])
-        code = exit_codes.guarded(lambda: app.app(list(words), standalone_mode=False))
+        code = app.run(list(words))
     return subprocess.CompletedProcess(list(words), code, out.getvalue(), err.getvalue())
 
 

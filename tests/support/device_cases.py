@@ -20,6 +20,7 @@ import pytest
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from tests.support.small_data import small_pairs
 from tests.support.small_vera import SMALL as SMALL_VERA
 from tests.support.virtual_device import CUDA, ROOT, Log, virtual_cuda
 from tests.unit.workloads.lifelong.test_conformance import SMALL as SMALL_LIFELONG
@@ -29,7 +30,7 @@ from tests.unit.workloads.vera.test_workload import TestPlateauOverDocuments
 from workloads.bi_encoder.workload import BiEncoder
 from workloads.contract import Runtime
 from workloads.lifelong.workload import Lifelong
-from workloads.recommender import dataset, workload
+from workloads.recommender import dataset, shared
 from workloads.recommender.adam import Adam, StackedAdam
 from workloads.recommender.sgd import BatchedSGD
 from workloads.recommender.workload import Recommender
@@ -40,6 +41,7 @@ from workloads.vera.workload import Vera
 SYNCS = ROOT / "tests" / "unit" / "workloads" / "syncs.toml"
 PACK = "mf-pack"
 """Name of :func:`train_pack` in the file."""
+SMALL_BI_ENCODER = {"dataset": small_pairs(), "batch_size": 80}
 RUNTIME = Runtime(device=CUDA, data=Path(), seed=7, epochs=3)
 
 
@@ -80,12 +82,13 @@ class OfLargeData(Recommender):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(negatives, "LISTED", 0)
             patch.setattr(pairs, "LISTED", 0)
-            patch.setattr(workload, "prepare", dataset.prepare.__wrapped__)  # type: ignore[attr-defined]
+            patch.setattr(shared, "prepare", dataset.divide)  # not the prepared data of other cases
             super().__init__(params, runtime)
 
 
 CASES: Mapping[str, Case] = {
     "mf": _recommender(quality=True),
+    "mf-steps": _recommender({"log_every": 2, "accumulate": 2}),
     "lightgcn-bf16": _recommender({"precision": "bf16"}, backbone="lightgcn", layers=2),
     "dpl-dns": _recommender(loss="dpl", sampler="dns", negatives=3, positives=2, tau=0.3),
     "bcl-bns-sampled": _recommender(
@@ -125,18 +128,25 @@ CASES: Mapping[str, Case] = {
     "simclr-resnet-bf16": _simclr(
         {"precision": "bf16", "steps_per_epoch": 2}, encoder="resnet18", optimizer="sgd", eval_probe="never"
     ),
-    "bi-encoder": Case(BiEncoder, {"batch_size": 160}),
-    "bi-encoder-bcl-max": Case(
-        BiEncoder, {"batch_size": 160, "loss": "bcl", "pooling": "max"}, {"precision": "bf16", "accumulate": 2}
+    "simclr-moco-supervised": _simclr(method="moco", queue=48, loss="supervised", eval_probe="never"),
+    "simclr-byol": _simclr({"accumulate": 2}, method="byol", predictor=8, eval_probe="never"),
+    "simclr-protonce": _simclr(
+        method="protonce", queue=48, clusters=4, granularities=2, prototype_warmup=0.0, eval_probe="never"
     ),
-    "bi-encoder-cosent-cls": Case(BiEncoder, {"batch_size": 160, "loss": "cosent", "pooling": "cls"}),
-    "bi-encoder-cosine-embedding": Case(BiEncoder, {"batch_size": 160, "loss": "cosine_embedding"}),
+    "bi-encoder": Case(BiEncoder, SMALL_BI_ENCODER),
+    "bi-encoder-steps": Case(BiEncoder, SMALL_BI_ENCODER, {"log_every": 2}),
+    "bi-encoder-bcl-max": Case(
+        BiEncoder, {**SMALL_BI_ENCODER, "loss": "bcl", "pooling": "max"}, {"precision": "bf16", "accumulate": 2}
+    ),
+    "bi-encoder-cosent-cls": Case(BiEncoder, {**SMALL_BI_ENCODER, "loss": "cosent", "pooling": "cls"}),
+    "bi-encoder-cosine-embedding": Case(BiEncoder, {**SMALL_BI_ENCODER, "loss": "cosine_embedding"}),
     "ranker-cross": Case(TextRanker, SMALL_RANKER),
     "ranker-bi-margin": Case(
         TextRanker,
         {**SMALL_RANKER, "scoring": "bi", "loss": "adaptive_margin", "learnable": True, "positives": 2, "hard": 0.5},
     ),
     "vera": Case(Vera, SMALL_VERA),
+    "vera-steps": Case(Vera, SMALL_VERA, {"log_every": 2}),
     "vera-dropout": Case(
         Vera,
         {**SMALL_VERA, "method": "softmax", "confidence": "mc_dropout", "dropout": 0.5, "stage_share": None},
@@ -147,6 +157,7 @@ CASES: Mapping[str, Case] = {
     "vera-isotonic": Case(Vera, {**SMALL_VERA, "method": "softmax", "recalibration": "isotonic", "stage_share": None}),
     "vera-group": Case(Vera, {**SMALL_VERA, "query_target": "group", "groups": "type"}),
     "lifelong": Case(Lifelong, SMALL_LIFELONG),
+    "lifelong-steps": Case(Lifelong, SMALL_LIFELONG, {"log_every": 2}),
     "lifelong-ocs": Case(Lifelong, {**SMALL_LIFELONG, "memory": "ocs", "compatible": "no", "new": "random"}),
     "lifelong-frozen": Case(
         Lifelong, {**SMALL_LIFELONG, "memory": "random", "compatible": "frozen"}, {"precision": "bf16"}

@@ -11,7 +11,7 @@ from workloads.loss_table import Loss, features
 
 TABLES = {
     "recommender": ("backbone", "loss", "sampler", "contrast"),
-    "simclr": ("loss", "optimizer"),
+    "simclr": ("method", "loss", "optimizer"),
     "bi_encoder": ("loss",),
     "text_ranker": ("loss",),
 }

@@ -42,6 +42,6 @@ def _forget(name: str) -> dict[str, ModuleType]:
     """Unload the modules of a package."""
     modules = {known: sys.modules.pop(known) for known in list(sys.modules) if known.partition(".")[0] == name}
     importlib.invalidate_caches()
-    for cached in (catalog.catalog, model_upload._installed, record.packages):
+    for cached in (catalog.offered, model_upload._installed, record.packages):
         cached.cache_clear()
     return modules

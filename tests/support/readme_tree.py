@@ -18,7 +18,7 @@ REST = {
     "deploy": "images, compose, KubeRay, Slurm, Ray's launcher",
     "docs": "this project's documentation; `make docs` builds the site",
     "tests": "unit/ mirrors the code; integration/ (real Ray, MLflow, signals), cluster/ (three nodes), gpu/",
-    "examples": "linreg/: a workload in a package of its own, to be copied",
+    "examples": "linreg/: a workload in a package; functions/: a function as a workload; notes/: the sources' settings",
     "benchmarks": "speed and quality against peers, and the recorded results",
 }
 

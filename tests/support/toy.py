@@ -8,7 +8,7 @@ import resource
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
@@ -19,6 +19,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
 from workloads.contract import MID_RUN, Evaluation, Metrics, Objective, Runtime, Servable, Split, State
+from workloads.initial_weights import check_shapes
 from workloads.seeding import derive
 
 TEST_OPTIMUM = 1.5
@@ -179,6 +180,10 @@ class Toy:
 
     def load_state_dict(self, state: State) -> None:
         self.x, self.velocity, self.epoch = state["x"].clone(), state["velocity"].clone(), state["epoch"]
+
+    def load_weights(self, weights: Mapping[str, torch.Tensor], config: Mapping[str, Any]) -> None:
+        check_shapes({"x": self.x.shape}, {name: value.shape for name, value in weights.items()})
+        self.x = weights["x"].clone()
 
     def servable(self) -> Servable:
         return Servable(

@@ -464,8 +464,7 @@ def _patch_cuda(patch: Callable[[Any, str, Any], None], log: Log) -> None:
         "is_available": True, "device_count": 1, "current_device": 0, "set_device": None, "get_device_name": "virtual",
         "get_device_capability": (9, 0), "is_bf16_supported": True, "manual_seed_all": None,
         "mem_get_info": (2**36, 2**37), "memory_allocated": 0, "memory_reserved": 0, "max_memory_allocated": 0,
-        "reset_peak_memory_stats": None, "empty_cache": None, "get_per_process_memory_fraction": 1.0,
-        "set_per_process_memory_fraction": None,
+        "reset_peak_memory_stats": None, "empty_cache": None, "set_per_process_memory_fraction": None,
     }  # fmt: skip
     for name in ("_cuda_graph_capture_health_check", "_accelerator_graph_capture_health_check"):  # asks the driver
         if hasattr(torch.optim.Optimizer, name):
@@ -473,7 +472,14 @@ def _patch_cuda(patch: Callable[[Any, str, Any], None], log: Log) -> None:
     for name, answer in answers.items():
         patch(torch.cuda, name, lambda *args, answer=answer, **kwargs: answer)
 
+    def fraction(device: Any = 0) -> float:
+        if getattr(device, "index", device) is None:
+            raise ValueError(f"Expected a torch.device with a specified index or an integer, but got:{device}")
+        return 1.0
+
     def synchronize(*args: Any) -> None:
         log.sync("synchronize")
+
+    patch(torch.cuda, "get_per_process_memory_fraction", fraction)
 
     patch(torch.cuda, "synchronize", synchronize)

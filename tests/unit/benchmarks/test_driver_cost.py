@@ -12,7 +12,7 @@ import pytest
 
 from orchestrator.search import curves
 from tests.support.commands import typed
-from workloads.catalog import catalog
+from workloads import catalog
 
 BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
 
@@ -22,9 +22,9 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     monkeypatch.syspath_prepend(str(BENCHMARKS / "idle"))  # its workload, as an installed one
     monkeypatch.setenv("PYTHONPATH", "")
-    catalog.cache_clear()
+    catalog.offered.cache_clear()
     yield importlib.import_module("simulated_sweep")
-    catalog.cache_clear()
+    catalog.offered.cache_clear()
 
 
 def run(simulated: Any, folder: Path, at_once: int, trials: int, *, rationed: bool, overhead: float = 0.016) -> Any:
@@ -68,30 +68,31 @@ def driver_cost(simulated: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_its_measurements_run_in_small(driver_cost: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All but the processes: those of the commands, whose calls are made here, and Ray Tune's."""
+    """All but Ray Tune's processes."""
     monkeypatch.setattr(driver_cost, "ASKS", 2)
-    calls: list[list[str]] = []
-    done = SimpleNamespace(returncode=0)
-    noted = SimpleNamespace(run=lambda words, **options: calls.append(words) or done)
-    monkeypatch.setattr(driver_cost, "subprocess", noted)
     bench = SimpleNamespace(rows=[])
     driver_cost.costs(bench, tmp_path, 6, 20.0)
-    driver_cost.commands(bench, tmp_path, 6)
     driver_cost.waiting(bench, tmp_path, 2, 0.016, 0.001)
     rows = {row.what: row.ours for row in bench.rows}
     assert {f"2 {what}" for what in WAITS} <= rows.keys()
     assert all(value >= 0 for value in rows.values())
-    *_, (_, _, storage, name, space) = calls
+
+
+def test_the_commands_of_a_large_sweep(simulated: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In this process, and on a small one. What each reads of the journal: test_journal.py."""
+    monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "home"))
+    simulated.filled(tmp_path, 6, 2, "s6").release("interrupted", 130)
+    sweep_commands = importlib.import_module("sweep_commands")
+    words = sweep_commands.commands(tmp_path, "s6")
+    for command in ("ls", "status"):
+        output = typed(tmp_path / "home", *words[command][3:])
+        assert output.returncode == 0, output.stderr
+        assert "s6" in output.stdout
+    (*_, storage, name, space) = words["sweep --resume, before Ray"]
     left: list[Any] = []
     with pytest.raises(LookupError):
         importlib.import_module("resumed_sweep").resume(Path(storage), name, space, leave(left))
-    study = left[0][2]
-    assert len(study.trials) >= 6
-    for command in ("ls", "status"):
-        (words,) = (words for words in calls if command in words)
-        output = typed(tmp_path / "home", *words[words.index(command) :])
-        assert output.returncode == 0, output.stderr
-        assert "s6" in output.stdout
+    assert len(left[0][2].trials) == 6
 
 
 WAITS = ("trials wait", "trials wait at rungs", "trials wait at their ends", "processes wait for a next trial")

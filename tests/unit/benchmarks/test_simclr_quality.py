@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from workloads.simclr.params import Params
+
 BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
 
 
@@ -35,6 +37,16 @@ def test_the_report_says_how_far_above_the_baselines(quality: Any, capsys: pytes
     assert "hcl - raw pixels: +0.0400, 95% [+0.0152, +0.0648]; +0.05 asked: NO, its lower end: NO" in told
     assert "bcl - raw pixels: +0.0200, no interval (n < 2); +0.05 asked: NO" in told
     assert "infonce - hcl: +0.0300, 95% [+0.0073, +0.0527]: a difference" in told
+
+
+def test_every_row_is_an_experiment_and_is_reported(quality: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    params = {name: Params(**{**quality.SETTINGS, **settings}) for name, settings in quality.ROWS.items()}
+    assert len(set(params.values())) == len(params)
+    quality.report(results(quality, infonce=[0.44, 0.45], byol=[0.40, 0.42]))
+    shown = capsys.readouterr().out
+    assert "| byol | 0.4100 ± 0.0141 | 2 |" in shown
+    assert "infonce - byol: +0.0350" in shown
+    assert "moco" not in shown
 
 
 def test_another_setting_or_precision_is_another_run(quality: Any) -> None:

@@ -19,6 +19,7 @@ KUBERAY = DEPLOY / "kuberay"
 BUILDS = (
     "base",
     "sweep",
+    "serve",
     "overlays/cpu",
     "overlays/cpu/sweep",
     "overlays/single-gpu",
@@ -113,6 +114,8 @@ def ray_clusters(name: str) -> Iterator[Manifest]:
             yield manifest["spec"]
         elif manifest["kind"] == "RayJob":
             yield manifest["spec"]["rayClusterSpec"]
+        elif manifest["kind"] == "RayService":
+            yield manifest["spec"]["rayClusterConfig"]
 
 
 @cache

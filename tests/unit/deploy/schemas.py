@@ -56,6 +56,10 @@ def check(manifest: Manifest) -> None:
     """Raises jsonschema's ValidationError, or AssertionError, for anything that is not known to be right."""
     group = manifest["apiVersion"].partition("/")[0]
     if group == "ray.io":
+        if manifest["kind"] == "RayService" and not (definitions() / "ray.io_rayservices.yaml.gz").exists():
+            assert set(manifest["spec"]) == {"serveConfigV2", "rayClusterConfig"}
+            check({**manifest, "kind": "RayCluster", "spec": manifest["spec"]["rayClusterConfig"]})
+            return
         _ray(manifest["kind"], definitions()).validate(manifest)
         _check_metadata(manifest)
     elif group == "kueue.x-k8s.io":
@@ -68,7 +72,7 @@ def check(manifest: Manifest) -> None:
 def operator_rules(manifest: Manifest) -> list[str]:
     """What KubeRay's operator, its CRDs' CEL rules and Kueue's webhook would refuse, in their words shortened."""
     spec, kind = manifest["spec"], manifest["kind"]
-    cluster = spec if kind == "RayCluster" else spec.get("rayClusterSpec")
+    cluster = spec if kind == "RayCluster" else spec.get("rayClusterSpec", spec.get("rayClusterConfig"))
     broken = []
 
     def rule(holds: Any, text: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import shutil
 import subprocess
@@ -15,10 +16,12 @@ from tests.unit.deploy import schemas
 from tests.unit.deploy.manifests import (
     BUILDS,
     KUBERAY,
+    ROOT,
     Manifest,
     build,
     containers,
     every_manifest,
+    load,
     misspelt,
     one,
     pods,
@@ -268,3 +271,12 @@ def _templates(value: Any) -> list[Manifest]:
         own = [value] if "containers" in value.get("spec", {}) and "metadata" in value else []
         return own + [found for inner in value.values() for found in _templates(inner)]
     return [found for inner in value for found in _templates(inner)] if isinstance(value, list) else []
+
+
+def test_the_service_runs_what_the_command_runs() -> None:
+    (application,) = load(one("serve", "RayService")["spec"]["serveConfigV2"])["applications"]
+    module, _, name = application["import_path"].partition(":")
+    tree = ast.parse((ROOT / f"{module.replace('.', '/')}.py").read_text())  # importing it needs ray[serve]
+    (build,) = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name)
+    taken = {node.value for node in ast.walk(build) if isinstance(node, ast.Constant)}
+    assert application["args"].keys() <= taken

@@ -77,7 +77,7 @@ def test_every_listed_number_is_on_its_page_and_follows_from_stored_ones() -> No
         assert words, entry
         for operand in (words[1], words[3]):
             assert entry.get("why") or ARTEFACTS.have(Quoted((operand,), "", 0, here[0].artefacts)), entry
-        first, second = float(words[1]), float(words[3])
+        first, second = (float(operand.replace(",", "")) for operand in (words[1], words[3]))
         value = {"-": first - second, "+": first + second, "/": first / second if second else 0.0}[words[2]]
         assert agree(entry["numbers"], [value]), f"{entry['is']} is {value}: {entry}"
 

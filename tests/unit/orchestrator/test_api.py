@@ -16,7 +16,7 @@ from typer.main import get_command
 from orchestrator import api
 from orchestrator.cli import training
 from orchestrator.cli.common import DEFAULTS, _read_as
-from orchestrator.config.options import options_of
+from orchestrator.config.options import flag_of, options_of
 from orchestrator.config.spec import Resources, Search, SweepSpec
 from orchestrator.errors import UserError
 from orchestrator.runs.driver import Options
@@ -37,7 +37,7 @@ def refused(call: Callable[[], Any], *words: str) -> None:
 VERBS = [(api.run, "run"), (api.sweep, "sweep")]
 VALUES = {bool: [], int: ["2"], float: ["2"], str: ["x"], list[str]: ["x"], Path: ["x"]}
 
-LEFT_OUT = {"resume", "more_trials", "retry_failed", "tracking", "storage", "ray_address"}
+LEFT_OUT = {"resume", "origin", "more_trials", "retry_failed", "tracking", "storage", "ray_address"}
 """Options that a plan does not take, and addresses, which would be looked up."""
 
 
@@ -74,7 +74,7 @@ def test_the_notebook_the_command_and_its_plan_have_the_same_options(
     for name, option in declared.items():
         kind, info = get_args(option.annotation)
         assert inspect.signature(call).parameters[name].annotation == kind
-        assert (flags[name].help, flags[name].opts) == (info.help, [f"--{name.replace('_', '-')}"])
+        assert (flags[name].help, flags[name].opts) == (info.help, [flag_of(name)])
         if name not in LEFT_OUT:
             types = [one for one in get_args(_read_as(kind)) or (kind,) if one is not NoneType]
             words += [flags[name].opts[0], *VALUES[list[str] if name == "warm_start" else types[0]]]

@@ -61,10 +61,15 @@ def sources() -> list[tuple[str, ast.Module]]:
 
 
 @cache
+def nodes(tree: ast.Module) -> list[ast.AST]:
+    return list(ast.walk(tree))
+
+
+@cache
 def imports(tree: ast.Module) -> set[str]:
     """Every module that is imported anywhere in a file, with what is taken from it."""
     found: set[str] = set()
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -74,8 +79,16 @@ def imports(tree: ast.Module) -> set[str]:
 
 @cache
 def calls(tree: ast.Module) -> list[tuple[str, ast.Call]]:
-    """Every call by its dotted name."""
-    return [(ast.unparse(node.func), node) for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    """Every call by its dotted name, a call on another expression by the attributes only."""
+    return [(dotted(node.func), node) for node in nodes(tree) if isinstance(node, ast.Call)]
+
+
+def dotted(node: ast.expr) -> str:
+    names: list[str] = []
+    while isinstance(node, ast.Attribute):
+        names.append(node.attr)
+        node = node.value
+    return ".".join([*([node.id] if isinstance(node, ast.Name) else []), *reversed(names)])
 
 
 def test_the_probe_sees_imports_and_calls() -> None:
@@ -114,7 +127,7 @@ def test_no_module_imports_itself_by_others() -> None:
     for name, tree in trees.items():  # of "from package import module" the module is meant, not the package
         packages = {
             node.module
-            for node in ast.walk(tree)
+            for node in nodes(tree)
             if isinstance(node, ast.ImportFrom) and all(f"{node.module}.{alias.name}" in trees for alias in node.names)
         }
         imported[name] -= packages

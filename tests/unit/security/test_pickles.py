@@ -74,7 +74,7 @@ def test_a_checkpoint_whose_digests_are_right(tmp_path: Path, canary: Path) -> N
     content = (folder / checkpoint.TENSORS).read_bytes()
     meta = json.loads((folder / checkpoint.META).read_text())
     del meta["sha256"]
-    meta["tensors"] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    meta["files"][checkpoint.TENSORS] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
     seal = hashlib.sha256(json.dumps(meta).encode()).hexdigest()
     (folder / checkpoint.META).write_text(json.dumps(meta | {"sha256": seal}))
     with pytest.raises(UserError, match="damaged"):

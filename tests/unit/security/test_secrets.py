@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.cli.app import app
+from orchestrator.cli import app
 from orchestrator.cli.exit_codes import guarded
 from orchestrator.console import Console
 from orchestrator.errors import UNAVAILABLE, USAGE, RunFailed, UserError, mask, one_line
@@ -33,7 +33,7 @@ HARMLESS = (
 
 
 def call(words: list[str]) -> int:
-    return guarded(lambda: app(words, standalone_mode=False))
+    return app.run(words)
 
 
 @pytest.mark.parametrize("address", ADDRESSES)

@@ -45,6 +45,9 @@ def measured(workload: Recommender) -> tuple[dict[str, float], int]:
 
 def one_rank(rank: int, folder: str) -> None:
     assert distributed.broadcast(f"from {rank}") == "from 0"
+    sent = {"a": torch.arange(7).to(torch.bfloat16), "b": torch.tensor(True), "c": torch.zeros(0, 2)}
+    found = distributed.broadcast_tensors(sent if rank == 0 else {}, torch.device("cpu"))
+    assert all(torch.equal(found[name], tensor) and found[name].dtype == tensor.dtype for name, tensor in sent.items())
     mine = torch.tensor([1.0, rank])
     assert distributed.reduce_sum(mine).tolist() == [2, 1]
     assert mine.tolist() == [1, rank]
@@ -77,6 +80,7 @@ def test_alone_collectives_are_the_identity() -> None:
     value = torch.ones(2)
     assert distributed.reduce_sum(value) is value
     assert distributed.broadcast("mine") == "mine"
+    assert distributed.broadcast_tensors({"a": value}, torch.device("cpu"))["a"] is value
     model = torch.nn.Linear(1, 1)
     assert distributed.wrap(model, REFIT) is model
 

@@ -18,7 +18,7 @@ from tests.support.toy import Params, Toy
 from tests.unit.workloads.simclr.test_conformance import TINY, OfFewImages
 from workloads.contract import Evaluation, Metrics, Runtime, Split
 from workloads.precision import fastest_convolutions, training_precision
-from workloads.simclr.workload import SimCLR
+from workloads.simclr.methods import InBatch
 
 CPU = torch.device("cpu")
 
@@ -64,13 +64,13 @@ def test_convolutions_are_compared_in_training_alone(monkeypatch: pytest.MonkeyP
 
 def test_simclr_leaves_the_process_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[bool] = []
-    loss = SimCLR._loss
+    loss = InBatch.loss
 
-    def watched(self: SimCLR, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def watched(self: InBatch, *args: Any, **kwargs: Any) -> torch.Tensor:
         seen.append(torch.backends.cudnn.benchmark)
         return loss(self, *args, **kwargs)
 
-    monkeypatch.setattr(SimCLR, "_loss", watched)
+    monkeypatch.setattr(InBatch, "loss", watched)
     runtime = Runtime(device=CPU, data=Path(), seed=0, epochs=1, steps_per_epoch=1)
     built = OfFewImages(OfFewImages.Params(**TINY), runtime)
     built.train_epoch(1)

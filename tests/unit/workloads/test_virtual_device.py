@@ -263,8 +263,10 @@ def test_every_case_and_nothing_else_is_listed() -> None:
     assert listed_waits().keys() == {*CASES, PACK}
 
 
-def test_no_case_waits_in_a_step() -> None:
-    assert not {name: waits.step for name, waits in listed_waits().items() if waits.step}
+def test_no_case_waits_in_a_step_but_for_what_is_logged_within_an_epoch() -> None:
+    waiting = {name: waits.step for name, waits in listed_waits().items() if waits.step}
+    copied = {"step_log.py:_copy (tolist)": 1}
+    assert waiting == {f"{name}-steps": copied for name in ("mf", "bi-encoder", "vera", "lifelong")}
 
 
 def test_a_step_of_simclr_copies_its_rows_and_its_draws() -> None:

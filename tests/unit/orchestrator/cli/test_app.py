@@ -14,7 +14,7 @@ import pytest
 import torch
 import typer
 
-from orchestrator.cli import app, exit_codes
+from orchestrator.cli import app
 from orchestrator.cluster import preflight
 from orchestrator.config.plan import Plan
 from orchestrator.config.spec import ExperimentSpec
@@ -36,7 +36,7 @@ def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
 
     def type_line(line: str | list[str], code: int, *words: str) -> str:
         arguments = line.split() if isinstance(line, str) else line
-        found = exit_codes.guarded(lambda: app.app(arguments, standalone_mode=False))
+        found = app.run(arguments)
         captured = capsys.readouterr()
         hold(captured.err, found, code, *words)
         return captured.err
@@ -78,7 +78,10 @@ def hold(stderr: str, found: int, code: int, *words: str) -> None:
         ("workloads recomender", ("Unknown workload: got 'recomender'", "Did you mean 'recommender'?")),
         (f"{RUN} lr=0.1 epochs", ("Not a setting: got 'epochs'; allowed: key=value",)),
         (f"{RUN} lr=1 lr=2", ("lr is given twice: got 1 and 2",)),
-        (f"{RUN} lrr=1", ("Unknown parameter: got 'lrr'; allowed: accumulate, ", "Did you mean 'lr'?")),
+        (
+            f"{RUN} lrr=1",
+            ("Unknown parameter: got 'lrr'; allowed: abstention_part, accumulate, ", "Did you mean 'lr'?"),
+        ),
         (f"{RUN} lr=fast", ("Parameter lr is not valid: got 'fast'; allowed: a valid number",)),
         (f"{RUN} lr=2", ("Parameter lr is not valid: got '2'; allowed: less than or equal to 1",)),
         (f"{RUN} dim=0", ("Parameter dim is not valid: got '0'; allowed: greater than or equal to 1",)),
@@ -362,13 +365,13 @@ def test_resume_stands_alone(verb: str, more: str, refused: Callable[..., str]) 
 
 @pytest.mark.parametrize("line", ["", "data", "reproduce"])
 def test_no_word_at_all_is_answered_with_the_help(line: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert exit_codes.guarded(lambda: app.app(line.split(), standalone_mode=False)) == 2
+    assert app.run(line.split()) == 2
     assert capsys.readouterr().err.startswith("Usage: ")
 
 
 @pytest.mark.parametrize("group", ["", "data"])
 def test_every_summary_is_whole(group: str, capsys: pytest.CaptureFixture[str]) -> None:
-    exit_codes.guarded(lambda: app.app([*group.split(), "--help"], standalone_mode=False))
+    app.run([*group.split(), "--help"])
     text = capsys.readouterr().out
     assert "..." not in text.partition("Commands:")[2]
     assert max(map(len, text.splitlines())) <= 80
@@ -385,7 +388,7 @@ def test_every_verb_has_an_example() -> None:
 
 
 def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
-    assert exit_codes.guarded(lambda: app.app(["--version"], standalone_mode=False)) == 0
+    assert app.run(["--version"]) == 0
     assert capsys.readouterr().out == f"orchestrator {version('ray-experiment-orchestrator')}\n"
 
 
@@ -393,13 +396,13 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_help_of_what_is_published_names_its_methods(
     one: str, names: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    exit_codes.guarded(lambda: app.app(["reproduce", one, "--help"], standalone_mode=False))
+    app.run(["reproduce", one, "--help"])
     text = capsys.readouterr().out
     assert all(name in text for name in names), text
 
 
 def test_a_job_is_no_id_for_sync(capsys: pytest.CaptureFixture[str]) -> None:
-    exit_codes.guarded(lambda: app.app(["sync", "--help"], standalone_mode=False))
+    app.run(["sync", "--help"])
     assert "job" not in capsys.readouterr().out
 
 

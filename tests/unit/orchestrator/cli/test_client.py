@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -21,8 +22,9 @@ from tests.support.waiting import HANG_SECONDS
 ROOT = Path(__file__).resolve().parents[4]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 LACKS = {*TRAINING_MODULES, "flask"}  # the latter with MLflow's server
+END = "=== "
 WITHOUT = f"""
-import importlib.util, sys
+import importlib.util, json, sys
 
 class Without:
     def find_spec(self, name, path=None, target=None):
@@ -33,7 +35,16 @@ sys.meta_path.insert(0, Without())
 found = importlib.util.find_spec
 importlib.util.find_spec = lambda name, package=None: None if name in {LACKS} else found(name, package)
 from orchestrator.cli.app import main
-main()
+code = 0
+for verb in json.loads(sys.argv[1]):
+    sys.argv = ["orchestrator", *verb]
+    try:
+        main()
+        code = 0
+    except SystemExit as end:
+        code = end.code or 0
+    for stream in (sys.stdout, sys.stderr):
+        print(f"{END}{{code}}", file=stream, flush=True)
 """
 
 
@@ -42,10 +53,17 @@ ON_THE_CLUSTER = "Run it on the cluster (orchestrator submit -- ...) or install"
 INSTALL = "Install ray-experiment-orchestrator[train]."
 
 
-def client(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", WITHOUT, *words], capture_output=True, text=True, cwd=ROOT, timeout=HANG_SECONDS
-    )
+VERBS: list[tuple[list[str], int, str]] = [
+    (["ls"], 0, ""),
+    (["workloads", "recommender"], 0, "Set them with key=value"),
+    (["status", "latest"], 2, "error: There is no run"),
+    (["jobs", "--address", "http://127.0.0.1:9"], 3, "error: No Ray dashboard answers"),
+    (["submit", "--address", "http://127.0.0.1:9", "--", "doctor"], 3, "error: No Ray dashboard answers"),
+    (["promote", "mf", "--to", "champion"], 2, "error: There is no registered model yet"),
+    (["run", "recommender", "epochs=1", "--local"], 3, f"This command needs torch, {CLIENT} {ON_THE_CLUSTER}"),
+    (["ui"], 3, f"error: The UI needs MLflow's server, {CLIENT} {INSTALL}"),
+]
+"""Each with its exit code and what it says."""
 
 
 def test_each_module_is_of_a_package_of_the_extra() -> None:
@@ -60,25 +78,18 @@ def test_each_module_is_of_a_package_of_the_extra() -> None:
     assert not extra & names(PROJECT["dependencies"])
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "says"),
-    [
-        (["ls"], 0, ""),
-        (["workloads", "recommender"], 0, "Set them with key=value"),
-        (["status", "latest"], 2, "error: There is no run"),
-        (["jobs", "--address", "http://127.0.0.1:9"], 3, "error: No Ray dashboard answers"),
-        (["submit", "--address", "http://127.0.0.1:9", "--", "doctor"], 3, "error: No Ray dashboard answers"),
-        (["promote", "mf", "--to", "champion"], 2, "error: There is no registered model yet"),
-        (["run", "recommender", "epochs=1", "--local"], 3, f"This command needs torch, {CLIENT} {ON_THE_CLUSTER}"),
-        (["ui"], 3, f"error: The UI needs MLflow's server, {CLIENT} {INSTALL}"),
-    ],
-)
 @pytest.mark.usefixtures("database")  # to make a store takes seconds
-def test_a_verb_works_or_names_what_it_needs(words: list[str], code: int, says: str) -> None:
-    done = client(*words)
-    assert done.returncode == code, done.stderr
-    assert says in done.stdout + done.stderr
-    assert "a bug of orchestrator" not in done.stderr
+def test_a_verb_works_or_names_what_it_needs() -> None:
+    """One after the other in one process: imports take most of a verb's time."""
+    command = [sys.executable, "-c", WITHOUT, json.dumps([words for words, _, _ in VERBS])]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=HANG_SECONDS, check=True)
+    parts = [re.split(rf"^{END}(\d+)\n", stream, flags=re.MULTILINE) for stream in (done.stdout, done.stderr)]
+    answers = [(int(code), out + err) for out, code, err in zip(parts[0][::2], parts[0][1::2], parts[1][::2])]
+    assert len(answers) == len(VERBS), done.stderr
+    for (words, code, says), (ended, said) in zip(VERBS, answers):
+        assert ended == code, (words, said)
+        assert says in said, words
+        assert "a bug of orchestrator" not in said
 
 
 def test_the_cause_is_found_below_what_mlflow_raises() -> None:

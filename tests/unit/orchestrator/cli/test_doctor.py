@@ -20,6 +20,7 @@ import pytest
 
 from orchestrator.cli import doctor
 from orchestrator.cli.doctor import Check
+from orchestrator.cluster import connection
 from orchestrator.errors import UserError, mask
 from orchestrator.runs.driver_status import DriverStatus, StatusPublisher
 from orchestrator.storage import records, remote
@@ -226,13 +227,26 @@ def test_ray_where_nothing_listens(settings: Settings, monkeypatch: pytest.Monke
         assert (level, text.startswith(f"No Ray answers at {address}")) == ("problem", True)
 
 
-def test_ray_joins_only_its_own_version() -> None:
-    mine = {"ray_version": version("ray"), "python_version": platform.python_version()}
-    assert doctor._same_ray("host:6379", mine).level == "ok"
-    for other in ({"ray_version": "2.1.0"}, {"python_version": "3.12.0"}):
-        check = doctor._same_ray("host:6379", mine | other)
-        assert (check.level, *(value in check.text for value in other.values())) == ("problem", True)
-    assert doctor._same_ray("auto", None).level == "problem"
+@pytest.mark.parametrize(
+    ("theirs", "level", "words"),
+    [
+        ({}, "ok", f"runs Ray {version('ray')} on Python {platform.python_version()}, as needed here"),
+        ({"ray_version": "2.1.0"}, "problem", "got Ray 2.1.0 on"),
+        ({"python_version": "3.1.0"}, "problem", "on Python 3.1.0; allowed"),
+        (None, "problem", "no cluster at "),
+    ],
+)
+def test_ray_joins_only_its_own_version(
+    theirs: dict[str, str] | None, level: str, words: str, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = {"ray_version": version("ray"), "python_version": platform.python_version(), "gpus": 0}
+    answer = None if theirs is None else mine | theirs
+    monkeypatch.setattr(connection, "_probe", lambda address: (answer, ""))
+    connection.metadata.cache_clear()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        asked = resolve({"ray_address": f"127.0.0.1:{listening.getsockname()[1]}"})
+        _, (found_level, text) = found(doctor._ray, asked)
+    assert (found_level, words in text) == (level, True)
 
 
 def test_the_token_and_where_it_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ def typed(home: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple
     """Types a line; gives exit code, standard output and standard error."""
 
     def type_line(line: str) -> tuple[int, str, str]:
-        code = exit_codes.guarded(lambda: app.app(line.split(), standalone_mode=False))
+        code = app.run(line.split())
         captured = capsys.readouterr()
         return code, captured.out, captured.err
 

@@ -30,6 +30,7 @@ from tests.support.pictures import class_folders
 from tests.support.waiting import FOR_EVER
 from workloads import catalog
 from workloads.contract import RESERVED
+from workloads.data import fingerprint
 
 
 def refused(call: Callable[[], Any], *words: str, code: int = USAGE) -> str:
@@ -72,7 +73,7 @@ def test_parameters_that_contradict() -> None:
 
 def test_a_parameter_may_not_have_the_name_of_a_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     taken = catalog.Entry(f"{__name__}:Taken", "tests.support.toy:Toy", "Trains as long as it likes.")
-    monkeypatch.setitem(catalog.catalog(), "taken", taken)
+    monkeypatch.setitem(catalog.BUILT_IN, "taken", taken)
     words = ("The workload taken cannot be run", "got epochs, seed.", "Rename them in")
     refused(lambda: preflight.parameters("taken", {"epochs": "7"}), *words)
     refused(lambda: request.experiment("taken", resolve(), overrides={"epochs": "7"}), *words)
@@ -87,8 +88,8 @@ def test_the_names_that_the_contract_reserves_are_the_engines_own() -> None:
 
 def test_what_a_workload_of_others_calls_a_dataset_is_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     own = catalog.Entry("tests.support.toy:Params", "tests.support.toy:Toy", "Brings its data along.")
-    monkeypatch.setitem(catalog.catalog(), "own", own)
-    monkeypatch.setitem(catalog.catalog(), "ours", replace(own, data=("images",)))
+    monkeypatch.setitem(catalog.BUILT_IN, "own", own)
+    monkeypatch.setitem(catalog.BUILT_IN, "ours", replace(own, data=("images",)))
     assert preflight.dataset("own", {"dataset": "mydata"}, tmp_path) is None
     refused(lambda: preflight.dataset("ours", {"dataset": "mydata"}, tmp_path), "Unknown dataset: got 'mydata'")
     message = "dataset 'synthetic' holds another kind of data: got interactions; expected images"
@@ -132,6 +133,33 @@ def test_so_is_ones_own_data_by_what_lies_there(tmp_path: Path) -> None:
     for workload, name in (("simclr", "photos"), ("recommender", "rows.csv"), ("simclr", "nowhere.parquet")):
         own = {"dataset": str(tmp_path / name)}
         assert preflight.parameters(workload, own)["dataset"] == own["dataset"]
+
+
+def test_a_driver_whose_workers_are_elsewhere_decodes_no_images(tmp_path: Path) -> None:
+    photos = tmp_path / "photos"
+    class_folders(photos, {"a": 4, "b": 4})
+    (photos / "a" / "0.png").write_bytes(b"not an image")
+    params = {"dataset": str(photos), "dataset_size": 8, "dataset_corrupt": "refuse"}
+    whole = preflight.dataset("simclr", params, tmp_path, elsewhere=True)
+    assert whole == fingerprint(str(photos), tmp_path)
+    preflight.data("simclr", params, tmp_path, elsewhere=True)
+    with pytest.raises(UserError, match="an image cannot be decoded"):
+        preflight.dataset("simclr", params, tmp_path)
+    with pytest.raises(UserError, match="is missing"):
+        preflight.dataset("simclr", {"dataset": "cifar-10"}, tmp_path, elsewhere=True)
+
+
+@pytest.mark.parametrize(
+    ("address", "local", "elsewhere"), [("ray:1", False, True), ("ray:1", True, False), (None, False, False)]
+)
+def test_a_named_cluster_is_elsewhere(
+    address: str | None, local: bool, elsewhere: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called = []
+    monkeypatch.setattr(preflight, "dataset", lambda *args, elsewhere: called.append(elsewhere) or 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        request.experiment("recommender", resolve({"ray_address": address}), local=local)
+    assert called == [elsewhere]
 
 
 def test_a_missing_dataset_says_where_it_was_looked_for(tmp_path: Path) -> None:
@@ -426,3 +454,18 @@ def test_a_server_that_says_nothing_is_given_up_within_seconds(monkeypatch: pyte
 
 def test_tracking_that_is_off_needs_nothing() -> None:
     check("none")
+
+
+def test_what_does_not_fit_into_this_machines_memory_is_refused_here(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preflight, "free_bytes", lambda: 20 * 123**2 + 1)
+    settings = resolve({"tracking": "none"})
+    ease = {"backbone": "ease", "epochs": 1}
+    one = lambda **more: request.experiment("recommender", settings, overrides={**ease, **more}, local=True)  # noqa: E731
+    refused(one, "it takes 123 items", "Set backbone=item_knn")
+    sweep = lambda: request.sweep("recommender", settings, search={"space": "ease"}, local=True)  # noqa: E731
+    refused(sweep, "it takes 123 items")
+    assert one(backbone="item_knn").params["backbone"] == "item_knn"
+    ncl = {"backbone": "lightgcn", "contrast": "ncl", "clusters": 500}
+    refused(lambda: request.experiment("recommender", settings, overrides=ncl, local=True), "clusters=500 is more than")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import pickle
+import re
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,14 @@ from ray.train import WorkerGroupError
 from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
 from ray.tune.execution import tune_controller
 
-from orchestrator.cluster import connection, ray_compat
-from orchestrator.errors import UserError
+from orchestrator.cluster import connection, preflight, ray_compat
+from orchestrator.config.plan import Plan
+from orchestrator.config.spec import ExperimentSpec
+from orchestrator.console import Console
+from orchestrator.errors import UNAVAILABLE, UserError
+from orchestrator.runs import driver
 from orchestrator.runs.train import lost_a_process
+from orchestrator.storage.settings import resolve
 from orchestrator.sweeps.actor_failures import Died
 from tests.support.library_internals import MAY_USE, Source, defined
 
@@ -72,13 +79,55 @@ def test_prometheus_reads_the_file_that_ray_writes() -> None:
     assert found["files"] == [f"/tmp/ray/{PROMETHEUS_SERVICE_DISCOVERY_FILE}"]
 
 
-def test_ray_clients_error_of_other_versions_is_one_sentence() -> None:
+def test_ray_clients_error_of_other_versions_comes_before_the_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     there = {"ray_version": "2.1.0", "python_version": "3.11.1", "ray_commit": "0"}
     with pytest.raises(RuntimeError) as caught:
         check_version_info(there, "Ray Client", python_version_match_level="minor")
-    with pytest.raises(UserError, match=r"ray://head:10001 has other versions .* got Ray 2\.1\.0 on Python 3\.11\.1"):
-        connection.check_mismatch("ray://head:10001", str(caught.value))
-    connection.check_mismatch("ray://head:10001", "ray client connection timeout")
+    monkeypatch.setattr(connection, "CLIENT_PROBE", f"raise RuntimeError({str(caught.value)!r})")
+    spec = ExperimentSpec(workload="recommender", params=preflight.parameters("recommender", {}), plan=Plan(epochs=1))
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        address = f"ray://127.0.0.1:{listening.getsockname()[1]}"
+        settings = resolve({"tracking": "none", "storage": str(tmp_path), "ray_address": address})
+        words = rf"{address} has other versions .* got Ray 2\.1\.0 on Python 3\.11\.1"
+        with pytest.raises(UserError, match=words) as refused:
+            driver.run(spec, settings, driver.Options(), Console())
+    assert refused.value.code == UNAVAILABLE
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("failures", [2, 3])
+@pytest.mark.parametrize(
+    "error",
+    [
+        "Starting Ray client server failed. See ray_client_server_23000.err for detailed logs.",
+        "psutil.ZombieProcess: PID still exists but it's a zombie (pid=28321)",
+    ],
+)
+def test_ray_client_is_asked_again_where_its_server_did_not_start(
+    error: str, failures: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The errors are Ray's, word for word; a process of its own answers each attempt."""
+    attempts = tmp_path / "attempts"
+    answer = {"ray_version": "2.60.0", "python_version": "3.11.1", "gpus": 2}
+    probe = f"""
+import json, pathlib
+attempts = pathlib.Path({str(attempts)!r})
+attempts.open("a").write("x")
+if len(attempts.read_text()) <= {failures}:
+    raise RuntimeError({error!r})
+print(json.dumps({answer}))
+"""
+    monkeypatch.setattr(connection, "CLIENT_PROBE", probe)
+    address = f"ray://{tmp_path}"
+    if failures < connection.CLIENT_ATTEMPTS:
+        assert connection.metadata(address) == answer
+        return
+    with pytest.raises(UserError, match=rf"could not start a server .*{re.escape(error)}") as caught:
+        connection.metadata(address)
+    assert caught.value.code == UNAVAILABLE
+    assert len(attempts.read_text()) == connection.CLIENT_ATTEMPTS
 
 
 def test_the_module_is_short() -> None:

@@ -96,6 +96,7 @@ def test_frozen_and_no_extra_keys(spec: Any) -> None:
         {"resources": {"workers": 4}},
         {"resources": {"gpus_per_worker": 1, "cpus_per_worker": 8}},
         {"plan": SPEC.plan.model_dump() | {"checkpoint_every": 7}},
+        {"plan": SPEC.plan.model_dump() | {"log_every": 7}},
         {"params": {"dim": 4, "lr": 0.1}},
     ],
 )
@@ -108,6 +109,7 @@ def test_placement_is_no_identity(values: dict[str, Any]) -> None:
 OTHER = {
     "epochs": 8, "patience": 1, "evaluate_every": 2, "steps_per_epoch": 5, "refit": False, "precision": "bf16",
     "accumulate": 2, "decide_at": [1], "objective": ["loss:min"], "deterministic": True,
+    "init": "rec/3#0123456789abcdef", "abstention_part": 0.2,
 }  # fmt: skip
 
 
@@ -116,6 +118,7 @@ OTHER = {
     [
         {"workload": "other"},
         {"seed": 4},
+        {"origin": "toy-1@3#0123456789abcdef"},
         {"params": {"lr": 0.1, "dim": 5}},
         {"params": {"lr": 0.1}},
         *({"plan": SPEC.plan.model_dump() | {name: value}} for name, value in OTHER.items()),
@@ -126,7 +129,7 @@ def test_what_changes_the_numbers_changes_the_fingerprint(values: dict[str, Any]
 
 
 def test_every_plan_setting_was_tried() -> None:
-    assert set(OTHER) | {"checkpoint_every"} == set(Plan.model_fields)
+    assert set(OTHER) | {"checkpoint_every", "log_every"} == set(Plan.model_fields)
 
 
 def test_a_fingerprint_is_the_same_on_every_machine_and_day() -> None:

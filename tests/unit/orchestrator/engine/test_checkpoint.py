@@ -70,7 +70,9 @@ states = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(  # they replace those of the profile: a busy machine is no fault
+    max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(state=st.dictionaries(keys, states, max_size=4))
 def test_any_nested_state_of_tensors_and_json_scalars(state: dict[Any, Any], tmp_path: Path) -> None:
     assert same(state, checkpoint.read(write(tmp_path / "checkpoint-1", state)).state)
@@ -192,7 +194,7 @@ def test_a_description_of_something_else(content: bytes, tmp_path: Path) -> None
     refused(folder, f"its {META} cannot be read")
 
 
-@pytest.mark.parametrize("key", ["identity", "epoch", "state", "tensors", "sha256"])
+@pytest.mark.parametrize("key", ["identity", "epoch", "state", "files", "sha256"])
 def test_a_description_that_lacks_something(key: str, tmp_path: Path) -> None:
     folder = write(tmp_path / "checkpoint-1")
     meta = json.loads((folder / META).read_text())
@@ -220,7 +222,7 @@ def test_another_format(tmp_path: Path) -> None:
     folder = write(tmp_path / "checkpoint-1")
     meta = json.loads((folder / META).read_text())
     (folder / META).write_text(json.dumps(meta | {"format": 99}))
-    refused(folder, "another format: got 99; allowed: 1", "Use the version that wrote it")
+    refused(folder, "another format: got 99; allowed: 1 or 2", "Use the version that wrote it")
 
 
 @pytest.mark.parametrize("key", ["workload", "fingerprint"])
@@ -281,7 +283,7 @@ def test_a_writer_that_fails_leaves_the_old_one_whole(tmp_path: Path, monkeypatc
     def full(*_: Any) -> None:
         raise OSError("No space left on device")
 
-    monkeypatch.setattr("safetensors.torch.save_file", full)
+    monkeypatch.setattr("orchestrator.engine.tensor_file.write", full)
     with pytest.raises(UserError, match="No space"):
         write(folder, {"weights": torch.ones(9)})
     assert same(STATE, checkpoint.read(folder).state)

@@ -17,7 +17,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from orchestrator.cli import app, exit_codes
+from orchestrator.cli import app
 from orchestrator.errors import DONE, REFUSED, UNAVAILABLE, USAGE, UserError
 from orchestrator.promotion import alias_lock, aliases, isolated_check
 from orchestrator.promotion.alias_lock import Refusal
@@ -593,7 +593,7 @@ def test_what_a_run_did_not_leave_is_missing(client: Any, rec: Callable[..., str
 
 
 def typed(line: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
-    code = exit_codes.guarded(lambda: app.app(line.split(), standalone_mode=False))
+    code = app.run(line.split())
     captured = capsys.readouterr()
     return code, captured.out, captured.err
 

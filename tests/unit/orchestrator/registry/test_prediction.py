@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
-from mlflow.types import ColSpec, DataType, ParamSpec
+from mlflow.models.utils import _enforce_schema
+from mlflow.types import ColSpec, DataType, ParamSpec, Schema
+from mlflow.types.schema import Array
 
 from orchestrator.errors import UserError
-from orchestrator.registry.prediction import _check_params
+from orchestrator.registry.abstention import Summary
+from orchestrator.registry.prediction import _check_params, _whole_lists
 from orchestrator.registry.tables import typed
 
 K, SHARES = ParamSpec("k", DataType.long, 10), ParamSpec("shares", DataType.double, [0.5], shape=(-1,))
@@ -22,6 +26,7 @@ K, SHARES = ParamSpec("k", DataType.long, 10), ParamSpec("shares", DataType.doub
         ([SHARES], {"shares": ["x"]}, "Parameter shares of rec/1 is not valid: got ['x']; allowed: a list, each a"),
         ([K], {"kk": 1}, "Unknown parameter of rec/1: got 'kk'; allowed: k. Did you mean 'k'?"),
         ([], {"k": 5}, "rec/1 takes no parameters: got k=5. Leave it out."),
+        ([K], {"risk": 0.1}, "rec/1 promises no risk: no queries were held out of its training: got risk=0.1. Train"),
         (None, {"k": 5}, "rec/1 takes no parameters: got k=5. Leave it out."),
     ],
 )  # fmt: skip
@@ -45,3 +50,50 @@ def test_columns(kind: DataType, value: Any, words: str) -> None:
     with pytest.raises(UserError) as caught:
         typed(pd.DataFrame({"a": [value]}, dtype=object), [ColSpec(kind, "a")], "in.csv", 0)
     assert str(caught.value) == f"Column a of in.csv is wrong in row 1: {words}"
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 100])
+def test_lists_are_not_cut_at_the_end_of_a_batch(size: int) -> None:
+    columns = [ColSpec(DataType.string, name) for name in ("query", "document")]
+    whole = pd.DataFrame({"query": list("aabbbbbcd"), "document": [str(row) for row in range(9)]})
+    batches = [whole.iloc[first : first + size].reset_index(drop=True) for first in range(0, 9, size)]
+    cut = list(_whole_lists(iter(batches), columns))
+    pd.testing.assert_frame_equal(pd.concat(cut, ignore_index=True), whole)
+    assert sum(batch["query"].nunique() for batch in cut) == 4
+    alone = [ColSpec(DataType.string, "query")]  # no lists: batches stay as they are
+    assert [len(batch) for batch in _whole_lists(iter(batches), alone)] == [len(batch) for batch in batches]
+
+
+def test_the_summary_is_of_all_batches_and_warns_of_drift() -> None:
+    random = np.random.default_rng(0)
+
+    def summary(shift: float) -> list[str]:
+        of_all = Summary()
+        calibration = random.random(80).tolist()
+        for _ in range(3):
+            frame = pd.DataFrame({"a": [1]})
+            scores = random.random(20) + shift
+            reported = {"scores": scores.tolist(), "answered": (scores > 0.5).tolist(), "calibration": calibration}
+            frame.attrs["abstention"] = {**reported, "promise": "at most 0.1 fail"}
+            of_all.add(frame)
+        return of_all.lines()
+
+    first, second = summary(0.0)
+    assert first.endswith("of 60 queries answered; at most 0.1 fail")
+    assert second.startswith("drift: none seen (p = ")
+    assert "an alarm is false for 1% of files" in second
+    assert "nothing is promised" in summary(1.0)[1]
+    assert Summary().lines() == []
+
+
+def test_a_list_of_floats_may_have_whole_numbers() -> None:
+    """Which MLflow refuses, and JSON writes for floats."""
+    columns = [ColSpec(Array(DataType.double), "x"), ColSpec(Array(DataType.string), "names")]
+    rows = pd.DataFrame({"x": [[1, 2], [0.5, 3]], "names": [["a"], ["b"]]})
+    frame = typed(rows, columns, "in.jsonl", 0)
+    assert [list(map(type, value)) for value in frame["x"]] == [[float, float]] * 2
+    assert frame["x"].tolist() == [[1.0, 2.0], [0.5, 3.0]]
+    assert frame["names"].tolist() == [["a"], ["b"]]
+    _enforce_schema(frame, Schema(columns))
+    odd = [["1"], None, [True]]
+    assert typed(pd.DataFrame({"x": odd}), columns[:1], "in.jsonl", 0)["x"].tolist() == odd

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from orchestrator.errors import UserError
 from orchestrator.report import listing
 from orchestrator.search.journal import JOURNAL, open_study
 from orchestrator.storage import records
+from orchestrator.storage.names import RECORD
 from orchestrator.storage.settings import Settings, resolve
 from tests.support.finished import run, sweep
 
@@ -204,3 +207,24 @@ def test_a_record_that_lost_its_spec_hides_no_other(settings: Settings) -> None:
     rows, _ = listing.listed(settings, limit=9)
     assert {row["id"]: row.get("trials_done") for row in rows} == {"whole": 1, "broken": None}
     assert len(listing.as_text(rows, 2).splitlines()) == 3
+
+
+def test_a_short_list_of_many_reads_few_records(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run was not started after its record was changed last."""
+    for number in range(12):
+        day = f"2026-01-{number + 1:02d}T00:00:00+00:00"
+        folder = run(settings.storage, f"r{number:02d}", 1.0)
+        folder.update(started=day, ended=day)
+        moment = datetime.fromisoformat(day).timestamp()
+        os.utime(folder.path / RECORD, (moment, moment))
+    late = records.open_folder(settings.storage / "r02")
+    late.update(tracking="none")  # changed last, started early
+    opened: list[Path] = []
+    open_folder = records.open_folder
+    monkeypatch.setattr(records, "open_folder", lambda path: opened.append(path) or open_folder(path))
+    rows, known = listing.listed(settings, limit=3)
+    assert [row["id"] for row in rows] == ["r11", "r10", "r09"]
+    assert known == 12
+    assert len(opened) <= 5
+    (settings.storage / "r11" / RECORD).write_text("{")
+    assert [row["id"] for row in listing.listed(settings, limit=3)[0]] == ["r10", "r09", "r08"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import combinations, product
 
 import numpy as np
@@ -83,6 +84,20 @@ def test_the_bootstrap_is_paired_and_agrees_with_the_normal_approximation() -> N
     assert found.high == pytest.approx(found.value + 1.96 * error, abs=0.1 * error)
     assert found.test == "paired bootstrap, 400 units"
     assert statistics.over_units(b, a).p == pytest.approx(found.p, abs=2e-3)
+
+
+def test_many_units_have_the_normal_interval_that_their_bootstrap_tends_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(3)
+    skewed = rng.exponential(size=5_000) - 0.99
+    drawn = statistics.over_units(skewed, np.zeros(5_000))
+    monkeypatch.setattr(statistics, "NORMAL_FROM", 5_000)
+    found = statistics.over_units(skewed, np.zeros(5_000))
+    error = float(skewed.std()) / math.sqrt(5_000)
+    assert found.test == "paired normal approximation, 5000 units"
+    assert (found.low, found.high) == pytest.approx((found.value - 1.96 * error, found.value + 1.96 * error), rel=1e-3)
+    assert drawn.test == "paired bootstrap, 5000 units"
+    assert (drawn.low, drawn.high) == pytest.approx((found.low, found.high), abs=0.1 * error)
+    assert drawn.p == pytest.approx(found.p, abs=0.02)
 
 
 def test_the_bootstrap_rejects_as_often_as_it_says() -> None:

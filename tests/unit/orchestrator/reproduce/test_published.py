@@ -231,18 +231,24 @@ def test_a_row_closes_a_share_of_the_gap_between_bpr_and_the_oracle() -> None:
     assert "L_SUP" not in {row.method for row in known.rows("ml-100k", "mf")}
 
     def record(**means: float) -> dict[str, Any]:
-        ran = [Measured(rows[name], None, {m: [mean, mean] for m in known.columns}) for name, mean in means.items()]
+        columns = dict.fromkeys(known.columns_on("synthetic"), 1.0) | {"truth_auc": 2.0}
+        ran = [
+            Measured(rows[name], None, {m: [factor * mean] * 2 for m, factor in columns.items()})
+            for name, mean in means.items()
+        ]
         block = Block({"dataset": "synthetic", "backbone": "mf"}, tuple(ran))
         found = table_report.record(Reproduction(known, ReproductionBudget(seeds=2), (block,)))
         return found | {"when": "now", "commits": {}}
 
     found = record(BPR=0.40, DPL=0.44, HCL=0.38, L_SUP=0.48)
-    assert [row["closed"] for row in found["rows"]] == pytest.approx([0, 0.5, -0.25, 1])
+    for metric in ("ndcg_at_20", "truth_auc", "truth_ndcg_at_20"):
+        assert [row["closed"][metric] for row in found["rows"]] == pytest.approx([0, 0.5, -0.25, 1])
     text = table_report.markdown(found)
-    assert "| gap closed | note |" in text
-    assert "| 50% |" in text
+    assert "| gap closed | gap closed, truth_auc | gap closed, truth_ndcg_at_20 | note |" in text
+    assert "| 50% | 50% | 50% |" in text
+    assert "0.8800 ± 0.0000 |" in text  # truth_auc of DPL, which nothing is published of
     for none in (record(BPR=0.40, DPL=0.44), record(BPR=0.40, DPL=0.44, L_SUP=0.40)):
-        assert {row["closed"] for row in none["rows"]} == {None}
+        assert all(row["closed"] == {} for row in none["rows"])
         assert "gap closed" not in table_report.markdown(none)
 
 

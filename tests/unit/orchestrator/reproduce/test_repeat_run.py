@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from orchestrator.errors import DONE, USAGE, UserError
 from orchestrator.provenance import machine
 from orchestrator.provenance import record as provenance
 from orchestrator.provenance.source import Source
-from orchestrator.reproduce import differences
+from orchestrator.reproduce import differences, run_cache
 from orchestrator.reproduce.differences import Difference
 from orchestrator.reproduce.recorded_run import Recorded
 from orchestrator.reproduce.repeat_run import Compared, compare, overall
@@ -103,6 +104,49 @@ def test_other_code(known: Recorded, settings: Settings) -> None:
     assert "n.txt" not in str(told["changes of project that the record lacks"])
     resumed = [{"time": "2026", "sources": [{"name": "project", "commit": "c"}]}]
     assert "code of a resume" in seen(changed(then, resumed=resumed), settings, same)
+
+
+def test_another_content_of_an_input_file_is_refused_and_is_another_run(home: Path, tmp_path: Path) -> None:
+    settings = resolve({"tracking": "none"})
+    file = tmp_path / "own.parquet"
+
+    def spec() -> ExperimentSpec:
+        file.write_bytes(file.name.encode() + bytes([len(names)]))
+        own = {"sampler": "bns", "bns_prior": "file", "prior_file": str(file)}
+        return ExperimentSpec(workload="recommender", params=preflight.parameters("recommender", own))
+
+    names: list[str] = []
+    for _ in range(2):
+        names.append(run_cache.name_of(spec(), settings, "about"))
+    assert names[0] != names[1]
+    now = preflight.input_files("recommender", spec().params)
+    assert list(now) == ["prior_file"]
+    provenance.write(tmp_path, {"experiment": {}}, (), inputs=now)
+    environment = json.loads((tmp_path / provenance.ENVIRONMENT).read_text())
+    assert environment["inputs"] == now
+    known = Recorded("r-1", None, "run", spec(), tmp_path, environment)
+    assert "prior_file" not in str(differences.all_of(known, settings, ()))
+    with pytest.raises(UserError, match=r"The file of prior_file of r-1 has changed.*recorded 0"):
+        differences.all_of(changed(known, inputs={"prior_file": "0"}), settings, ())
+    file.unlink()
+    with pytest.raises(UserError, match=r"own\.parquet cannot be read: No such file"):
+        preflight.input_files("recommender", known.spec.params)  # type: ignore[union-attr]
+
+
+def test_a_collection_and_a_first_stage_have_digests(tmp_path: Path) -> None:
+    """Those of other parameters than ``dataset``; a built-in collection has none, since its files are known."""
+    (tmp_path / "queries.jsonl").write_text("one")
+    run = tmp_path / "run.trec"
+    run.write_text("1 Q0 2 1 0.5 us")
+    seen = []
+    for _ in range(2):
+        collection = preflight.input_files("bi_encoder", {"calibrate_on": str(tmp_path)})
+        seen.append({**collection, **preflight.input_files("text_ranker", {"first_stage": str(run)})})
+        run.write_text("1 Q0 3 1 0.5 us")
+    assert list(seen[0]) == ["calibrate_on", "first_stage"]
+    assert all(seen[0][name] != seen[1][name] for name in seen[0])
+    assert preflight.input_files("bi_encoder", {"calibrate_on": "scifact"}) == {}
+    assert preflight.input_files("text_ranker", {}) == {}
 
 
 def test_other_data_are_refused_with_both_digests(

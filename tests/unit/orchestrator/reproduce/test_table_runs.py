@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 
 from orchestrator.cli.app import app
@@ -18,88 +16,12 @@ from orchestrator.reproduce.catalog import all_published
 from orchestrator.reproduce.figures import _chosen
 from orchestrator.reproduce.published import ReproductionRequest, reproduce
 from orchestrator.reproduce.table_runs import ReproductionBudget, Runner
-from orchestrator.storage.settings import Settings, resolve
-from tests.support import toy
+from orchestrator.storage.settings import Settings
+from tests.support.toy_published import PUBLISHED, REGIME
 from workloads import catalog
-from workloads.contract import Evaluation, Split
-from workloads.published import Computation, Curve, Drawn, Figure, Line, Method, Panel, Point, Regime, Table, Trained
+from workloads.published import Computation, Figure, Method, Table, Trained
 
-REGIME = Regime("toy", "parabola", "synthetic", space=f"{__file__}:space", named_by=("dataset",), seeds=2, trials=2)
-
-
-class Params(toy.Params):
-    dataset: str = "synthetic"
-
-
-class Toy(toy.Toy):
-    Params = Params
-    objective = toy.Objective("error", "min")
-
-    def evaluate(self, split: Split) -> Evaluation:
-        found = super().evaluate(split)
-        return Evaluation(found.metrics, found.units, {"slope": found.units})
-
-
-def space(trial: Any) -> dict[str, Any]:
-    return {"lr": trial.suggest_float("lr", 0.01, 0.2)}
-
-
-def fourfold(run: Trained) -> dict[str, float]:
-    return {"error": run.metrics["test/error"], "four": 4 * run.metrics["test/error"]}
-
-
-def slopes(runs: Sequence[Trained]) -> Iterator[Curve]:
-    errors = [pq.read_table(run.tables / "slope.parquet")["error"].to_pylist() for run in runs]
-    yield Curve([0.0, 1.0, 2.0], errors[0], note=f"{len(runs)} runs")
-
-
-def parabola(quick: bool) -> Drawn:
-    x = [-1.0, 0.0, 1.0]
-    return Drawn([Curve(x, [v * v for v in x], name="x²", panel="parabola")], {"size": [{"points": 3, "quick": quick}]})
-
-
-FAST = Method({"lr": 0.1}, epochs=4)
-LINES = (Line("steep", FAST, (Point(0.1, {"lr": 0.1}), Point(0.2, {"lr": 0.2}))),)
-PUBLISHED = (
-    Table(
-        "toy-main", "Rates", "ours", REGIME,
-        {"steep": Method({"lr": 0.2}, (), 4), "flat": Method({"lr": 0.01}, (), 4), "searched": Method({}, ("lr",), 4)},
-        "error", blocks=(("synthetic",),), metrics=("error", "x"), lower=("error",), reference="flat",
-    ),
-    Table(
-        "toy-missing", "Rates where no data is", "somebody, table 1", REGIME, {"steep": FAST}, "four",
-        blocks=(("synthetic",), ("gowalla",)), metrics=("four",), measure=fourfold,
-    ),
-    Figure("toy-values", "Error over the rate", "ours", REGIME, "values", (Panel("lr", "error", LINES),)),
-    Figure("toy-epochs", "Loss by epoch", "ours", REGIME, "epochs", (Panel("epoch", "train/loss", LINES),), seeds=1),
-    Figure("toy-slopes", "Error by unit", "ours", REGIME, slopes, (Panel("unit", "error", LINES),)),
-    Computation("toy-theory", "A parabola", "ours", "toy", parabola),
-)  # fmt: skip
-"""What the catalog's entry names."""
-
-
-@pytest.fixture(autouse=True)
-def published(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    entry = catalog.Entry(
-        f"{__name__}:Params",
-        f"{__name__}:Toy",
-        "One number on a parabola.",
-        f"{__name__}:PUBLISHED",
-        data=("interactions",),
-        predictor="../../../third_party/toy_predictor.py",
-    )
-    monkeypatch.setitem(catalog.BUILT_IN, "toy", entry)
-    for cached in (catalog.catalog, all_published):
-        cached.cache_clear()
-    yield
-    monkeypatch.undo()
-    for cached in (catalog.catalog, all_published):
-        cached.cache_clear()
-
-
-@pytest.fixture
-def settings(home: Path) -> Settings:
-    return resolve({"tracking": "none"})
+pytestmark = pytest.mark.usefixtures("published")
 
 
 def ask(
@@ -264,7 +186,8 @@ def test_the_list_has_tables_then_figures_in_natural_order() -> None:
     kinds = [isinstance(one, Table) for one in all_published().values()]
     assert kinds == sorted(kinds, reverse=True)
     assert ids.index("thesis-6.7") < ids.index("toy-main") < ids.index("thesis-fig3.4")
-    numbers = ["3.4", "3.5", "3.6", "4.2", "4.3", "4.4", "4.5", "5.3", "5.4", "6.8", "6.8-trained", "6.9", "6.10"]
+    numbers = ["2.3", "3.2", "3.3", "3.4", "3.5", "3.6", "4.2", "4.3", "4.4", "4.5", "5.3", "5.4", "6.1", "6.4", "6.8"]
+    numbers += ["6.8-trained", "6.9", "6.10"]
     assert [name for name in ids if name.startswith("thesis-fig")] == [f"thesis-fig{number}" for number in numbers]
 
 
@@ -277,7 +200,6 @@ def test_the_older_spelling_of_a_figure_still_finds_it(capsys: pytest.CaptureFix
 
 def test_one_id_of_two_workloads_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(catalog.BUILT_IN, "other", catalog.BUILT_IN["toy"])
-    catalog.catalog.cache_clear()
     with pytest.raises(UserError, match="Two workloads publish toy-main"):
         all_published()
 

@@ -10,6 +10,7 @@ import pytest
 
 from orchestrator.config.plan import Plan
 from orchestrator.config.spec import ExperimentSpec, Search, SweepSpec
+from orchestrator.registry import intervals
 from orchestrator.runs import description, worker
 from workloads.recommender.params import Params
 
@@ -36,11 +37,11 @@ def test_the_settings_are_those_that_are_not_defaults(toy_workload: str) -> None
 def test_an_interval_is_that_of_a_mean_over_units(tmp_path: Path) -> None:
     values = [0.0, 1.0, 1.0, 0.0]
     worker.write_table({"id": range(5), "hit": [*values, math.nan], "auc": [0.5] * 5}, tmp_path / "units.parquet")
-    half = description.half_width(tmp_path / "units.parquet", "hit", 0.5)
+    half = intervals.half_width(tmp_path / "units.parquet", "hit", 0.5)
     assert half == pytest.approx(1.96 * pd.Series(values).std() / 2)
-    assert description.half_width(tmp_path / "units.parquet", "hit", 0.6) is None, "it is no mean of these units"
-    assert description.half_width(tmp_path / "units.parquet", "recall", 0.5) is None
-    assert description.half_width(tmp_path / "none.parquet", "hit", 0.5) is None
+    assert intervals.half_width(tmp_path / "units.parquet", "hit", 0.6) is None, "it is no mean of these units"
+    assert intervals.half_width(tmp_path / "units.parquet", "recall", 0.5) is None
+    assert intervals.half_width(tmp_path / "none.parquet", "hit", 0.5) is None
 
 
 def test_settings_that_follow_from_others_are_left_out() -> None:

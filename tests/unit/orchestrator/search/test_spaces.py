@@ -72,6 +72,7 @@ def test_everything_of_the_recommender_is_searched_but_data_and_device() -> None
     never = {name for name, values in asked.items() if not values}
     assert never == {
         "dataset_noise",
+        "eval_users",
         "split",
         "split_seed",
         "optimizer",

@@ -1,6 +1,7 @@
 """What earlier versions left on disk: read, or refused in one sentence by whatever would use it.
 
-``tests/recorded/format-1`` was left by killed drivers of the first format. Formats 0 and 99 are invented.
+``tests/recorded/format-1`` and ``format-2`` were left by killed drivers, with checkpoints of these formats. Formats 0
+and 99 are invented.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.cli import app, exit_codes
+from orchestrator.cli import app
 from orchestrator.engine import checkpoint
 from orchestrator.errors import DONE, USAGE, UserError
 from orchestrator.storage import records
@@ -26,12 +27,12 @@ FORMATS = [0, 99]
 
 
 @pytest.fixture
-def recorded(home: Path) -> Callable[[str], Path]:
+def recorded(home: Path) -> Callable[..., Path]:
     """Puts a recorded run or sweep into this test's storage."""
 
-    def place(name: str) -> Path:
+    def place(name: str, form: int = 1) -> Path:
         folder = resolve().storage / name
-        shutil.copytree(HERE / "format-1" / name, folder)
+        shutil.copytree(HERE / f"format-{form}" / name, folder)
         record = folder / "record.json"
         record.write_text(record.read_text().replace(SPACE, str(SPACES)))
         return folder
@@ -47,7 +48,7 @@ def change(file: Path, **values: Any) -> None:
 
 
 def orchestrator(line: str) -> int:
-    return exit_codes.guarded(lambda: app.app(line.split(), standalone_mode=False))
+    return app.run(line.split())
 
 
 def epochs(folder: Path) -> list[int]:
@@ -55,24 +56,28 @@ def epochs(folder: Path) -> list[int]:
     return sorted({row["epoch"] for row in rows if "train/loss" in row})
 
 
+@pytest.mark.parametrize("form", checkpoint.READ)
 @pytest.mark.parametrize("kind", ["run", "sweep"])
-def test_format_1_goes_on(kind: str, recorded: Callable[[str], Path], clock: Any, toy_workload: Any) -> None:
-    folder = recorded(kind)
+def test_an_earlier_format_goes_on(
+    kind: str, form: int, recorded: Callable[..., Path], clock: Any, toy_workload: Any
+) -> None:
+    folder = recorded(kind, form)
     (found,) = folder.rglob("checkpoint.json")
+    assert json.loads(found.read_text())["format"] == form
     assert checkpoint.read(found.parent).epoch > 0
     (folder / "tracking.jsonl").unlink(missing_ok=True)  # tracking was off
     named = f" --space {SPACES}:space" if kind == "sweep" else ""  # no home of ours has run it yet
     assert orchestrator(f"{kind} --resume {kind}{named}") == DONE
-    record = records.find(folder.parent, kind).record
-    assert (record["status"], record["format"], record["holds"]) == ("finished", 1, 2)
+    ended = records.find(folder.parent, kind)  # from format 2 on in a folder of its generation: the host is unknown
+    assert (ended.record["status"], ended.record["format"], ended.record["holds"]) == ("finished", 1, 2)
     if kind == "run":
-        assert epochs(folder) == list(range(1, 31))
+        assert epochs(ended.path) == list(range(1, 31))
     else:
-        assert [row["state"] for row in json.loads((folder / "trials.json").read_text())] == ["complete"] * 2
+        assert [row["state"] for row in json.loads((ended.path / "trials.json").read_text())] == ["complete"] * 2
 
 
-def test_the_journal_of_format_1_is_delivered(
-    recorded: Callable[[str], Path], database: Path, capsys: pytest.CaptureFixture[str]
+def test_a_recorded_journal_is_delivered(
+    recorded: Callable[..., Path], database: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = recorded("run")
     change(folder / "record.json", tracking=f"sqlite:///{database}")
@@ -84,7 +89,7 @@ def test_the_journal_of_format_1_is_delivered(
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("line", ["run --resume run", "status run", "logs run", "sync run", "reproduce run run"])
 def test_a_record_of_another_format_is_refused_by_all(
-    line: str, form: int, recorded: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+    line: str, form: int, recorded: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = recorded("run")
     change(folder / "record.json", format=form)
@@ -97,7 +102,7 @@ def test_a_record_of_another_format_is_refused_by_all(
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_a_sweep_of_another_format_is_refused(
-    form: int, recorded: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+    form: int, recorded: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = recorded("sweep")
     change(folder / "record.json", format=form)
@@ -108,17 +113,17 @@ def test_a_sweep_of_another_format_is_refused(
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_a_checkpoint_of_another_format_is_refused(
-    form: int, recorded: Callable[[str], Path], toy_workload: Any, capsys: pytest.CaptureFixture[str]
+    form: int, recorded: Callable[..., Path], toy_workload: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = recorded("run")
     (folder / "tracking.jsonl").unlink()
     (found,) = folder.rglob("checkpoint.json")
     change(found, format=form)
-    with pytest.raises(UserError, match=f"has another format: got {form}; allowed: 1"):
+    with pytest.raises(UserError, match=f"has another format: got {form}; allowed: 1 or 2"):
         checkpoint.latest(found.parent.parent)
     assert orchestrator("run --resume run") == USAGE
     (said,) = capsys.readouterr().err.splitlines()
-    assert f"The checkpoint {found.parent} has another format: got {form}; allowed: 1" in said
+    assert f"The checkpoint {found.parent} has another format: got {form}; allowed: 1 or 2" in said
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -126,7 +131,7 @@ def test_a_checkpoint_of_another_format_is_refused(
 def test_a_tracking_journal_of_another_format_is_refused_and_kept(
     line: str,
     form: int,
-    recorded: Callable[[str], Path],
+    recorded: Callable[..., Path],
     database: Path,
     toy_workload: Any,
     capsys: pytest.CaptureFixture[str],

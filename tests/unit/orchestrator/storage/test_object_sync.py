@@ -36,17 +36,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def bucket(tmp_path: Path) -> Path:
-    return tmp_path / "bucket"
-
-
-@pytest.fixture
-def machine(bucket: Path, tmp_path: Path) -> Callable[[str], Path]:
-    """The storage as the machine ``name`` sees it."""
-    return lambda name: remote.mirror_of(f"file://{bucket}", tmp_path / name)
-
-
-@pytest.fixture
 def away(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
     """Set to [True], nothing reaches the storage and nothing comes from it."""
     state, real = [False], Remote._opened

@@ -151,11 +151,11 @@ def test_a_checkpoint_that_can_not_be_written_leaves_the_one_before(
     state = Checkpoint({"workload": "toy"}, 1, {"x": torch.ones(2)})
     checkpoint.write(tmp_path / checkpoint.name(1), state)
 
-    def full(tensors: Any, file: Path) -> None:
+    def full(file: Path, tensors: Any) -> None:
         file.write_bytes(b"half")
         raise OSError(number, "No room")
 
-    monkeypatch.setattr("safetensors.torch.save_file", full)
+    monkeypatch.setattr("orchestrator.engine.tensor_file.write", full)
     with pytest.raises(
         UserError, match=rf"The storage {tmp_path} cannot be written: got No room\. Free space"
     ) as caught:

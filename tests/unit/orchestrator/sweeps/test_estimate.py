@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.cli import app, exit_codes
+from orchestrator.cli import app
 from orchestrator.config.plan import Plan
 from orchestrator.config.spec import ExperimentSpec, Resources, Search, SweepSpec
 from orchestrator.storage.settings import resolve
@@ -211,7 +211,7 @@ def type_line(capsys: pytest.CaptureFixture[str], toy_workload: str, tmp_path: P
 
     def run(line: str) -> tuple[int, str, str]:
         words = line.replace("SPACE", f"{tmp_path}/mine.py:space").split()
-        code = exit_codes.guarded(lambda: app.app(words, standalone_mode=False))
+        code = app.run(words)
         captured = capsys.readouterr()
         return code, captured.out, captured.err
 

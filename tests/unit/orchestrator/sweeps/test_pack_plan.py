@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +70,7 @@ class PretrainedPackableToy(PackableToy):
 
 
 @pytest.fixture(autouse=True)
-def packable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def packable(monkeypatch: pytest.MonkeyPatch) -> None:
     entries = {
         "toy": catalog.Entry("tests.support.toy:Params", f"{__name__}:PackableToy", "To be packed."),
         "pretrained": catalog.Entry("tests.support.toy:Params", f"{__name__}:PretrainedPackableToy", "Trained before."),
@@ -80,10 +80,7 @@ def packable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     }
     for name, entry in entries.items():
         monkeypatch.setitem(catalog.BUILT_IN, name, entry)
-    catalog.catalog.cache_clear()
     PackedToys.trained = []
-    yield
-    catalog.catalog.cache_clear()
 
 
 def spec_of(number: int, plan: Mapping[str, Any], workload: str = "toy", **params: Any) -> ExperimentSpec:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.cli import app, exit_codes
+from orchestrator.cli import app
 from orchestrator.config.plan import Plan
 from orchestrator.config.spec import ExperimentSpec, Resources, Search, SweepSpec
 from orchestrator.sweeps.slurm import header
@@ -66,5 +66,5 @@ def test_the_time_is_that_of_trials_at_once() -> None:
 
 def test_as_typed(home: Any, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["plan", "--slurm", "--gpus-per-node", "4", "sweep", "recommender", "--trials", "8", "--time-budget", "60"]
-    assert exit_codes.guarded(lambda: app.app(words, standalone_mode=False)) == 0
+    assert app.run(words) == 0
     assert options(capsys.readouterr().out) == ["nodes=1", "gpus-per-node=4", "cpus-per-task=5", "time=00:16:00"]

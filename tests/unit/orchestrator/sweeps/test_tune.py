@@ -155,7 +155,9 @@ def test_a_winner_whose_node_is_dead_is_left_to_a_resume(tmp_path: Path, monkeyp
         raise ray.exceptions.LocalRayletDiedError
 
     said: list[str] = []
-    session: Any = SimpleNamespace(folder=SimpleNamespace(stop_file=None), interrupts=SimpleNamespace(stop=said.append))
+    session: Any = SimpleNamespace(
+        folder=SimpleNamespace(stop_file=None), interrupts=SimpleNamespace(stop=said.append), look=lambda spec: None
+    )
     options = SimpleNamespace(options=lambda **kinds: SimpleNamespace(remote=lambda *args: None))
     monkeypatch.setattr(ray, "remote", lambda task: options)
     monkeypatch.setattr("orchestrator.sweeps.tune._arriving", dead)
@@ -190,6 +192,7 @@ def test_a_winner_that_loses_its_device_goes_on_on_another(
     session: Any = SimpleNamespace(
         folder=SimpleNamespace(stop_file=tmp_path / "stop", id="s", log="log"),
         interrupts=SimpleNamespace(stop_requested=lambda: False),
+        look=lambda spec: None,
     )
     spec = ExperimentSpec(workload="toy", params={}, plan=Plan(epochs=2, refit="only"), seed=0)
     devices: Any = SimpleNamespace(report=losses.append, poll=lambda: None)
@@ -298,7 +301,6 @@ def test_a_trial_is_gone_when_the_next_one_is_built(
     """Also when it is built again itself, in smaller micro-batches."""
     entry = catalog.Entry("tests.support.toy:Params", "tests.support.toy:CountedToy", "Counts the others.")
     monkeypatch.setitem(catalog.BUILT_IN, "toy", entry)
-    catalog.catalog.cache_clear()
     fits = config(tmp_path / "1", fits=4, batch_size=8)
     fits["spec"]["plan"]["accumulate"] = "auto"
     with CountedToy.without_collector() as counts:
@@ -338,7 +340,9 @@ def test_a_winner_that_the_memory_monitor_killed_is_not_tried_again(
         raise KILLED
 
     started: list[Any] = []
-    session: Any = SimpleNamespace(folder=SimpleNamespace(stop_file=None, id="s", log=tmp_path / "log"))
+    session: Any = SimpleNamespace(
+        folder=SimpleNamespace(stop_file=None, id="s", log=tmp_path / "log"), look=lambda spec: None
+    )
     options = SimpleNamespace(options=lambda **kinds: SimpleNamespace(remote=lambda *args: started.append(args)))
     monkeypatch.setattr(ray, "remote", lambda task: options)
     monkeypatch.setattr("orchestrator.sweeps.tune._arriving", killed)

@@ -223,8 +223,14 @@ def test_rows_of_runs_that_take_turns_meet_in_batches() -> None:
 
 
 def test_what_parts_the_rows_of_a_run_stays_between_them() -> None:
-    end, tag = {"op": "end", "key": "a"}, {"op": "tag", "key": "b"}
+    end, tag = {"op": "end", "key": "a"}, {"op": "tag", "key": "b", "tags": {"x": "1"}}
     given = [{"op": "start", "key": "a"}, log("a", 1), log("b", 1), log("a", 2), end, log("b", 2), log("a", 3), tag]
-    merged = [{"op": "start", "key": "a"}, log("a", 1, 2), log("b", 1, 2), end, log("a", 3), tag]
-    assert batches(given) == merged
-    assert given[1] == log("a", 1), "what was given is as it was"
+    begun = {"op": "start", "key": "a", "rows": log("a", 1, 2)["rows"]}
+    assert batches(given) == [begun, log("b", 1, 2) | {"set_tags": {"x": "1"}}, end, log("a", 3)]
+    assert given[:2] == [{"op": "start", "key": "a"}, log("a", 1)], "what was given is as it was"
+
+
+def test_of_two_values_of_a_tag_the_later_counts() -> None:
+    first, second = ({"op": "tag", "key": "a", "tags": {"state": state}} for state in ("running", "complete"))
+    (merged,) = batches([first, log("a", 1), second])
+    assert merged == log("a", 1) | {"set_tags": {"state": "complete"}}

@@ -16,9 +16,9 @@ from tests.support.tracked import NOWHERE, OWNER, Server, abandon, expected, ful
 from tests.support.waiting import FOR_EVER, HANG_SECONDS
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory, initialised_store: Path) -> Iterator[Server]:
-    """Started first and used last: it takes seconds to answer, while the tests on SQLite run."""
+    """Started once: it takes seconds to answer."""
     running = Server(tmp_path_factory.mktemp("server"), initialised_store)
     yield running
     running.kill()

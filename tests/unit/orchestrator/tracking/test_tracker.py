@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import threading
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -57,6 +58,24 @@ def test_a_run_from_its_start_to_its_end(open_tracker: Callable[..., Tracker], d
     assert query(database, "select name from experiments where experiment_id > 0") == [("toy",)]
 
 
+def test_values_within_an_epoch_have_their_own_steps_and_come_once(
+    open_tracker: Callable[..., Tracker], database: Path
+) -> None:
+    def epoch(number: int) -> Row:
+        steps = [(step, 100.0 + step, {"train_steps/loss": float(step)}) for step in (2 * number - 1, 2 * number)]
+        return Row(number, 100.0 + 2 * number, {"train/loss": float(number)}, steps)
+
+    tracker = open_tracker()
+    tracker.start(OWNER, "a name", params={}, tags={})
+    tracker.log(OWNER, [epoch(1), epoch(2)])
+    tracker.log(OWNER, [epoch(2), epoch(3)])  # a resume repeats its last epoch
+    tracker.end(OWNER, "FINISHED")
+    assert tracker.close() is None
+    found = query(database, "select step, value, timestamp from metrics where key = 'train_steps/loss' order by step")
+    assert found == [(step, float(step), 100_000 + 1000 * step) for step in range(1, 7)]
+    assert query(database, "select count(*) from metrics where key = 'train/loss'") == [(3,)]
+
+
 @pytest.mark.parametrize(
     ("before", "after"),
     [
@@ -104,13 +123,13 @@ def test_values_wait_for_each_other_in_batches(
 ) -> None:
     """More than MLflow takes in one request, and far fewer requests than reports."""
     sent: list[int] = []
-    send = mlflow_client.Client.metrics
+    send = mlflow_client.Client.log
 
-    def counted(client: Any, run: str, values: list[Any]) -> None:
-        sent.append(len(values))
-        send(client, run, values)
+    def counted(client: Any, run: str, **values: list[Any]) -> None:
+        sent.append(len(values.get("metrics", ())))
+        send(client, run, **values)
 
-    monkeypatch.setattr(mlflow_client.Client, "metrics", counted)
+    monkeypatch.setattr(mlflow_client.Client, "log", counted)
     tracker = open_tracker()
     tracker.start(OWNER, "run", params={})
     for epoch in range(1, 1501):
@@ -244,10 +263,46 @@ def test_a_deleted_experiment_is_said_at_once(open_tracker: Callable[..., Tracke
         second.run_id(OWNER, timeout=FOR_EVER)
 
 
+def test_a_trial_that_waits_is_one_request_for_all_its_values(
+    open_tracker: Callable[..., Tracker], database: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests: list[set[str]] = []
+    send = mlflow_client.Client.log
+    create = mlflow_client.Client.create
+    busy = threading.Event()
+    put = threading.Event()
+
+    def counted(client: Any, run: str, **values: list[Any]) -> None:
+        requests.append(set(values))
+        send(client, run, **values)
+
+    def waiting(*args: Any) -> str:
+        busy.set()
+        put.wait(FOR_EVER)
+        return create(*args)
+
+    monkeypatch.setattr(mlflow_client.Client, "log", counted)
+    monkeypatch.setattr(mlflow_client.Client, "create", waiting)
+    tracker = open_tracker()
+    tracker.start(OWNER, "sweep", params={})
+    assert busy.wait(FOR_EVER)  # the sender is, while the trials come
+    for number in range(3):
+        tracker.start(f"{OWNER}/{number}", "trial", params={"lr": number}, tags={"x": "y"}, parent=OWNER)
+        tracker.log(f"{OWNER}/{number}", rows(1, 2))
+        tracker.tag(f"{OWNER}/{number}", {"state": "complete"})
+        tracker.end(f"{OWNER}/{number}", "FINISHED")
+    put.set()
+    assert tracker.close() is None
+    assert requests == [{"params", "metrics", "tags"}] * 3
+    for number in range(3):
+        assert metrics(database, f"{OWNER}/{number}") == expected(rows(1, 2))
+        assert tags(database, f"{OWNER}/{number}")["state"] == "complete"
+
+
 # Requests that are lost
 
 
-@pytest.mark.parametrize("method", ["create", "params", "metrics", "tags", "input", "end", "existing_runs"])
+@pytest.mark.parametrize("method", ["create", "log", "input", "end", "existing_runs"])
 @pytest.mark.parametrize("lost", ["request", "answer"])
 def test_one_lost_request_changes_nothing(
     method: str, lost: str, open_tracker: Callable[..., Tracker], database: Path, monkeypatch: pytest.MonkeyPatch
@@ -255,10 +310,10 @@ def test_one_lost_request_changes_nothing(
     real = getattr(mlflow_client.Client, method)
     failed: list[str] = []
 
-    def flaky(*args: Any) -> Any:
+    def flaky(*args: Any, **values: Any) -> Any:
         result = None
         if failed or lost == "answer":
-            result = real(*args)
+            result = real(*args, **values)
         if not failed:
             failed.append(method)
             raise ConnectionError("connection reset by peer")

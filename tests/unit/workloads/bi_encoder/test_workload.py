@@ -12,18 +12,21 @@ from typing import Any, ClassVar
 
 import numpy as np
 import optuna
+import pandas as pd
 import pytest
 import torch
 from pydantic import ValidationError
 
 from search_spaces import bi_encoder as spaces
 from tests.support.readme_tree import ROOT
+from tests.support.small_data import small_pairs
 from workloads.bi_encoder import dataset
 from workloads.bi_encoder.batches import batches
 from workloads.bi_encoder.evaluation import evaluation
 from workloads.bi_encoder.loss_calls import EmbeddedBatch, batch_loss
 from workloads.bi_encoder.losses import LOSSES, SCRATCH_LR
 from workloads.bi_encoder.params import Params
+from workloads.bi_encoder.predictor import Predictor
 from workloads.bi_encoder.workload import BiEncoder
 from workloads.contract import Runtime
 from workloads.data.pairs.load import load_pairs
@@ -32,6 +35,7 @@ from workloads.testing import Conformance, values
 from workloads.testing_distributed import run_on_ranks
 
 CPU = torch.device("cpu")
+SMALL: dict[str, Any] = {"dataset": small_pairs(), "batch_size": 80}
 
 
 def runtime(**settings: Any) -> Runtime:
@@ -40,6 +44,7 @@ def runtime(**settings: Any) -> Runtime:
 
 class BiEncoderConformance(Conformance):
     workload: ClassVar[type[Any]] = BiEncoder
+    weights: ClassVar[str] = "encoder"
     earlier: ClassVar[tuple[Path, ...]] = (ROOT / "tests/recorded/predictors/bi_encoder.py",)
 
     @contextmanager
@@ -57,7 +62,7 @@ class BiEncoderConformance(Conformance):
 
 
 class TestInBatchNegatives(BiEncoderConformance):
-    params: ClassVar[Mapping[str, Any]] = {"batch_size": 160, "loss": "bcl", "pooling": "max"}
+    params: ClassVar[Mapping[str, Any]] = {**SMALL, "loss": "bcl", "pooling": "max"}
 
 
 class OneProcess(BiEncoderConformance):
@@ -67,15 +72,29 @@ class OneProcess(BiEncoderConformance):
 
 
 class TestRegression(OneProcess):
-    params: ClassVar[Mapping[str, Any]] = {"batch_size": 160}
+    params: ClassVar[Mapping[str, Any]] = SMALL
+
+
+class TestPlainSentences(OneProcess):
+    """SimCSE."""
+
+    params: ClassVar[Mapping[str, Any]] = {
+        **SMALL, "loss": "infonce", "positives": "dropout", "dropout": 0.1,
+    }  # fmt: skip
+    test_micro_batches_give_the_same_gradient = None  # type: ignore[assignment]  # other masks: the positive is one
+
+
+class TestCrossEncoder(OneProcess):
+    params: ClassVar[Mapping[str, Any]] = {**SMALL, "scoring": "cross"}
+    earlier: ClassVar[tuple[Path, ...]] = ()  # predictors of earlier versions have no head
 
 
 class TestOrder(OneProcess):
-    params: ClassVar[Mapping[str, Any]] = {"batch_size": 160, "loss": "cosent"}
+    params: ClassVar[Mapping[str, Any]] = {**SMALL, "loss": "cosent"}
 
 
 def built(runtime_settings: Mapping[str, Any] | None = None, **params: Any) -> BiEncoder:
-    return BiEncoder(Params(**{"batch_size": 160, **params}), runtime(**(runtime_settings or {})))
+    return BiEncoder(Params(**{**SMALL, **params}), runtime(**(runtime_settings or {})))
 
 
 @pytest.fixture(scope="module")
@@ -176,8 +195,91 @@ def test_every_pair_once_a_pass_in_another_order_each_time() -> None:
     assert all(np.array_equal(one, other) for one, other in zip(cut, first + second))
 
 
+def test_a_cross_encoder_reads_both_sentences_at_once() -> None:
+    """One sequence a pair; its score is a sigmoid, its loss the squared error to label / 5, and serving agrees."""
+    cross = built(scoring="cross", batch_size=8)
+    train = cross.data.train
+    pairs = load_pairs(SMALL["dataset"], Path(), "official", seed=0)
+    sides = (cross.tokenizer.bare(side[:3]) for side in (pairs.train.first, pairs.train.second))
+    both = cross.tokenizer.pairs(*sides)
+    for row in range(3):
+        assert np.array_equal(train.tokens.take(np.array([row])).ids, both.take(np.array([row])).ids)
+    batch = next(iter(batches(len(train), 8, cross.runtime, 1)))
+    found = cross._embed(cross._pack(batch.rows), 0, 0)
+    assert found.shape == (8,)
+    loss = batch_loss(EmbeddedBatch(found, batch, train), "mse", cross.params.of_loss())
+    expected = [(score - grade / 5) ** 2 for score, grade in zip(found.tolist(), train.grades[batch.rows].tolist())]
+    assert loss.item() == pytest.approx(math.fsum(expected) / 8, rel=1e-5)
+    served = cross.servable()
+    predictor = Predictor({name: value.detach().numpy() for name, value in served.weights.items()}, dict(served.config))
+    judged = pairs.validation
+    assert judged is not None
+    answer = predictor.predict(pd.DataFrame({"sentence1": judged.first, "sentence2": judged.second}))
+    units = cross.evaluate("validation").units
+    np.testing.assert_allclose(answer["similarity"], units["cosine"], rtol=1e-4, atol=1e-5)
+    with pytest.raises(ValueError, match="compares pairs and has no vectors: drop the column 'sentence'"):
+        predictor.predict(pd.DataFrame({"sentence": ["one"]}))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"loss": "infonce"}, "scoring=cross has no vectors of sentences, which loss=infonce needs. Set loss=mse or"),
+        (
+            {"loss": "mse", "lowest_cosine": -1},
+            "lowest_cosine=-1 is no target of scoring=cross, whose score",
+        ),
+    ],
+)
+def test_a_cross_encoder_has_similarities_only(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        Params(scoring="cross", **given)
+
+
+def test_plain_sentences_are_their_own_positives() -> None:
+    """Each distinct sentence once a pass, encoded twice with other masks; the others of the batch are negatives."""
+    simcse = built(batch_size=8, loss="infonce", positives="dropout", dropout=0.1, temperature=0.05)
+    train = simcse.data.train
+    assert train.pairs.tolist() == [[text, text] for text in range(len(train.tokens))]
+    scored = built(batch_size=8).data.train
+    assert len(train) == len(np.unique(scored.pairs)) == len(scored.tokens)
+    batch = next(iter(batches(len(train), 8, simcse.runtime, 1)))
+    simcse.encoder.train()
+    vectors = simcse._embed(simcse._pack(batch.rows), 0, 0)
+    assert not torch.allclose(vectors[:, 0], vectors[:, 1])
+    found = batch_loss(EmbeddedBatch(vectors, batch, train), "infonce", simcse.params.of_loss())
+    first, second = torch.nn.functional.normalize(vectors, dim=2).unbind(1)
+    expected = torch.nn.functional.cross_entropy(first @ second.T / 0.05, torch.arange(8))
+    assert found.item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_plain_sentences_read_no_score(monkeypatch: pytest.MonkeyPatch) -> None:
+    params: dict[str, Any] = {"loss": "infonce", "positives": "dropout", "dropout": 0.1}
+    once = built(**params).train_epoch(1)
+
+    def without(*names: Any, **settings: Any) -> SentencePairs:
+        whole = load_pairs(*names, **settings)
+        return replace(whole, train=replace(whole.train, scores=np.zeros_like(whole.train.scores)))
+
+    monkeypatch.setattr("workloads.bi_encoder.workload.load_pairs", without)
+    assert built(**params).train_epoch(1) == once
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"loss": "mse"}, "positives=dropout has no scores, which loss=mse needs. Set loss=infonce or loss=decoupled"),
+        ({"loss": "infonce"}, "both vectors are equal: encoder=tiny has none of its own. Set dropout=0.1"),
+        ({"loss": "infonce", "dropout": 0}, "both vectors are equal: dropout=0. Set"),
+    ],
+)
+def test_plain_sentences_need_dropout_and_a_loss_in_the_batch(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        Params(positives="dropout", **given)
+
+
 def test_it_learns_which_words_mean_the_same() -> None:
-    workload = built({"epochs": 4}, loss="infonce", batch_size=32)
+    workload = built({"epochs": 4}, dataset="synthetic-pairs", loss="infonce", batch_size=32)
     before = values(workload.evaluate("test"))["spearman"]
     for epoch in range(1, 5):
         workload.train_epoch(epoch)
@@ -298,3 +400,74 @@ def test_what_is_left_open_goes_with_encoder_and_loss() -> None:
     assert Params(loss="bcl").beta == 0.7
     assert Params(loss="infonce", temperature=0.1).temperature == 0.1
     assert Params(loss="mse").temperature is None
+
+
+def test_matryoshka_sums_the_loss_of_cut_vectors_and_reports_each_length() -> None:
+    workload = BiEncoder(Params(**SMALL, loss="infonce"), runtime())
+    dim = workload.encoder.dim
+    batch = next(batches(len(workload.data.train), 80, runtime(), 1))
+    nested = BiEncoder(Params(**SMALL, loss="infonce", dims=f"{dim},{dim // 4}"), runtime())
+    before = nested.encoder.state_dict()["model.embeddings.word_embeddings.weight"].clone()
+    settings = workload.params.of_loss()
+    vectors = workload._embed(workload._pack(batch.rows), 0, 0)
+    expected = sum(
+        batch_loss(EmbeddedBatch(vectors[:, :, :length], batch, workload.data.train), "infonce", settings).item()
+        for length in (dim, dim // 4)
+    )
+    assert nested._backward(batch, 0).item() == pytest.approx(expected, rel=1e-5)
+    nested.optimizer.zero_grad()
+    nested.train_epoch(1)
+    assert not torch.equal(before, nested.encoder.state_dict()["model.embeddings.word_embeddings.weight"])
+    result = nested.evaluate("validation")
+    part = nested.data.validation
+    cut = nested._vectors(part)[:, : dim // 4]
+    cosines = torch.cosine_similarity(cut[part.pairs[:, 0]], cut[part.pairs[:, 1]])
+    ranks = pd.Series(cosines.detach().numpy()).corr(pd.Series(part.grades), method="spearman")
+    assert result.metrics[f"spearman_dim_{dim // 4}"] == pytest.approx(ranks, abs=1e-5)
+    assert result.units[f"spearman_dim_{dim // 4}"].mean() == pytest.approx(ranks, abs=1e-5)
+
+
+def test_hard_negatives_are_the_nearest_sentences_below_the_margin() -> None:
+    params = Params(**SMALL, loss="infonce", hard_negatives=2, hard_margin=0.05)
+    workload = BiEncoder(params, runtime())
+    train = workload.data.train
+    vectors = torch.nn.functional.normalize(workload._vectors(train), eps=1e-8).detach()
+    mined = workload._mine()
+    positives = {(first, second) for (first, second), grade in zip(train.pairs.tolist(), train.grades) if grade >= 4}
+    for row, (first, second) in enumerate(train.pairs.tolist()):
+        if train.grades[row] < 4:
+            assert mined[row].tolist() == [-1, -1]
+            continue
+        cosines = vectors @ vectors[first]
+        fit = [text for text in range(len(vectors)) if text != first and (first, text) not in positives
+               and cosines[text] <= cosines[second] - 0.05]  # fmt: skip
+        best = sorted(fit, key=lambda text: (-float(cosines[text]), text))[:2]
+        for chosen, right in zip(mined[row].tolist(), [*best, -1, -1]):
+            assert chosen == right or abs(float(cosines[chosen] - cosines[right])) < 1e-5
+    plain = BiEncoder(Params(**SMALL, loss="infonce"), runtime())
+    assert values(workload.train_epoch(1))["loss"] > values(plain.train_epoch(1))["loss"], "more negatives, more loss"
+    again = BiEncoder(params, runtime())
+    again.load_state_dict(deepcopy(workload.state_dict()))
+    assert values(again.train_epoch(2)) == values(workload.train_epoch(2))
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"dims": "96,192"}, "dims=96,192 are not lengths of vectors from the longest to the shortest"),
+        ({"dims": "192,0"}, "dims=192,0 are not lengths"),
+        ({"dims": "64,32", "scoring": "cross"}, "scoring=cross has no vectors, which dims=64,32 cuts"),
+        ({"hard_negatives": 2}, "hard_negatives=2 are negatives in the batch, which loss=mse has not"),
+        ({"hard_margin": 0.1}, "hard_margin=0.1 has no effect without hard negatives"),
+        (
+            {"hard_negatives": 2, "loss": "infonce", "positives": "dropout", "dropout": 0.1},
+            "positives=dropout has not. Set positives=scored",
+        ),
+    ],
+)
+def test_lengths_and_hard_negatives_that_cannot_be(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        Params(**given)
+    assert Params(dims="64").dims == (64,)
+    with pytest.raises(ValueError, match="dims=5,3 does not begin with"):
+        BiEncoder(Params(**SMALL, dims=[5, 3]), runtime())

@@ -120,6 +120,22 @@ class TestDigest:
         digest(path)
         assert len(readings) == 2
 
+    def test_of_a_large_folder_a_process_looks_at_the_folders_only(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(digests, "LARGE", 4)
+        monkeypatch.setattr(digests, "_FOLDERS", {})
+        for name in ("a/1", "a/2", "b/1", "b/2"):
+            (tmp_path / "set" / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / "set" / name).write_text(name)
+        first = digest(tmp_path / "set")
+        with monkeypatch.context() as patch:
+            patch.setattr(digests, "_stamp", lambda path: pytest.fail("looked at every file"))
+            assert digest(tmp_path / "set") == first
+        time.sleep(0.02)  # a tick of the file system's clock
+        (tmp_path / "set" / "b" / "3").write_text("new")
+        assert digest(tmp_path / "set") == digests.sha256(tmp_path / "set") != first
+
     def test_a_damaged_memory_is_not_believed(self, tmp_path: Path, readings: list[Path]) -> None:
         path = tmp_path / "file"
         path.write_bytes(b"content")

@@ -46,6 +46,17 @@ def root(tmp_path: Path) -> Path:
     return lay_out(tmp_path / "data")
 
 
+def test_terms_of_use_end_a_summary() -> None:
+    assert {name: entry.terms for name, entry in DATASETS.items() if entry.terms} == {
+        "ml-100k": "GroupLens terms: research use",
+        "ml-100k-raw": "research use",
+        "ml-1m": "research use",
+        "yahoo-r3": "on request",
+        "scifact": "claims CC BY 4.0",
+        "stsb": "scores CC BY-SA 4.0",
+    }
+
+
 def test_the_catalogue_is_complete() -> None:
     assert {"synthetic", "ml-100k", "ml-1m", "yahoo-r3", "lastfm", "gowalla", "yelp2018"} <= set(DATASETS)
     for name, known in DATASETS.items():

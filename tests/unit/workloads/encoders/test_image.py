@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 from torchvision.models import resnet18
 
-from workloads.encoders.image import ENCODERS, ImageEncoder, image_encoder
+from workloads.encoders.image import ENCODERS, ImageEncoder, image_encoder, load_weights
 
 
 def parameters(module: nn.Module) -> int:
@@ -16,7 +19,7 @@ def parameters(module: nn.Module) -> int:
 
 @pytest.mark.parametrize("name", ENCODERS)
 def test_features_have_the_stated_width(name: str) -> None:
-    encoder = image_encoder(name, seed=0).eval()  # type: ignore[arg-type]
+    encoder = image_encoder(name, seed=0).eval()
     features = encoder(torch.randn(2, 3, 16, 16))
     assert features.shape == (2, encoder.features)
     assert torch.isfinite(features).all()
@@ -88,3 +91,51 @@ def stage_one(encoder: ImageEncoder, images: torch.Tensor) -> torch.Tensor:
 def equal(first: nn.Module, second: nn.Module) -> bool:
     pairs = zip(first.state_dict().values(), second.state_dict().values(), strict=True)
     return all(torch.equal(one, other) for one, other in pairs)
+
+
+def test_weights_of_a_file_are_loaded(tmp_path: Path) -> None:
+    """With those of the classifier, as torchvision's files have them."""
+    reference = resnet18()
+    file = tmp_path / "resnet18.safetensors"
+    save_file(reference.state_dict(), file)
+    encoder = image_encoder("resnet18", "imagenet", seed=0)
+    load_weights(encoder, file)
+    assert torch.equal(encoder.layers.layer4[1].conv2.weight, reference.layer4[1].conv2.weight)
+
+    with pytest.raises(
+        ValueError, match=r"do not fit: conv1\.weight is \(64, 3, 7, 7\) there and \(64, 3, 3, 3\) here"
+    ):
+        load_weights(image_encoder("resnet18", "cifar", seed=0), file)
+    with pytest.raises(ValueError, match=r"do not fit: 0\.weight is missing there"):
+        load_weights(image_encoder("tiny", seed=0), file)
+    tiny = image_encoder("tiny", seed=0)
+    own = {name: value.contiguous() for name, value in tiny.layers.state_dict().items()}
+    save_file({**own, "more": torch.ones(1)}, file)
+    with pytest.raises(ValueError, match="they have more, which the encoder does not have"):
+        load_weights(tiny, file)
+    file.write_bytes(b"no weights")
+    with pytest.raises(ValueError, match="cannot be read"):
+        load_weights(tiny, file)
+
+
+@pytest.mark.parametrize(
+    ("name", "features"), [("vit_tiny_patch16_224", 192), ("resnet10t", 512), ("mobilenetv3_small_050", 1024)]
+)
+def test_models_of_timm_are_encoders(name: str, features: int) -> None:
+    """A ViT with positions for the images' size, which encodes images of another one; and convolutional ones."""
+    pytest.importorskip("timm")
+    encoder = image_encoder(f"timm/{name}", seed=1, side=32).eval()
+    assert encoder.features == features
+    assert encoder(torch.randn(2, 3, 32, 32)).shape == (2, features)
+    assert encoder(torch.randn(2, 3, 64, 64)).shape == (2, features)
+    assert equal(encoder, image_encoder(f"timm/{name}", seed=1, side=32))
+
+
+def test_unknown_models_of_timm_are_named() -> None:
+    pytest.importorskip("timm")
+    with pytest.raises(
+        ValueError, match=r"timm has no model 'vit_tini_patch16_224'; did you mean timm/vit_tiny_patch16"
+    ):
+        image_encoder("timm/vit_tini_patch16_224", seed=0)
+    with pytest.raises(ValueError, match="vit_tiny_patch16_224 does not take images of 8 pixels"):
+        image_encoder("timm/vit_tiny_patch16_224", seed=0, side=8)

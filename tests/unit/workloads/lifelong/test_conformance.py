@@ -27,6 +27,7 @@ SMALL = {
 
 class LifelongConformance(Conformance):
     workload: ClassVar[type[Any]] = Lifelong
+    weights: ClassVar[str] = "encoder"
     earlier: ClassVar[tuple[Path, ...]] = (ROOT / "tests/recorded/predictors/lifelong.py",)
     ranked: ClassVar[tuple[str, ...]] = ("*_at_*", "forgetting", "forward_transfer")
     compared: ClassVar[Mapping[str, Any]] = {"lr": 1e-6}
@@ -55,6 +56,15 @@ class LifelongConformance(Conformance):
 
 class TestRankingAlignment(LifelongConformance):
     params: ClassVar[Mapping[str, Any]] = SMALL
+
+
+class TestApartWithArrivingQueries(LifelongConformance):
+    """One encoder of documents and one of queries; queries are judged from the session in which they arrive."""
+
+    params: ClassVar[Mapping[str, Any]] = {
+        **SMALL, "encoders": "apart", "split_queries": "arriving", "diversity": "whole",
+    }  # fmt: skip
+    ranked: ClassVar[tuple[str, ...]] = (*LifelongConformance.ranked, "*arriving_*")
 
 
 class TestEverythingAnew(LifelongConformance):

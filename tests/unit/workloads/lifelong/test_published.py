@@ -7,7 +7,8 @@ import pytest
 
 from search_spaces import lifelong as spaces
 from workloads.lifelong.params import Params
-from workloads.lifelong.published import ABLATION, MAIN, PUBLISHED
+from workloads.lifelong.published import ABLATION, MAIN, PUBLISHED, SAVINGS
+from workloads.lifelong.published.figures import savings
 from workloads.published import Table
 
 
@@ -19,7 +20,19 @@ def test_search_spaces_draw_valid_parameters(preset: str) -> None:
     assert {one.compatible for one in drawn} == expected.get(preset, {preset})
 
 
-@pytest.mark.parametrize("table", PUBLISHED, ids=lambda table: table.id)
+TABLES = [entry for entry in PUBLISHED if isinstance(entry, Table)]
+
+
+def test_the_savings_are_counted_and_have_a_formula() -> None:
+    """Three quarters of the collection are embedded again in each session, on average, where the index is rebuilt."""
+    assert SAVINGS in PUBLISHED
+    cells = savings(quick=True).tables["saved"]
+    assert [cell["sessions"] for cell in cells] == [1, 2, 3]
+    assert [cell["counted"] for cell in cells] == pytest.approx([cell["formula"] for cell in cells])
+    assert cells[2]["formula"] == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize("table", TABLES, ids=lambda table: table.id)
 def test_every_row_is_an_experiment(table: Table) -> None:
     for dataset in table.datasets:
         rows = {row.method: Params(**row.settings.params) for row in table.rows(dataset)}
@@ -33,7 +46,7 @@ def test_the_ablation_changes_one_thing_at_a_time() -> None:
     rows = {row.method: Params(**row.settings.params).model_dump() for row in ABLATION.rows("classic-ir")}
     reference = rows.pop("L2R")
     depending = {
-        "alpha", "standardise", "n_memory", "capacity", "align_weight", "detach_target",
+        "alpha", "standardise", "diversity", "n_memory", "capacity", "align_weight", "detach_target",
     }  # fmt: skip
     for method, params in rows.items():
         different = {name for name, value in params.items() if value != reference[name]}

@@ -67,6 +67,16 @@ def test_isd_is_the_mean_distance_across_the_query() -> None:
     assert not isd(one(DOCS), there(6), one(OTHERS), ~there(3), QUERY).any()
 
 
+def test_isd_of_whole_vectors_sees_what_is_along_the_query() -> None:
+    """The reader's objection (E-L4): the mean distance of the vectors themselves."""
+    found = isd(one(DOCS), there(6), one(OTHERS), there(3), QUERY, whole=True)[0]
+    others = [np.array(other) for other in OTHERS]
+    expected = [np.mean([np.linalg.norm(np.array(doc) - other) for other in others]) for doc in DOCS]
+    assert found.tolist() == pytest.approx(expected)
+    scores = new_scores(one(DOCS), there(6), PLUS, QUERY, 0.0, whole=True)
+    torch.testing.assert_close(scores, isd(one(DOCS), there(6), one(DOCS), there(6), QUERY, whole=True))
+
+
 def test_what_differs_along_the_query_only_is_alike() -> None:
     """E-L4."""
     along_only = QUERY.unsqueeze(1) * torch.tensor([0.5, -2.0, 3.0], dtype=torch.float64).view(1, 3, 1)

@@ -16,8 +16,8 @@ from workloads.data.retrieval.judged import Row, judged
 from workloads.data.retrieval.topical import CLASSIC_IR, is_topical, own_topical
 from workloads.data.retrieval.types import Retrieval
 from workloads.lifelong.clusters import clusters
-from workloads.lifelong.evaluation import forgetting, forward_transfer
-from workloads.lifelong.sessions import Stream, build, query_topics, topics_of
+from workloads.lifelong.evaluation import forgetting, forward_transfer, saved
+from workloads.lifelong.sessions import Stream, arrivals, build, query_topics, topics_of
 
 
 def collection(sizes: tuple[int, ...] = (40, 30, 20), empty: int = 0) -> Retrieval:
@@ -47,6 +47,26 @@ def test_a_session_is_mostly_of_its_own_topic_or_what_is_left_of_it() -> None:
     assert shares[0] >= 21
     assert shares[1] >= 21
     assert shares[2] == 5  # of the 10, half came first
+
+
+def test_queries_arrive_with_the_documents_of_their_topic() -> None:
+    found = build(collection((200, 100, 60)), Stream(sessions=3))
+    topics = np.repeat([0, 1, 2, -1], 1000).astype(np.int16)
+    arrived = arrivals(found, topics, seed=0)
+    for topic in range(3):
+        own = found.session[found.topic == topic]
+        expected = np.bincount(own, minlength=4) / len(own)
+        np.testing.assert_allclose(np.bincount(arrived[topics == topic], minlength=4) / 1000, expected, atol=0.06)
+    assert not arrived[topics == -1].any()
+    assert np.array_equal(arrived, arrivals(found, topics, seed=0))
+    assert not np.array_equal(arrived, arrivals(found, topics, seed=1))
+
+
+def test_saved_embeddings_are_those_of_a_rebuilt_index() -> None:
+    assert saved([8, 2, 2, 2, 2], [8, 2, 2, 2, 2]).tolist() == pytest.approx(
+        [0, 1 - 10 / 18, 1 - 12 / 30, 1 - 14 / 44, 1 - 1 / 3.75]
+    )
+    assert not saved([8, 10, 12], [8, 2, 2]).any()
 
 
 def test_the_seed_decides_and_nothing_else() -> None:

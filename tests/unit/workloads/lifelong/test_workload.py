@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import replace
@@ -17,13 +18,18 @@ from pydantic import ValidationError
 
 from orchestrator.config.plan import Plan
 from orchestrator.engine.loop import run_epochs
-from workloads.contract import Runtime, Servable
+from workloads.contract import MID_RUN, Runtime, Servable
+from workloads.data import fingerprint
 from workloads.data.errors import DataError
+from workloads.data.retrieval.bm25 import search
+from workloads.lifelong import dataset, index_encoder
+from workloads.lifelong import workload as module
 from workloads.lifelong.dataset import prepare
 from workloads.lifelong.evaluation import MEASURES, SessionEvaluator
 from workloads.lifelong.index import Index, read_segment
 from workloads.lifelong.params import Params
 from workloads.lifelong.predictor import Predictor
+from workloads.lifelong.serving import lineage_of
 from workloads.lifelong.workload import Lifelong
 from workloads.testing import values
 
@@ -57,6 +63,65 @@ def test_a_compatible_index_is_only_ever_appended_to(finished: Lifelong) -> None
     first = trained(epochs=1).index
     np.testing.assert_array_equal(finished.index.vectors()[: len(first)], first.vectors())
     assert finished.evaluate("test").metrics["documents_embedded"] == len(sessions.until(2))
+
+
+def test_encoders_apart_begin_equal_and_part() -> None:
+    """The stored documents are the document encoder's, and queries are ranked and served by the query encoder."""
+    began = build(encoders="apart")
+    tied = build()
+    for encoder in (began.encoder, began.query_encoder):
+        for name, value in tied.encoder.state_dict().items():
+            assert torch.equal(encoder.state_dict()[name], value)
+    found = trained(epochs=2, encoders="apart")
+    queries = found.data.train[:3]
+    texts = len(found.data.data.docs) + queries
+    own = found.index_encoder.embed(texts, queries=True)
+    assert torch.equal(found.index_encoder.queries(queries), own)
+    assert not torch.allclose(own, found.index_encoder.embed(texts))
+    served = {name.removeprefix("model."): value for name, value in found.servable().weights.items()}
+    for name, value in found.query_encoder.model.state_dict().items():
+        assert torch.equal(served[name], value)
+    docs = found.data.sessions.arriving(1)[:4]
+    np.testing.assert_allclose(found.index.take(docs), found.index_encoder.embed(docs), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "params", [{"compatible": "frozen", "memory": "none"}, {"update": "retrain"}, {"memory": "mir"}]
+)
+def test_encoders_apart_go_with_every_update(params: dict[str, Any]) -> None:
+    """Also where a batch embeds no document: those of a frozen index whose queries have no new ones."""
+    found = trained(encoders="apart", **params)
+    assert found.evaluate("validation").metrics["sessions_ended"] == 3
+    vectors = found._vectors(np.empty(0, np.int64), len(found.data.data.docs) + found.data.train[:2])
+    torch.testing.assert_close(vectors.detach(), found.index_encoder.queries(found.data.train[:2]))
+
+
+def test_queries_count_from_the_session_in_which_they_arrive(finished: Lifelong) -> None:
+    data = finished.data
+    arrived = data.query_sessions
+    evaluator = SessionEvaluator(data, data.queries.test, arrived)
+    everything = SessionEvaluator(data, data.queries.test)
+    for session, ranked in enumerate(finished.rankings):
+        plain, drifting = (each.values(session, ranked)["mrr_at_10"] for each in (everything, evaluator))
+        there = arrived[data.queries.test] <= session
+        np.testing.assert_array_equal(drifting[there], plain[there])
+        assert np.isnan(drifting[~there]).all()
+    found = evaluator.evaluation(finished.rankings, finished.costs, units=False)
+    own = drifting[arrived[data.queries.test] == 2]
+    assert found.metrics["arriving_mrr_at_10"] == pytest.approx(np.nanmean(own))
+    assert found.tables["sessions"]["arriving_mrr_at_10"][2] == pytest.approx(np.nanmean(own))
+    assert "arriving_mrr_at_10" not in finished.evaluate("test").metrics
+
+
+def test_a_lineage_does_not_depend_on_defaults_that_came_later() -> None:
+    params = Params(**SMALL)
+    free = {name for name, field in Params.model_fields.items() if field.json_schema_extra == MID_RUN}
+    later = {"encoders", "split_queries", "diversity"}
+    fixed = params.model_dump(mode="json", exclude={"index", *free, *later})
+    named = [fixed, 7, 3, True, "sessions"]
+    text = f"{named} {fingerprint(params.dataset, RUNTIME.data)}"
+    assert lineage_of(params, RUNTIME, "sessions") == hashlib.sha256(text.encode()).hexdigest()
+    assert lineage_of(Params(**SMALL, encoders="apart"), RUNTIME, "sessions") != lineage_of(params, RUNTIME, "sessions")
 
 
 def test_without_compatibility_all_is_embedded_anew() -> None:
@@ -365,6 +430,50 @@ def test_what_is_left_open_goes_with_the_choices() -> None:
 def test_the_stream_is_one_object_in_a_process() -> None:
     params = Params(**SMALL)
     assert prepare(params, Path(), True) is prepare(params.model_copy(update={"lr": 0.1}), Path(), True)
+
+
+def test_vectors_that_are_too_many_for_checkpoints_need_a_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    size = 4 * build().index.dim * len(build().data.data.docs)
+    monkeypatch.setattr(module, "SAVED_BYTES", size)
+    build()
+    monkeypatch.setattr(module, "SAVED_BYTES", size - 1)
+    with pytest.raises(ValueError, match=r"would be in every checkpoint\. Set index to the absolute path of a folder"):
+        build()
+    build(index=str(tmp_path))
+
+
+def test_the_device_holds_a_part_of_the_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder = build().index_encoder
+    docs = np.arange(50)[::-1]
+    at_once = encoder.embed(docs).numpy()
+    monkeypatch.setattr(index_encoder, "AT_ONCE", 7)
+    sizes = []
+    embed = encoder.embed
+    monkeypatch.setattr(encoder, "embed", lambda texts: sizes.append(len(texts)) or embed(texts))
+    np.testing.assert_allclose(encoder.embed_in_parts(docs), at_once, atol=1e-6)
+    assert sizes == [7] * 7 + [1]
+
+
+def test_bm25_is_computed_once_a_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("ORCHESTRATOR_CACHE", str(tmp_path))
+    params = Params(**SMALL)
+    dataset._prepare.cache_clear()
+    first = prepare(params, Path(), True)
+    dataset._prepare.cache_clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(dataset, "_ranked", lambda *args: pytest.fail("computed again"))
+        again = prepare(params, Path(), True)
+    for name in ("bm25", "candidates"):
+        for ours, theirs in zip(getattr(again, name), getattr(first, name), strict=True):
+            assert np.array_equal(ours, theirs)
+    dataset._prepare.cache_clear()
+    other = prepare(params.model_copy(update={"candidates": params.candidates + 1}), Path(), True)
+    assert other.candidates[0].shape[1] == first.candidates[0].shape[1] + 1
+    texts = [first.data.docs[doc].as_py() for doc in first.sessions.until(0).tolist()]
+    found = search(texts, first.data.queries.to_pylist(), dataset.DEPTH).docs
+    assert np.array_equal(np.where(found < 0, -1, first.sessions.until(0)[found]), first.bm25[0])
 
 
 def test_a_truncated_index_ends_a_resume(tmp_path: Path) -> None:

@@ -11,11 +11,13 @@ from workloads.metrics.calibration import (
     ABSTAINS,
     aurc,
     aurc_influences,
+    auroc,
     bootstrap,
     brier,
     coverage_at_risk,
     ece,
     ece_interval,
+    excess_aurc,
     nll,
     reliability,
     selective_risk,
@@ -180,3 +182,25 @@ def test_bootstrap_interval_of_a_mean() -> None:
     centre, error = brier(c, z).mean().item(), brier(c, z).std().item() / 20
     assert low == pytest.approx(centre - 1.96 * error, abs=0.15 * error)
     assert high == pytest.approx(centre + 1.96 * error, abs=0.15 * error)
+
+
+def test_auroc_and_excess_aurc_against_all_pairs() -> None:
+    source = torch.Generator().manual_seed(3)
+    confidence = torch.randint(0, 6, (4, 30), generator=source) / 5
+    success = (torch.rand(4, 30, generator=source) < confidence).double()
+    for row in range(4):
+        hits, misses = (confidence[row][success[row] == label] for label in (1, 0))
+        above = (hits[:, None] > misses).double() + (hits[:, None] == misses).double() / 2
+        assert auroc(confidence, success)[row].item() == pytest.approx(above.mean().item())
+    p = torch.rand(7, generator=source, dtype=torch.float64)
+    c = torch.randint(0, 3, (7,), generator=source).double()
+    pairs = [(i, j) for i in range(7) for j in range(7) if i != j]
+    weights = torch.stack([p[i] * (1 - p[j]) for i, j in pairs])
+    wins = torch.stack([(c[i] > c[j]).double() + (c[i] == c[j]).double() / 2 for i, j in pairs])
+    assert auroc(c, p).item() == pytest.approx(((weights * wins).sum() / weights.sum()).item())
+    assert excess_aurc(success, success).abs().max() == 0
+    best = aurc(confidence, success) - excess_aurc(confidence, success)
+    failures = 30 - success.sum(1)
+    last = torch.arange(1, 31) - (30 - failures[:, None])
+    expected = (last.clamp(min=0) / torch.arange(1, 31)).mean(1)
+    torch.testing.assert_close(best, expected.double())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional
@@ -131,6 +132,19 @@ def test_auc_where_nothing_can_be_told() -> None:
     assert probe.false_negative_auc(torch.ones(6, 1), torch.arange(6) % 2).item() == 0.5  # collapsed: all ties
     perfect = functional.one_hot(torch.arange(6) % 2, 2).float()
     assert probe.false_negative_auc(perfect, torch.arange(6) % 2).item() == 1
+
+
+def test_the_effective_rank_is_the_entropy_of_singular_values() -> None:
+    features, _ = _features(40)
+    values = np.linalg.svd(features.double().numpy(), compute_uv=False)
+    shares = [value / values.sum() for value in values]
+    expected = np.exp(-sum(share * np.log(share) for share in shares))
+    assert probe.effective_rank(features).item() == pytest.approx(expected, rel=1e-5)
+    assert probe.effective_rank(torch.eye(5) * 3).item() == pytest.approx(5)
+    line = torch.arange(1.0, 9.0).unsqueeze(1) * torch.tensor([1.0, 2.0, 2.0])
+    assert probe.effective_rank(line).item() == pytest.approx(1, abs=1e-5)
+    assert probe.effective_rank(torch.zeros(4, 3)).item() == pytest.approx(1)
+    assert probe.effective_rank(torch.full((4, 3), torch.nan)).isnan()
 
 
 def test_densities_are_histograms_of_the_pairs() -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.support.oracle_ranx import ranx_scores
+from workloads.metrics import ranking
 from workloads.metrics.ranking import AT_K, auc, metric_names, per_user, top_k
 
 
@@ -136,3 +137,27 @@ def test_blocks_of_users_and_the_whole_are_equal() -> None:
     parts = [per_user(scores[r], wanted[r], left_out[r], (5, 10)) for r in torch.split(torch.arange(33), 7)]
     for name, value in whole.items():
         torch.testing.assert_close(torch.cat([part[name] for part in parts]), value, rtol=0, atol=1e-6, equal_nan=True)
+
+
+@pytest.mark.parametrize("ties", [False, True])
+def test_a_search_in_sorted_rows_counts_what_a_comparison_does(ties: bool) -> None:
+    scores, relevant, excluded = random_case(3, 40, 300, ties)
+    masked = scores.masked_fill(masks(scores.shape, excluded), -torch.inf)
+    wanted = masks(scores.shape, relevant) & ~masks(scores.shape, excluded)
+    user, item = wanted.nonzero(as_tuple=True)
+    n = wanted.sum(1)
+    assert (n == 0).any() or n.min() < n.max()
+    searched = ranking._wins_by_search(masked, user, item, n)
+    assert torch.equal(searched, ranking._wins_by_comparison(masked, user, masked[user, item]))
+
+
+@pytest.mark.parametrize("kind", ["distinct", "ties", "ties at the end of the list", "no candidates"])
+def test_a_top_k_over_floats_is_that_over_integers(kind: str) -> None:
+    scores, *_ = random_case(4, 30, 50, kind == "ties")
+    if kind == "ties at the end of the list":
+        scores[3] = scores[3].sort(descending=True).values
+        scores[3, 7:9] = scores[3, 7]
+    if kind == "no candidates":
+        scores[5, 2:] = -torch.inf
+    assert torch.equal(top_k(scores, 8), ranking._top_keys(scores, 8))
+    assert torch.equal(top_k(scores, 50), ranking._top_keys(scores, 50))

@@ -50,6 +50,18 @@ def test_where_they_are_many_it_is_close_and_another_key_draws_anew(
     assert len(set(found)) == 3
 
 
+def test_with_many_items_each_users_auc_is_that_of_a_sample(
+    data: RecommenderData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tables(data)
+    exact = by_all_metrics(model, data)
+    monkeypatch.setattr(module, "SAMPLED_FROM", data.n_items - 1)
+    for items, error in ((2**6, 0.07), (2**16, 1e-6)):  # with as many draws every item is among them
+        monkeypatch.setattr(module, "AUC_ITEMS", items)
+        assert by_all_metrics(model, data) == pytest.approx(exact, abs=error)
+    assert by_all_metrics((torch.ones(data.n_users, 4), torch.ones(data.n_items, 4)), data) == 0.5
+
+
 def test_equal_scores_are_one_half(data: RecommenderData, monkeypatch: pytest.MonkeyPatch) -> None:
     model = torch.ones(data.n_users, 4), torch.ones(data.n_items, 4)
     for compared in (module.COMPARED, 0):

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from workloads.contract import Runtime
 from workloads.recommender import baselines
-from workloads.recommender.baselines import EASE_BYTES, memory_error
+from workloads.recommender.backbones import EASE_BYTES, ease_memory_error
 from workloads.recommender.dataset import History
 from workloads.recommender.params import Params
 from workloads.recommender.workload import Recommender
@@ -87,10 +87,16 @@ def test_ease_minimises_its_objective() -> None:
 
 
 def test_ease_says_how_many_items_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert memory_error(1000, EASE_BYTES * 1000**2) is None
+    assert ease_memory_error(1000, EASE_BYTES * 1000**2) is None
     monkeypatch.setattr(baselines, "available_bytes", lambda _device: EASE_BYTES * 123**2 + 1)
-    with pytest.raises(ValueError, match=r"it takes 123 items. Set backbone=item_knn or backbone=ials"):
+    message = r"it takes 123 items. Set backbone=item_knn or backbone=ials"
+    with pytest.raises(ValueError, match=message):
         build(backbone="ease")
+    params = Params(backbone="ease")
+    with pytest.raises(ValueError, match=message):
+        params.check_memory(Path(), EASE_BYTES * 123**2 + 1)
+    params.check_memory(Path(), EASE_BYTES * 400**2)
+    Params(backbone="item_knn").check_memory(Path(), 0)
 
 
 def normal_equations(
@@ -172,10 +178,8 @@ def test_parameters_that_a_baseline_does_not_use(given: dict[str, Any], message:
 
 
 def test_a_baseline_is_fitted_as_a_whole() -> None:
-    for changed in ({"accumulate": 2}, {"steps_per_epoch": 3}):
-        with pytest.raises(
-            ValueError, match=r"backbone=ials is fitted as a whole.* Drop accumulate and steps_per_epoch"
-        ):
+    for changed in ({"accumulate": 2}, {"steps_per_epoch": 3}, {"log_every": 1}):
+        with pytest.raises(ValueError, match=r"is fitted as a whole.* Drop accumulate, steps_per_epoch and log_every"):
             build(replace(RUNTIME, **changed), backbone="ials")
     with pytest.raises(ValueError, match="backbone=ease has no batches"):
         Params(backbone="ease").check_accumulate()

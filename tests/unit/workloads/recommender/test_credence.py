@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.special import ndtr
 
 from workloads.recommender.credence import (
     EmpiricalScores,
@@ -36,8 +37,7 @@ def _mixture(x: float, dim: int, variance: float) -> tuple[float, float]:
     weight = np.exp(t * dim / 2 - np.exp(t) - math.lgamma(dim / 2)) * (t[1] - t[0])
     deviation = np.sqrt(2 * np.exp(t)) * variance
     normal = np.exp(-0.5 * (x / deviation) ** 2) / (deviation * math.sqrt(2 * math.pi))
-    below = np.array([math.erfc(-value / math.sqrt(2)) / 2 for value in x / deviation])
-    return float(weight @ normal), float(weight @ below)
+    return float(weight @ normal), float(weight @ ndtr(x / deviation))
 
 
 @pytest.mark.parametrize(("dim", "variance"), [(2, 1.0), (3, 0.5), (27, 0.6), (64, 0.01)])

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
@@ -16,12 +15,10 @@ from torch.nn import functional
 from workloads.contract import Runtime
 from workloads.recommender import graph_views
 from workloads.recommender.batches import Batch, batches
-from workloads.recommender.clusters import ITERATIONS, kmeans
 from workloads.recommender.graph_contrast import distinct
 from workloads.recommender.model import Graph, normalised_graph
 from workloads.recommender.params import Params
 from workloads.recommender.workload import Recommender
-from workloads.sampling.negatives import permutation
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 RUNTIME = Runtime(device=torch.device("cpu"), data=Path(), seed=3, epochs=2)
@@ -194,23 +191,6 @@ def test_ncl_contrasts_structural_neighbours_and_prototypes() -> None:
     torch.testing.assert_close(*gradients, rtol=1e-3, atol=1e-6)
 
 
-def test_kmeans_is_lloyds_algorithm() -> None:
-    points = torch.randn(60, 3, generator=torch.Generator().manual_seed(1))
-    centres = points[permutation(7, 60, points.device)[:4]].double().numpy()
-    for _ in range(ITERATIONS):
-        members = np.array([((point - centres) ** 2).sum(1).argmin() for point in points.double().numpy()])
-        centres = np.stack([points.double().numpy()[members == k].mean(0) for k in range(4)])
-    found, assigned = kmeans(points, 4, 7)
-    np.testing.assert_allclose(found, centres, atol=1e-5)
-    assert assigned.tolist() == members.tolist()
-
-
-def test_an_empty_cluster_keeps_its_centre() -> None:
-    centres, members = kmeans(torch.zeros(5, 2), 3, 1)
-    assert centres.isfinite().all()
-    assert members.tolist() == [0] * 5
-
-
 @pytest.mark.parametrize("contrast", ["sgl", "simgcl", "lightgcl", "ncl"])
 def test_the_parts_of_a_batch_add_up(contrast: str) -> None:
     workload, batch = build(contrast=contrast)
@@ -247,3 +227,10 @@ def test_errors() -> None:
         build(contrast="ncl", clusters=401)
     with pytest.raises(ValueError, match="svd_rank=401 is more than the 600 users or 400 items"):
         build(contrast="lightgcl", svd_rank=401)
+    for own, message in (
+        ({"contrast": "ncl", "clusters": 401}, "clusters=401"),
+        ({"contrast": "lightgcl", "svd_rank": 401}, "svd_rank=401"),
+    ):
+        with pytest.raises(ValueError, match=f"{message} is more than the 600 users or 400 items"):
+            Params(backbone="lightgcn", **own).check_data(Path())
+    Params(backbone="lightgcn", contrast="ncl", clusters=400).check_data(Path())

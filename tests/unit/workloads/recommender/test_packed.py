@@ -125,9 +125,11 @@ def test_where_one_optimiser_step_serves_all_the_numbers_agree_within_rounding(m
         assert torch.equal(one.optimizer.step, other.optimizer.step)
 
 
-@pytest.mark.parametrize("split", ["validation", "test"])
-def test_models_that_share_a_block_are_ranked_as_alone(split: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    trained = members(5, dim=8, batch_size=4096)
+@pytest.mark.parametrize(("split", "params"), [("validation", {}), ("test", {}), ("validation", {"eval_users": 100})])
+def test_models_that_share_a_block_are_ranked_as_alone(
+    split: Any, params: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained = members(5, dim=8, batch_size=4096, **params)
     pack = Recommender.pack(trained)
     pack.train_epoch([1] * 5)
     alone = [member.evaluate(split) for member in trained]
@@ -143,7 +145,7 @@ def test_models_that_share_a_block_are_ranked_as_alone(split: Any, monkeypatch: 
 def test_what_can_not_share_a_step_trains_apart() -> None:
     usual = members(1)[0].pack_shape()
     assert usual is not None
-    for params in ({"dim": 8}, {"batch_size": 512}, {"split_seed": 1}):
+    for params in ({"dim": 8}, {"batch_size": 512}, {"split_seed": 1}, {"eval_users": 9}):
         assert members(1, **params)[0].pack_shape() not in (usual, None)
     assert Recommender(Params(), replace(RUNTIME, holdout=False)).pack_shape() not in (usual, None)
     for apart in ({"backbone": "lightgcn"}, {"loss": "dpl"}, {"loss": "bprac"}, {"sampler": "dns"}, {"quality": True}):

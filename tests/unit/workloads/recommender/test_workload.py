@@ -60,6 +60,26 @@ def test_evaluation_by_hand(split: Any, backbone: Any) -> None:
     assert found.metrics["ndcg_at_20"] == pytest.approx(found.units["ndcg_at_20"].mean(), abs=1e-6)
 
 
+@pytest.mark.parametrize("params", [{}, {"backbone": "item_knn"}])
+def test_a_sample_of_users_has_the_values_they_have_among_all(params: dict[str, Any]) -> None:
+    whole, sampled, other, enough = (
+        build(**params, **further)
+        for further in ({}, {"eval_users": 50}, {"eval_users": 50, "split_seed": 1}, {"eval_users": 10**6})
+    )
+    for workload in (whole, sampled):
+        workload.train_epoch(1)
+    every, some = whole.evaluate("validation"), sampled.evaluate("validation")
+    users = some.units["id"]
+    assert len(users) == 50
+    rows = np.searchsorted(every.units["id"], users)
+    for name, column in some.units.items():
+        np.testing.assert_allclose(column, every.units[name][rows], rtol=1e-6, err_msg=name)
+    assert some.metrics["ndcg_at_20"] == pytest.approx(every.units["ndcg_at_20"][rows].mean(), rel=1e-6)
+    assert some.units["id"].tolist() != other.evaluate("validation").units["id"].tolist()
+    assert enough.evaluate("validation").units["id"].tolist() == every.units["id"].tolist()
+    assert sampled.evaluate("test").units["id"].tolist() == whole.evaluate("test").units["id"].tolist()
+
+
 @pytest.mark.parametrize("split", ["validation", "test"])
 def test_what_is_recommended_by_hand(split: Any) -> None:
     """Popularity's lists are the most popular items that a user does not have."""
@@ -103,6 +123,32 @@ def test_a_refit_trains_on_the_validation_part_and_can_not_be_validated() -> Non
     assert refit.evaluate("test").units["id"].tolist() == held_out.evaluate("test").units["id"].tolist()
     with pytest.raises(ValueError, match="a refit has no validation split"):
         refit.evaluate("validation")
+
+
+@pytest.mark.parametrize(
+    ("params", "entry", "fix"),
+    [
+        ({}, 16, r"Set dim=7, or optimizer=sgd_batched, which takes 15\."),
+        ({"optimizer": "sgd_batched"}, 8, r"Set dim=7\."),
+        ({"optimizer": "sgd"}, 4, r"Set dim=7\."),
+        ({"backbone": "lightgcn"}, 28, r"Set dim=7\."),
+    ],
+)
+def test_a_table_that_does_not_fit_is_refused_with_the_limit(
+    params: dict[str, Any], entry: int, fix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = load_interactions("synthetic", Path())
+    nodes = data.n_users + data.n_items
+    given = Params(**params, dim=8)
+    given.check_memory(Path(), nodes * 8 * entry)
+    available = nodes * 8 * entry - 1
+    with pytest.raises(ValueError, match=rf"\(users \+ items\) x dim may be {available // entry:,}\. {fix[:-2]}"):
+        given.check_memory(Path(), available)
+    with pytest.raises(ValueError, match=r"Use a device with more memory"):
+        given.check_memory(Path(), nodes * entry - 1)
+    monkeypatch.setattr("workloads.recommender.workload.available_bytes", lambda _device: available)
+    with pytest.raises(ValueError, match=r"may be"):
+        Recommender(given, RUNTIME)
 
 
 def test_the_learning_rate_decays_with_the_epoch() -> None:

@@ -75,6 +75,36 @@ class TestBCLWithLARS(SimCLRConformance):
     }  # fmt: skip
 
 
+class TestBYOL(SimCLRConformance):
+    """Two networks, whose batch statistics are over both ranks, and no negatives."""
+
+    params: ClassVar[Mapping[str, Any]] = {**TINY, "method": "byol", "predictor": 8, "eval_probe": "never"}
+
+
+class TestProtoNCE(SimCLRConformance):
+    """The ranks' keys enter one queue; clusters are found before the second epoch."""
+
+    test_many_short_epochs_are_one_long_one = None  # type: ignore[assignment]  # clusters are found before an epoch
+    params: ClassVar[Mapping[str, Any]] = {
+        **TINY, "method": "protonce", "queue": 48, "clusters": 4, "granularities": 2, "prototype_warmup": 0.5,
+        "eval_probe": "never",
+    }  # fmt: skip
+
+
+class TestMoCoWithBCL(OneProcess):
+    params: ClassVar[Mapping[str, Any]] = {
+        **TINY, "method": "moco", "queue": 48, "loss": "bcl", "alpha": 0.9, "eval_probe": "never",
+    }  # fmt: skip
+
+
+class TestMoCoWithTheOracle(OneProcess):
+    """The queue has the classes of its keys."""
+
+    params: ClassVar[Mapping[str, Any]] = {
+        **TINY, "method": "moco", "queue": 48, "loss": "supervised", "eval_probe": "never",
+    }  # fmt: skip
+
+
 class TestInfoNCE(OneProcess):
     params: ClassVar[Mapping[str, Any]] = {**TINY, "eval_probe": "never"}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+import warnings
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -13,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from pydantic import ValidationError
+from safetensors.torch import save_file
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -25,8 +28,10 @@ from orchestrator.search.spaces import presets
 from tests.support.pictures import class_folders
 from workloads import distributed
 from workloads.contract import Runtime
+from workloads.data import DataError
 from workloads.data.images.resident import ImageData, prepare
 from workloads.losses.contrastive import alpha_from_auc
+from workloads.simclr import data_checks
 from workloads.simclr import workload as module
 from workloads.simclr.batches import Batch, batches, steps_per_pass
 from workloads.simclr.data_checks import loss_settings
@@ -35,6 +40,7 @@ from workloads.simclr.losses import FEATURES, LOSSES
 from workloads.simclr.model import SimCLR as Model
 from workloads.simclr.optim import TRUST, Optimizer, learning_rate
 from workloads.simclr.params import Params
+from workloads.simclr.predictor import Predictor
 from workloads.simclr.workload import SimCLR, is_compiled
 from workloads.testing_distributed import run_on_ranks
 
@@ -71,6 +77,29 @@ def test_what_is_read_and_not_given_goes_with_the_choices() -> None:
         ({"loss": "bcl", "alpha": 0.4}, r"alpha=0.4 of loss=bcl is not in \[0.5, 1\]"),
         ({"loss": "dcl", "tau": 1.0}, r"tau=1 of loss=dcl is not in \[0, 1\)"),
         ({"crop": 0}, "greater than 0"),
+        (
+            {"method": "byol", "loss": "bcl"},
+            "loss=bcl has no effect with method=byol. Drop loss, or set method=",
+        ),
+        ({"method": "byol", "temperature": 0.1}, "temperature=0.1 has no effect with method=byol"),
+        (
+            {"queue": 512},
+            "queue=512 has no effect with method=simclr. Drop queue, or set method=moco or",
+        ),
+        (
+            {"method": "moco", "predictor": 8},
+            "predictor=8 has no effect with method=moco. Drop predictor",
+        ),
+        ({"method": "moco", "clusters": 8}, "clusters=8 has no effect with method=moco"),
+        (
+            {"method": "moco", "queue": 128},
+            "queue=128 is shorter than batch_size=256, whose keys enter it",
+        ),
+        (
+            {"method": "protonce", "instance_weight": 0},
+            "instance_weight=0 leaves no loss in the epochs of",
+        ),
+        ({"method": "mocco"}, "'simclr', 'moco', 'byol' or 'protonce'"),
     ],
 )
 def test_bad_parameters_are_refused(given: dict[str, Any], message: str) -> None:
@@ -84,6 +113,11 @@ def test_bad_parameters_are_refused(given: dict[str, Any], message: str) -> None
         ({"batch_size": 2048}, {}, "batch_size=2048 is more than the 920 training images"),
         ({"batch_size": 255}, {"world_size": 2}, "does not divide over 2 worker.s. x accumulate=1; the"),
         ({"batch_size": 10}, {"accumulate": 4}, "does not divide over 1 worker.s. x accumulate=4; .* is 8"),
+        (
+            {"method": "protonce", "clusters": 300},
+            {},
+            "clusters=300 with granularities=3 makes 1200 prototypes",
+        ),
     ],
 )
 def test_what_can_not_be_trained_is_refused(params: dict[str, Any], runtime: dict[str, Any], message: str) -> None:
@@ -199,7 +233,7 @@ def test_the_loss_is_that_of_all_views_as_anchors(temperature: float) -> None:
     other = (torch.arange(12) + 6) % 12
     each = nn.functional.cross_entropy(logits, other, reduction="none")
     assert each[:6].mean() != pytest.approx(each[6:].mean().item(), rel=1e-3)  # or one half would do for both
-    found = _built()._loss(pairs, {"temperature": temperature})
+    found = _built().method.loss(pairs, {"temperature": temperature})
     assert found.item() == pytest.approx(each.mean().item(), rel=1e-5)
 
 
@@ -217,7 +251,7 @@ def test_how_ties_count_reaches_the_loss() -> None:
     for ties in ("le", "mid"):
         built = _built(loss="bcl", alpha=0.9, beta=0.5, ties=ties)
         equal = nn.functional.normalize(torch.ones(256, 2, 16), dim=2)
-        losses.append(built._loss(equal, used=built.settings).item())
+        losses.append(built.method.loss(equal, built.settings).item())
     assert losses[0] < losses[1] - 0.4
     assert "ties" not in _built(loss="bcl", ties="mid").train_epoch(1)
 
@@ -333,6 +367,78 @@ def test_evaluation_in_units_and_tables() -> None:
     assert set(found.tables["plane"]["label"]) <= set(_built().data.classes)
 
 
+def test_another_set_is_probed_with_the_classifier(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own training images, scaled to the size of those that train, are the classifier's; test is judged on test."""
+    built = _built(probe_dataset="synthetic-images")
+    found = built.evaluate("test").metrics
+    assert found["transfer_top1"] == found["probe_top1"]
+    assert found["transfer_top5"] == found["probe_top5"]
+    assert "transfer_top1" not in built.evaluate("validation").metrics
+    with pytest.raises(ValidationError, match="probe_dataset=synthetic-images has no effect with eval_probe=never"):
+        Params(probe_dataset="synthetic-images", eval_probe="never")
+    with pytest.raises(ValidationError, match="holds another kind of data"):
+        Params(probe_dataset="ml-100k")
+    with pytest.raises(DataError, match="cifar-10-subset"):
+        Params(probe_dataset="cifar-10-subset").check_data(Path("/nowhere"))
+
+
+def test_features_that_have_collapsed_are_warned_of() -> None:
+    built = _built()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        healthy = built.evaluate("validation").metrics["rankme"]
+    assert healthy > 1.5
+    with torch.no_grad():  # the last normalisation gives every image the same features
+        built.model.encoder.layers[-4].weight.zero_()
+        built.model.encoder.layers[-4].bias.fill_(1.0)
+    with pytest.warns(UserWarning, match="have collapsed: their effective rank is 1.00 of 128"):
+        assert built.evaluate("validation").metrics["rankme"] == pytest.approx(1, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"encoder": "resnet17"}, "'resnet50' or 'timm/NAME'"),
+        ({"encoder": "timm/vit_tiny_patch16_224", "stem": "cifar"}, "stem=cifar has no effect with encoder=timm/vit"),
+        ({"encoder_weights": "weights.safetensors"}, "a path of a file must be absolute. Use /"),
+    ],
+)
+def test_encoders_that_do_not_exist_are_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        Params(**given)
+
+
+def test_what_an_encoder_needs_is_checked_before_a_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(data_checks, "find_spec", lambda name: None)
+    with pytest.raises(
+        ValueError, match=r"needs the package timm, which is not installed. Install it: pip .*\[images\]"
+    ):
+        Params(encoder="timm/resnet10t").check_data(tmp_path)
+    with pytest.raises(ValueError, match="is not a file on this machine"):
+        Params(encoder_weights="/none.safetensors").check_data(tmp_path)
+
+
+def test_a_vit_of_timm_is_trained_and_served(tmp_path: Path) -> None:
+    pytest.importorskip("timm")
+    small = {"encoder": "timm/vit_tiny_patch16_224", "dataset_size": 32, "view_size": 16, "batch_size": 64}
+    built = _built(replace(RUNTIME, steps_per_epoch=1), **small, eval_probe="never")
+    built.train_epoch(1)
+    exported = built.servable()
+    assert "timm" in exported.requirements
+    weights = {name: value.numpy() for name, value in exported.weights.items()}
+    answer = Predictor(weights, dict(exported.config)).predict(pd.DataFrame({"image": exported.example["image"]}))
+    expected = built.features(built.data.train, torch.arange(2))
+    np.testing.assert_allclose(np.stack(answer["embedding"]), expected.numpy(), rtol=1e-3, atol=1e-4)
+
+    file = tmp_path / "vit.safetensors"
+    own = {name.removeprefix("encoder."): value for name, value in exported.weights.items()}
+    save_file({name: value.contiguous() for name, value in own.items()}, file)
+    again = _built(**small, encoder_weights=str(file), eval_probe="never")
+    assert torch.equal(again.model.encoder.layers.cls_token, built.model.encoder.layers.cls_token)
+    with pytest.raises(ValueError, match="subvector=193 is more than the 192 features of encoder=timm/vit_tiny"):
+        _built(**{**small, "projection": None}, subvector=193)
+
+
 def test_weights_that_are_no_numbers_are_wrong_and_have_no_plane() -> None:
     built = _built(eval_probe="always")
     with torch.no_grad():
@@ -349,14 +455,17 @@ def test_a_run_that_diverges_says_so() -> None:
         list(run_epochs(wild, Plan(epochs=4)))
 
 
-@pytest.mark.parametrize("encoder", ["tiny", "resnet18"])
+def test_a_resnet_has_the_listed_number_of_features() -> None:
+    assert Model(Params(encoder="resnet18"), seed=0).features == FEATURES["resnet18"]
+
+
 @pytest.mark.parametrize("preset", sorted(presets("simclr")))
-def test_every_preset_has_a_model(preset: str, encoder: str) -> None:
+def test_every_preset_has_a_model(preset: str) -> None:
     """At both ends of its ranges, too."""
     for end in ("low", "high"):
         drawn = presets("simclr")[preset](_End(end))
-        params = Params(**drawn, encoder=encoder)
-        assert Model(params, seed=0).features == FEATURES[encoder]
+        assert Params(**drawn, encoder="resnet18").encoder == "resnet18"
+        assert Model(Params(**drawn, encoder="tiny"), seed=0).features == FEATURES["tiny"]
 
 
 class _End:
@@ -503,6 +612,27 @@ def test_a_state_of_another_model_is_refused() -> None:
         _built(projection=8).load_state_dict(state)
     with pytest.raises(ValueError, match="missing there"):
         _built().load_state_dict({})
+    with pytest.raises(ValueError, match=r"target\.encoder.* is missing there and .* with method=moco"):
+        _built(method="moco").load_state_dict(state)
+    longer = _built(method="moco", queue=512).state_dict()
+    with pytest.raises(ValueError, match=r"queue is \(512, 16\) there and \(256, 16\)"):
+        _built(method="moco", queue=256).load_state_dict(longer)
+    with pytest.raises(ValueError, match=r"queue is \(512, 16\) there and missing"):
+        _built().load_state_dict({**longer, "method": {"queue": longer["method"]["queue"]}})
+
+
+def test_classifiers_learn_from_a_bounded_bank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What decides is the bank's images, not their number in the training part."""
+    every = _built(eval_probe="always")
+    bounded = _built(eval_probe="always", eval_bank=64)
+    bank = bounded.bank()
+    rows = evenly_spaced(len(every.data.train), 64)
+    assert torch.equal(bank.labels, every.data.train.labels[rows])
+    torch.testing.assert_close(bank.features, every.bank().features[rows])
+    assert bounded.servable().weights["classifier.weight"].ne(every.servable().weights["classifier.weight"]).any()
+    assert bounded.evaluate("test").metrics["knn_top1"] != every.evaluate("test").metrics["knn_top1"]
+    monkeypatch.setattr("workloads.simclr.workload.BANK", 64)
+    assert torch.equal(every.bank().labels, bank.labels)
 
 
 def test_places_are_spread_evenly() -> None:

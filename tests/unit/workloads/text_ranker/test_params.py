@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,15 @@ from workloads.text_ranker.published import LOSS_PLOTS, LOSSES
         ({"ties": "all", "loss": "listwise"}, "ties=all has no effect with loss=listwise"),
         ({"temperature": 0.1}, "temperature=0.1 has no effect with scoring=cross. Drop temperature, or set scoring=bi"),
         ({"loss": "margin", "margin": 3, "learnable": True}, "margin=3 with learnable=true starts outside of"),
+        (
+            {"passages": 3},
+            "passages=3 has no effect with long_documents=cut. Drop passages",
+        ),
+        (
+            {"long_documents": "best_passage", "passage_words": 10, "passage_stride": 11},
+            "passage_stride=11 leaves out words between passages of passage_words=10. Set it to at most 10",
+        ),
+        ({"first_stage": "run.trec"}, "a path of a run must be absolute. Use /.*run.trec"),
         ({"bm25_weight": 1.5}, r"bm25_weight=1.5 is not in \[0, 1\]"),
         ({"encoder": "minilmm"}, "Did you mean 'minilm'"),
         ({"dataset": "ml-100k"}, "dataset 'ml-100k' holds another kind of data: got interactions; expected retrieval"),
@@ -48,6 +58,11 @@ def test_search_spaces_draw_valid_parameters(preset: str) -> None:
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
     drawn = [Params(**getattr(spaces, preset)(study.ask())) for _ in range(20)]
     assert len({one.loss for one in drawn}) == (6 if preset == "space" else 1)
+
+
+def test_a_run_that_is_not_there_is_refused_before_a_start(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"first_stage=.*none\.trec is not a file on this machine"):
+        Params(first_stage=str(tmp_path / "none.trec")).check_data(tmp_path)
 
 
 def test_the_notes_plots() -> None:

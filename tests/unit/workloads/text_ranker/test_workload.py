@@ -17,15 +17,17 @@ import torch
 
 from tests.support.readme_tree import ROOT
 from workloads.contract import Runtime
+from workloads.data import DataError
 from workloads.data.retrieval.load import load_retrieval
 from workloads.data.retrieval.types import Retrieval
+from workloads.encoders.served_text import passages
 from workloads.losses.ranknet import bounded, margin_ranking_loss, ranknet_loss
 from workloads.testing import Conformance, values
 from workloads.text_ranker import dataset
 from workloads.text_ranker.batches import Groups, GroupSampler
 from workloads.text_ranker.evaluation import interpolated, standardised
 from workloads.text_ranker.loss_calls import Block, pairs, query_losses
-from workloads.text_ranker.model import SequenceBuilder, score_pairs
+from workloads.text_ranker.model import SequenceBuilder, best, score_pairs
 from workloads.text_ranker.params import Params
 from workloads.text_ranker.predictor import Predictor
 from workloads.text_ranker.workload import TextRanker
@@ -76,6 +78,16 @@ class TestBiEncoderWithLearnableMargin(RankerConformance):
     test_two_processes_equal_one = None  # type: ignore[assignment]  # dear; the cross-encoder's holds
 
 
+class TestBestPassages(RankerConformance):
+    """Documents of several passages, in batches in which some have one."""
+
+    params: ClassVar[Mapping[str, Any]] = {
+        **SMALL, "long_documents": "best_passage", "passage_words": 6, "passage_stride": 4, "passages": 3,
+    }  # fmt: skip
+    earlier: ClassVar[tuple[Path, ...]] = ()  # predictors of earlier versions know no passages
+    test_two_processes_equal_one = None  # type: ignore[assignment]  # dear; the cross-encoder's holds
+
+
 def build(**params: Any) -> TextRanker:
     return TextRanker(Params(**{**SMALL, **params}), RUNTIME)
 
@@ -86,6 +98,91 @@ def test_training_beats_what_it_begins_with() -> None:
     for epoch in (1, 2, 3):
         ranker.train_epoch(epoch)
     assert ranker.evaluate("validation").metrics["ndcg_at_10"] > before + 0.2
+
+
+def test_passages_overlap_and_cover_a_text() -> None:
+    text = " ".join(str(word) for word in range(10))
+    assert passages(text, 4, 3, 9) == ["0 1 2 3", "3 4 5 6", "6 7 8 9"]
+    assert passages(text, 4, 2, 9)[-1] == "6 7 8 9"
+    assert passages(text, 4, 3, 2) == ["0 1 2 3", "3 4 5 6"]
+    assert passages(text, 7, 3, 9) == ["0 1 2 3 4 5 6", "3 4 5 6 7 8 9"]
+    assert passages("  one  text ", 4, 3, 9) == ["  one  text "]
+    assert passages("", 4, 3, 9) == [""]
+
+
+@pytest.mark.parametrize("scoring", ["cross", "bi"])
+def test_a_document_has_the_score_of_its_best_passage(scoring: str) -> None:
+    """And a gradient through that passage alone; each is scored as a text of its own."""
+    split = {"passage_words": 6, "passage_stride": 4, "passages": 3}
+    ranker = build(scoring=scoring, long_documents="best_passage", **split)
+    queries, docs = np.array([0, 1, 2, 0]), np.array([5, 9, 3, 7])
+    texts = [ranker.data.data.docs[int(doc)].as_py() for doc in docs]
+    parts = [passages(text, 6, 4, 3) for text in texts]
+    assert {len(own) for own in parts} > {1} or max(map(len, parts)) > 1
+    found, _, sequences = score_pairs(ranker.model, ranker.sequence_builder, queries, docs)
+    assert sequences == sum(map(len, parts))
+    served = ranker.servable()
+    plain = Predictor(
+        {name: value.numpy() for name, value in served.weights.items()}, {**served.config, "passages": None}
+    )
+    own = [ranker.data.data.queries[int(query)].as_py() for query in queries]
+    rows = [{"query": query, "document": part} for query, every in zip(own, parts) for part in every]
+    scores = plain.predict(pd.DataFrame(rows))["score"].to_numpy()
+    ends = np.cumsum([len(every) for every in parts])[:-1]
+    expected = [block.max() for block in np.split(scores, ends)]
+    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-4, atol=1e-5)
+    whole = Predictor({name: value.numpy() for name, value in served.weights.items()}, dict(served.config))
+    again = whole.predict(pd.DataFrame({"query": own, "document": texts}))["score"]
+    np.testing.assert_allclose(again, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_best_of_passages_has_the_gradient() -> None:
+    scores = torch.tensor([0.1, 0.9, 0.3, 0.2], requires_grad=True)
+    mask = torch.tensor([[True, True, True], [True, False, False]])
+    found = best(scores, mask)
+    assert found.tolist() == pytest.approx([0.9, 0.2])
+    torch.autograd.backward(found.sum())
+    assert scores.grad is not None
+    assert scores.grad.tolist() == [0, 1, 0, 1]
+    assert best(scores, None) is scores
+
+
+def test_documents_that_are_cut_are_fewer_in_passages() -> None:
+    """A document that goes on after its last passage counts as cut."""
+    split = {"long_documents": "best_passage", "passage_words": 6, "passage_stride": 6}
+    longest = max(len(text.split()) for text in build().data.data.docs.to_pylist())
+    whole = build(**split, passages=1 + longest // 6).evaluate("validation").metrics["truncated"]
+    assert whole == 0
+    assert build(**split, passages=1).evaluate("validation").metrics["truncated"] > 0.5
+
+
+def test_another_systems_list_is_reranked(tmp_path: Path) -> None:
+    """Its documents in the place of BM25's, as candidates and hard negatives, and its metrics next to the model's."""
+    from orchestrator.report.samples import on_what  # a GPU machine may lack what it imports
+
+    plain = build()
+    data = plain.data.data
+    queries, docs = data.query_ids.to_pylist(), data.doc_ids.to_pylist()
+    listed = {query: [(7 * number + step) % len(docs) for step in range(12)] for number, query in enumerate(queries)}
+    run = tmp_path / "run.trec"
+    run.write_text(
+        "".join(
+            f"{query} Q0 {docs[doc]} {rank} {20 - rank} other\n"
+            for query, own in listed.items()
+            for rank, doc in enumerate(own, 1)
+        )
+    )
+    ranker = build(first_stage=str(run))
+    assert ranker.data.candidates.docs[3, :12].tolist() == listed[queries[3]]
+    found = ranker.evaluate("validation").metrics
+    names = plain.evaluate("validation").metrics
+    renamed = {name for name in names if name.startswith("bm25_")} - {"bm25_weight"}
+    assert found.keys() == (names.keys() - renamed) | {name.replace("bm25", "first_stage") for name in renamed}
+    assert values(ranker.train_epoch(1))["loss"] > 0
+    assert on_what(ranker.params.model_dump()) != on_what(plain.params.model_dump())
+    (tmp_path / "run.trec").write_text("q1 Q0 nothing 1 1.0 other\n")
+    with pytest.raises(DataError, match="names a text that is not there"):
+        build(first_stage=str(run))
 
 
 @pytest.mark.parametrize(
@@ -257,7 +354,7 @@ def test_the_predictor_scores_as_the_workload_does(params: dict[str, Any]) -> No
     places = np.array([(query, doc) for query in range(3) for doc in range(3)])
     bare = tokenizer.bare(unread)
     sequence_builder = SequenceBuilder(tokenizer, dataset.Texts(bare, bare), ranker.params.scoring)
-    expected, _ = score_pairs(ranker.model.eval(), sequence_builder, places[:, 0], places[:, 1])
+    expected, _, _ = score_pairs(ranker.model.eval(), sequence_builder, places[:, 0], places[:, 1])
     texts = {name: [unread[place] for place in side] for name, side in zip(("query", "document"), places.T)}
     assert predictor.predict(pd.DataFrame(texts), batch_size=1)["score"].tolist() == pytest.approx(
         expected.tolist(), abs=1e-4
@@ -338,3 +435,28 @@ def test_a_collection_whose_grades_are_all_equal_trains_on_what_was_not_judged(t
     found = values(ranker.train_epoch(1))
     assert found["loss"] > 0
     assert found["without_pairs"] == 0
+
+
+def test_mined_negatives_are_those_with_the_highest_scores_below_the_margin() -> None:
+    ranker = build(hard_margin=0.01, negatives=2)
+    sampler = ranker.group_sampler
+    relevant, hard = (ranker._scores_of(pairs) for pairs in (sampler.relevant, sampler.hard))
+    mined = sampler.mined(relevant, hard)
+    for row, query in enumerate(sampler.queries.tolist()):
+        lowest = min(float(score) for (own, _), score in zip(sampler.relevant, relevant) if own == query)
+        fit = [(-float(score), int(doc)) for (own, doc), score in zip(sampler.hard, hard)
+               if own == query and score <= lowest - 0.01]  # fmt: skip
+        chosen = [doc for doc in mined[row].tolist() if doc >= 0]
+        assert len(chosen) == min(2, len(fit))
+        assert {-score for score, doc in fit if doc in chosen} == {-score for score, _ in sorted(fit)[:2]}
+    groups = sampler.groups(7, 0, mined)
+    assert set(groups.docs[0, 1:].tolist()) >= set(mined[0][mined[0] >= 0].tolist())
+    again = build(hard_margin=0.01, negatives=2)
+    ranker.train_epoch(1)
+    again.load_state_dict(deepcopy(ranker.state_dict()))
+    assert values(again.train_epoch(2)) == values(ranker.train_epoch(2))
+
+
+def test_a_margin_needs_hard_negatives() -> None:
+    with pytest.raises(ValueError, match="hard_margin=1 has no effect without hard negatives"):
+        Params(hard_margin=1, hard=0)

@@ -19,7 +19,7 @@ from workloads.vera.confidence import confidence
 from workloads.vera.dataset import split_training
 from workloads.vera.evaluation import LabelledQueries
 from workloads.vera.inference import rank
-from workloads.vera.model import LINEAR_FROM, _grown
+from workloads.vera.model import LINEAR_FROM, Messages, _grown
 from workloads.vera.params import Params
 
 
@@ -173,3 +173,47 @@ def test_a_state_of_an_earlier_head_is_refused() -> None:
 def test_a_state_of_another_width_is_refused() -> None:
     with pytest.raises(ValueError, match=r"the checkpoint does not fit dataset 'synthetic-questions'.*hidden=8"):
         build().load_state_dict(build(hidden=4).state_dict())
+
+
+def test_softplus_evidence_is_as_printed() -> None:
+    """α = λ+ + softplus(a), β = λ- + softplus(b): note 2."""
+    vera = build(evidence_map="softplus", evidence_context=False)
+    z = torch.randn(5, vera.params.hidden, generator=torch.Generator().manual_seed(1)) * 30
+    block = vera.data.block(vera.ranked_by[:1])
+    block = replace(block, row=block.row[:5], column=block.column[:5])
+    found = vera.model._evidence(z, block)
+    a, b = vera.model.evidence(z).unbind(1)
+    for side, prior, raw in ((found.alpha, 0.05, a), (found.beta, 1.0, b)):
+        expected = [prior + math.log1p(math.exp(value)) for value in raw.tolist()]
+        assert side[0, block.column].tolist() == pytest.approx(expected, rel=1e-4)
+    grown = build(evidence_context=False).model._evidence(z, block)
+    assert (grown.alpha >= found.alpha - 1e-4).all()
+    assert (grown.alpha[0, block.column][a > 2] > 2 * found.alpha[0, block.column][a > 2]).all()
+
+
+def test_messages_are_means_over_triples_that_share_an_entity() -> None:
+    """Against loops; triples of another question with the same entity say nothing."""
+    vera = build(graph_layers=2)
+    block = vera.data.block(vera.ranked_by[:3])
+    pool = vera.data.pool
+    assert pool.ends is not None
+    layer = vera.model.backbone.layers[0]
+    assert isinstance(layer, Messages)
+    given = torch.randn(len(block.row), vera.params.hidden, generator=torch.Generator().manual_seed(2))
+    ends = pool.ends[block.pool_row.numpy()]
+    rows = block.row.tolist()
+
+    def entity(row: int, name: int) -> torch.Tensor:
+        own = [given[p] for p in range(len(rows)) for end in ends[p] if rows[p] == row and end == name]
+        return torch.stack(own).mean(0)
+
+    found = layer(given, block)
+    for place in (0, 7, len(rows) - 1):
+        said = layer.subject(entity(rows[place], ends[place][0])) + layer.target(entity(rows[place], ends[place][1]))
+        torch.testing.assert_close(found[place], given[place] + torch.nn.functional.gelu(said))
+
+
+def test_message_passing_needs_a_graph() -> None:
+    with pytest.raises(ValueError, match="graph_layers=1 needs questions over a graph, and dataset 'synthetic-r"):
+        build(dataset="synthetic-retrieval", graph_layers=1)
+    assert not any("layers" in name for name in build().model.state_dict())

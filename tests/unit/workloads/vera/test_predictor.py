@@ -10,7 +10,6 @@ import optuna
 import pandas as pd
 import pytest
 
-from orchestrator.report.samples import on_what
 from orchestrator.search.spaces import suggest
 from search_spaces import vera as spaces
 from tests.support.small_vera import BASELINE, build
@@ -53,6 +52,7 @@ def test_the_figure_runs_each_dataset_as_the_table_does() -> None:
     "params",
     [
         {}, {"evidence_context": False, "recalibration": "platt"},
+        {"graph_layers": 2, "evidence_map": "softplus"},
         {"method": "edl", "recalibration": "isotonic", **BASELINE},
         {"method": "softmax", "recalibration": "temperature", **BASELINE},
         {"dataset": "synthetic-retrieval", "recalibration": "temperature", "batch_size": 8},
@@ -88,6 +88,9 @@ def inputs_of(vera: Vera, queries: Any) -> pd.DataFrame:
         columns["candidate"] = [pool.texts[text] for text in pool.text[rows]]
         columns |= {name: names[pool.codes[rows, place]] for place, name in enumerate(pool.code_names)}
         columns |= {name: pool.numbers[rows, place] for place, name in enumerate(pool.number_names)}
+        if pool.ends is not None:
+            ends = {name: pool.ends[rows, place].tolist() for place, name in enumerate(("subject", "object"))}
+            columns |= {name: [pool.entities[entity] for entity in side] for name, side in ends.items()}
         frames.append(pd.DataFrame(columns))
     return pd.concat(frames, ignore_index=True)
 
@@ -108,6 +111,8 @@ def test_what_a_predictor_refuses() -> None:
 
 
 def test_who_calibrates_by_validation_is_compared_there_with_its_like_alone() -> None:
+    from orchestrator.report.samples import on_what  # a GPU machine may lack what it imports
+
     plain, kept, flattered = (
         Params(**given).model_dump(mode="json")
         for given in ({"method": "softmax"}, {}, {"calibration_part": "validation"})

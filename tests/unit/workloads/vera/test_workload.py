@@ -32,6 +32,7 @@ from workloads.vera.workload import Vera
 
 class VeraConformance(Conformance):
     workload: ClassVar[type[Any]] = Vera
+    start_seed: ClassVar[int] = 7  # the frozen encoder "tiny" depends on it
     earlier: ClassVar[tuple[Path, ...]] = (ROOT / "tests/recorded/predictors/vera.py",)
     ranked: ClassVar[tuple[str, ...]] = ("threshold", "*_low", "*_high", "calib/ece*", "selective/*", "success_at_*")
 
@@ -54,6 +55,12 @@ class VeraConformance(Conformance):
 
 class TestVera(VeraConformance):
     params: ClassVar[Mapping[str, Any]] = SMALL
+
+
+class TestMessagesWithSoftplus(VeraConformance):
+    params: ClassVar[Mapping[str, Any]] = {**SMALL, "graph_layers": 1, "evidence_map": "softplus"}
+    earlier: ClassVar[tuple[Path, ...]] = ()  # predictors of earlier versions know neither
+    test_two_processes_equal_one = None  # type: ignore[assignment]  # dear; the first one's holds
 
 
 class TestPlateauOverDocuments(VeraConformance):

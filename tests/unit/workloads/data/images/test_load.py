@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -16,7 +18,7 @@ from PIL import Image
 from tests.support.pictures import class_folders, picture
 from workloads.data import DataError, ReadOptions, check_readable, fingerprint, verify
 from workloads.data.cache import cache_dir
-from workloads.data.images import load
+from workloads.data.images import convert, load, progress
 from workloads.data.images import resident as prepared_module
 from workloads.data.images.load import load_images
 from workloads.data.images.resident import ImageData, Part, prepare
@@ -147,6 +149,41 @@ def test_several_at_once_decode_once(folder: Path, monkeypatch: pytest.MonkeyPat
         found = list(pool.map(lambda _: load_images(str(folder), folder), range(4)))
     assert len(calls) == 1
     assert all(same(found[0], other) for other in found)
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_conversion_that_was_killed_is_continued(
+    folder: Path, damaged: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class_folders(folder, {"a": 150, "b": 150})
+    (folder / "a" / "0.png").write_bytes(b"not an image")
+    decode = convert.decode
+    decoded: list[object] = []
+
+    def until_killed(content: object) -> Image.Image:
+        decoded.append(content)
+        if len(decoded) > 200:
+            raise KeyboardInterrupt
+        return decode(content)
+
+    monkeypatch.setattr(progress, "SAVE_SECONDS", 0)
+    monkeypatch.setattr(convert, "decode", until_killed)
+    with pytest.raises(KeyboardInterrupt):
+        load_images(str(folder), folder, 8, "skip")
+    (draft,) = (cache_dir() / "images").glob(".*.part")
+    done = json.loads((draft / "progress.json").read_text())["train"]["done"]
+    assert 0 < done < 300
+    assert f"Converting pictures: {done} of 300 images of train, about" in capsys.readouterr().err
+    if damaged:
+        (draft / "progress.json").write_text("[")
+    again: list[object] = []
+    monkeypatch.setattr(convert, "decode", lambda content: again.append(content) or decode(content))
+    found = load_images(str(folder), folder, 8, "skip")
+    assert len(again) == 300 - (0 if damaged else done)
+    shutil.rmtree(cache_dir() / "images")
+    load._load.cache_clear()
+    assert same(found, load_images(str(folder), folder, 8, "skip"))
+    assert found.skipped == (f"{folder / 'a' / '0.png'} (it is in no format that is known)",)
 
 
 def test_a_full_disk_is_one_sentence(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,12 +7,15 @@ import math
 from pathlib import Path
 from typing import Any
 
+import bm25s
 import numpy as np
 import pytest
+import Stemmer
 
 from workloads.data import DataError
 from workloads.data.cache import cache_dir, default_data_root
-from workloads.data.retrieval.bm25 import K1, B, candidates, search
+from workloads.data.retrieval import bm25 as module
+from workloads.data.retrieval.bm25 import K1, B, Tokenised, candidates, search
 from workloads.data.retrieval.load import load_retrieval
 from workloads.data.retrieval.types import split_queries
 from workloads.metrics.retrieval import per_query
@@ -47,6 +50,43 @@ def test_ties_rank_by_document_number_also_at_the_cut() -> None:
     found = search(["cat", "dog", "cat", "cat", "cat"], ["cat"], 3)
     assert found.docs.tolist() == [[0, 2, 3]]
     assert np.ptp(found.scores) == 0
+
+
+def one_by_one(docs: list[str], queries: list[str], depth: int) -> list[list[tuple[int, float]]]:
+    """As bm25s scores one query after the other, over all documents."""
+    settings: dict[str, Any] = {"stopwords": "en", "stemmer": Stemmer.Stemmer("english"), "show_progress": False}
+    index = bm25s.BM25(method="lucene", k1=K1, b=B)
+    index.index(bm25s.tokenize(docs, **settings), show_progress=False)
+    lists = []
+    for terms in bm25s.tokenize(queries, return_ids=False, **settings):
+        scores = index.get_scores(terms).tolist() if terms else []
+        ranked = sorted((-score, doc) for doc, score in enumerate(scores) if score > 0)
+        lists.append([(doc, -score) for score, doc in ranked[:depth]])
+    return lists
+
+
+@pytest.mark.parametrize("at_once", [1, 2**24])
+@pytest.mark.parametrize("chosen", [None, [*range(7, 300, 3), 4]], ids=["all", "some"])
+def test_together_queries_have_bit_for_bit_what_they_have_one_by_one(
+    chosen: list[int] | None, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "AT_ONCE", at_once)
+    source = np.random.default_rng(0)
+    words = np.array([f"w{number}" for number in range(60)] + ["the"])
+    docs, queries = (
+        [
+            " ".join(words[(61 * source.random(length) ** 2).astype(int)])
+            for length in source.integers(0, longest, count)
+        ]
+        for count, longest in ((300, 12), (40, 6))
+    )
+    queries += ["w1 w1 w2 w1 unheard", ""]
+    tokenised = Tokenised(docs)
+    found = tokenised.search(tokenised.terms(queries), 10, None if chosen is None else np.array(chosen))
+    expected = one_by_one([docs[doc] for doc in chosen or range(300)], queries, 10)
+    for row, ranked in enumerate(expected):
+        assert list(zip(found.docs[row], found.scores[row]))[: len(ranked)] == ranked
+        assert (found.docs[row, len(ranked) :] == -1).all()
 
 
 def test_documents_without_a_word() -> None:

@@ -1,0 +1,64 @@
+"""The page of coverage is current, names only what exists, and has a row for every stored and published result."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.support import coverage_page
+from tests.support.coverage_page import Part, Row
+
+
+def test_the_page_is_current() -> None:
+    assert coverage_page.PAGE.read_text(encoding="utf-8") == coverage_page.page(), f"run: {coverage_page.COMMAND}"
+
+
+def test_every_row_names_what_exists_and_every_stored_result_has_a_row() -> None:
+    assert list(coverage_page.faults()) == []
+
+
+RIGHT = Row(
+    "Algorithm 2",
+    "tested",
+    ("workloads.sampling.bayesian:BNS",),
+    ("workloads/sampling/test_samplers.py::test_bns_is_algorithm_2",),
+    "orchestrator reproduce thesis-4.2",
+    ("published/thesis-4.2-ml-100k-mf.md",),
+)
+
+
+@pytest.mark.parametrize(
+    ("row", "fault"),
+    [
+        (replace(RIGHT, code=("workloads.sampling.bayesian:BNT",)), "no workloads.sampling.bayesian:BNT"),
+        (
+            replace(RIGHT, test=("workloads/sampling/test_samplers.py::test_no",)),
+            "no workloads/sampling/test_samplers.py",
+        ),
+        (replace(RIGHT, command="orchestrator reproduce thesis-4.20"), "no thesis-4.20 to reproduce"),
+        (replace(RIGHT, command="python benchmarks/none.py"), "not a command"),
+        (replace(RIGHT, results=("published/none.md",)), "no result published/none.md"),
+        (replace(RIGHT, verdict="true"), "no verdict 'true'"),
+        (replace(RIGHT, verdict="partly"), "partly without a reason"),
+        (replace(RIGHT, verdict="upheld", test=(), results=()), "upheld without a result"),
+    ],
+)
+def test_a_row_that_names_nothing_is_found(row: Row, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def of_row(one: Row) -> list[str]:
+        monkeypatch.setattr(coverage_page, "parts", lambda: (Part("one", (one,)),))
+        return [text for text in coverage_page.faults() if text.startswith("Algorithm 2")]
+
+    assert of_row(RIGHT) == []
+    (found,) = of_row(row)
+    assert fault in found
+
+
+def test_a_stored_result_without_a_row_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "published").mkdir()
+    (tmp_path / "published" / "new.md").touch()
+    monkeypatch.setattr(coverage_page, "RESULTS", tmp_path)
+    assert "stored without a row: published/new.md" in list(coverage_page.faults())
+    monkeypatch.setattr(coverage_page, "parts", lambda: ())
+    assert "published without a row: thesis-4.2" in list(coverage_page.faults())

@@ -1,0 +1,176 @@
+"""Workloads of a user's file: runs, sweeps, resumes, repetitions, the registry, consent, and bad input."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from orchestrator import api
+from orchestrator.config import user_code, workload_loader
+from orchestrator.errors import RunFailed, UserError
+from orchestrator.provenance import record as provenance
+from orchestrator.registry import models as registry
+from orchestrator.report import report
+from orchestrator.storage import records
+from orchestrator.storage.settings import resolve
+from tests.support.commands import typed
+from tests.support.readme_tree import ROOT
+from workloads.adapters import hugging_face
+
+EXAMPLE = (ROOT / "examples/functions/linreg.py").read_text()
+SPACE = "\n\ndef space(trial):\n    return {'lr': trial.suggest_float('lr', 0.05, 0.2)}\n"
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(report, "write_page", lambda *of: None)
+    monkeypatch.setattr(provenance, "sources", lambda **of: ())
+    monkeypatch.setattr(user_code, "_named", set())
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(EXAMPLE + SPACE)
+    return tmp_path / "mine.py"
+
+
+def refused(call: Callable[[], Any], *words: str) -> None:
+    with pytest.raises(UserError) as caught:
+        call()
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def forget(home: Path) -> None:
+    """As in another process of a user who has named nothing."""
+    user_code._named.clear()
+    for mark in (home / user_code.MARKS).iterdir():
+        mark.unlink()
+
+
+def run(workload: str | None, **asked: Any) -> Any:
+    return api.run(workload, **{"local": True, "tracking": "none", "epochs": 4, **asked})
+
+
+def test_a_package_that_is_missing_is_named_with_its_extra(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(user_code.EXTRAS, "nowhere", "lightning")
+    mine.write_text("import nowhere.parts\n")
+    refused(lambda: run(f"{mine}:train"), "No module named 'nowhere'", "Install ray-experiment-orchestrator[lightning]")
+    mine.write_text("import nowhere_either\n")
+    with pytest.raises(UserError) as caught:
+        run(f"{mine}:train")
+    assert "Install" not in str(caught.value)
+    monkeypatch.setattr(hugging_face, "find_spec", lambda name: None)
+    mine.write_text("def trainer(params, ctx) -> 'Trainer':\n    pass\n")
+    refused(
+        lambda: run(f"{mine}:trainer"), "a Trainer needs accelerate", "Install ray-experiment-orchestrator[trainer]"
+    )
+
+
+def test_a_function_with_a_predictor_is_registered_and_predicts(mine: Path) -> None:
+    trained = run(f"{mine}:train", tracking=None, register="slopes", lr=0.1, epochs=40)
+    assert trained.id.startswith("mine-train-")
+    assert trained.metrics["test/mse"] < trained.history()["validation/mse"].iloc[0]
+    settings = resolve()
+    predicted = registry.load(settings, registry.resolve(settings, "slopes/1")).predict(
+        pd.DataFrame({"x1": [1.0, 0.0], "x2": [0.0, 1.0], "x3": [0.0, 0.0]})
+    )
+    assert predicted["y"].iloc[0] - predicted["y"].iloc[1] == pytest.approx(3, abs=0.5)
+    units = pd.read_parquet(trained.folder / "test_units.parquet")
+    assert units["mse"].mean() == pytest.approx(trained.metrics["test/mse"])
+    again = run(f"{mine}:train", tracking=None, init="slopes/1", lr=0.1)
+    assert again.history()["validation/mse"].iloc[0] == pytest.approx(trained.metrics["validation/mse"])
+
+    mine.write_text(EXAMPLE.partition("class Predictor")[0])
+    refused(
+        lambda: run(f"{mine}:train", tracking=None, register="slopes"),
+        "A model of this workload cannot be registered: its file has no class Predictor", "leave out --register",
+    )  # fmt: skip
+    unserved = run(f"{mine}:train", tracking=None)
+    assert (unserved.folder / "model" / "weights.safetensors").exists()
+    assert unserved.metrics["test/mse"] > 0
+
+
+def test_a_sweep_of_a_function_resumes_and_needs_consent(mine: Path, home: Path) -> None:
+    given = {"local": True, "tracking": "none", "epochs": 4}
+    found = api.sweep(f"{mine}:train", trials=2, scheduler="none", name="mine", **given)
+    assert found.trials()["state"].tolist() == ["complete"] * 2
+    assert (found.folder / "workload.py").read_text() == mine.read_text()
+    forget(home)
+    whose = "The workload of mine is a file, and running it would run code that was never named here"
+    refused(lambda: api.sweep(resume="mine", more_trials=1, tracking="none"), whose, "orchestrator workloads")
+    assert "The workload of mine is a file" in typed(home, "reproduce", "run", "mine").stderr
+    assert "lr" in typed(home, "workloads", f"{mine}:train").stdout
+    assert len(api.sweep(resume="mine", more_trials=1, tracking="none").trials()) == 3
+
+
+def test_what_only_a_record_names_is_not_run(mine: Path, home: Path, tmp_path: Path) -> None:
+    trained = run(f"{mine}:train", name="theirs")
+    canary = tmp_path / "canary"
+    (tmp_path / "attack.py").write_text(f"open({str(canary)!r}, 'w')\n{EXAMPLE}")
+    attack = f"{tmp_path}/attack.py:train"
+    folder = records.open_folder(trained.folder)
+    spec = json.loads(json.dumps(folder.record["spec"]).replace(f"{mine}:train", attack))
+    folder.update(spec=spec, workload=attack, status="interrupted")
+    never = "running it would run code that was never named here"
+    refused(lambda: api.run(resume="theirs", tracking="none"), "The workload of theirs is a file", never)
+    refused(lambda: api.run(origin="theirs", epochs=9, tracking="none"), "The workload of theirs is a file", never)
+    refused(lambda: workload_loader.code(attack), never)
+    for words in (("reproduce", "run", "theirs"), ("report", "theirs"), ("ls",)):
+        typed(home, *words)
+    assert not canary.exists()
+
+
+def test_a_run_goes_on_and_is_repeated(mine: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = run(f"{mine}:train", epochs=6, seed=3)
+    run(f"{mine}:train", seed=3, name="first")
+    assert run(None, origin="first", epochs=6).metrics == whole.metrics
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "none")
+    repeated = typed(home, "reproduce", "run", "first", "--json")
+    assert json.loads(repeated.stdout.splitlines()[-1])["verdict"] == "equal"
+    mine.write_text(mine.read_text() + "\n")
+    assert "workload: recorded as" in typed(home, "reproduce", "run", "first", "--check").stdout
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"lrr": 1}, ("lrr", "Did you mean 'lr'?")),
+        ({"workers": 2, "local": False}, ("a function trains in one process", "workers=2", "Leave it out")),
+        ({"accumulate": 2}, ("a function splits its batches itself", "accumulate=2")),
+        ({"steps_per_epoch": 3}, ("a function yields once an epoch", "steps_per_epoch=3")),
+    ],
+)
+def test_what_a_function_cannot_do_is_refused(mine: Path, asked: dict[str, Any], words: tuple[str, ...]) -> None:
+    refused(lambda: run(f"{mine}:train", **asked), *words)
+
+
+@pytest.mark.parametrize(
+    ("named", "text", "words"),
+    [
+        ("absent.py:train", None, ("The workload's file does not exist", "absent.py")),
+        ("no.such:train", None, ("The workload's module is not installed", "no.such:train")),
+        ("mine.py:trian", None, ("Unknown workload in", "got 'trian'", "Did you mean 'train'?")),
+        ("mine.py:train", "x = 1 +", ("mine.py", "cannot be imported: SyntaxError")),
+        ("mine.py:train", "train = 3", ("The workload cannot be used: train is no workload, but int", "mine.py:train")),
+        ("mine.py:train", "import nosuchpackage", ("line 1 cannot be imported", "nosuchpackage")),
+    ],
+)
+def test_a_bad_name_is_one_sentence(mine: Path, named: str, text: str | None, words: tuple[str, ...]) -> None:
+    if text is not None:
+        mine.write_text(text)
+    refused(lambda: run(named if "." in named.partition(":")[0][:3] else str(mine.parent / named)), *words)
+
+
+def test_a_failing_function_fails_its_run_alone(mine: Path) -> None:
+    mine.write_text("def train(params, ctx):\n    yield {'loss': 1.0, 'validation/loss': 2.0}\n")
+    with pytest.raises(RunFailed, match="has ended before epoch 2; it yields once for each"):
+        run(f"{mine}:train")
+
+
+def test_labels_are_short() -> None:
+    assert user_code.label("/home/me/nets.py:train") == "nets-train"
+    assert user_code.label("package.nets:train") == "nets-train"
+    assert user_code.label("recommender") == "recommender"

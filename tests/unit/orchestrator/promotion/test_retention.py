@@ -1,0 +1,153 @@
+"""Models that `clean --models` may remove, on a real store: never one that an alias or a record needs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.errors import USAGE
+from orchestrator.promotion import retention
+from orchestrator.promotion.audit_log import AuditLog, Event, now
+from orchestrator.registry import models as registry
+from orchestrator.storage.settings import Settings, resolve
+from orchestrator.tracking.mlflow_globals import tracking_uri_set
+from tests.support.commands import typed
+
+Add = Callable[..., str]
+
+
+@pytest.fixture
+def settings(database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    monkeypatch.chdir(tmp_path)
+    return resolve({})
+
+
+@pytest.fixture
+def add(settings: Settings) -> Add:
+    """Log a model of a run of its own, with a file, and register it under a name if there is one."""
+    client = registry.client(settings)
+    experiment = client.create_experiment("toy", artifact_location=str(Path.cwd() / "artifacts"))
+
+    def added(
+        name: str | None, kind: str = "run", status: str = "FINISHED", run_id: str | None = None, **tags: str
+    ) -> str:
+        run = run_id or client.create_run(experiment, tags={"orchestrator.kind": kind, **tags}).info.run_id
+        model = client.create_logged_model(experiment, "toy", source_run_id=run, tags={registry.OUTCOME_TAG: "x"})
+        file = Path(model.artifact_location) / "MLmodel"
+        file.parent.mkdir(parents=True)
+        file.write_text("flavors: {}")
+        client.finalize_logged_model(model.model_id, "READY")
+        if status != "RUNNING":
+            client.set_terminated(run, status)
+        if name is not None:
+            if not client.search_registered_models(f"name = '{name}'"):
+                client.create_registered_model(name)
+            with tracking_uri_set(settings.tracking):
+                client.create_model_version(name, f"models:/{model.model_id}", run, model_id=model.model_id)
+        return str(run if name is None else model.model_id)
+
+    return added
+
+
+def removable(settings: Settings, keep: int = 1) -> list[str]:
+    return [f"{one.name}/{one.version}" for one in retention.survey(settings, keep).removable]
+
+
+def test_what_is_needed_is_kept_and_the_rest_removed(settings: Settings, add: Add) -> None:
+    client = registry.client(settings)
+    for kind in ("run", "run", "sweep", "run", "run", "run", "run"):
+        add("rec", kind)
+    add("rec", status="RUNNING")
+    add("rec")
+    client.set_registered_model_alias("rec", "champion", "1")
+    log = AuditLog(settings)
+    log.close(log.open(Event("rec", "champion", "promote", "4", "2", "me", now())), "done")
+    add(None, **{retention.INIT: "rec/5#0123456789abcdef"})
+    survey = retention.survey(settings, 1)
+    assert removable(settings) == ["rec/7", "rec/6"]
+    assert survey.kept == {
+        retention.ALIAS: 1, retention.PROMOTED: 2, retention.RECENT: 2, retention.WINNER: 1, retention.NEEDED: 1,
+        retention.RUNNING: 1,
+    }  # fmt: skip
+    assert removable(settings, keep=3) == ["rec/6"]
+    removed, troubles = retention.remove(settings, survey.removable)
+    assert (len(removed), troubles) == (2, [])
+    assert sorted(int(one.version) for one in client.search_model_versions("name = 'rec'")) == [1, 2, 3, 4, 5, 8, 9]
+    assert removable(settings) == []
+
+
+def test_models_without_a_name_and_of_others(settings: Settings, add: Add) -> None:
+    client = registry.client(settings)
+    for kind in ("run", "sweep", "run"):
+        add(None, kind)
+    foreign = client.create_logged_model("0", "theirs")
+    client.finalize_logged_model(foreign.model_id, "READY")
+    client.create_registered_model("theirs")
+    with tracking_uri_set(settings.tracking):
+        client.create_model_version("theirs", f"models:/{foreign.model_id}")
+    assert [one.version for one in retention.survey(settings, 1).removable] == [None]
+    assert len(retention.survey(settings, 3).removable) == 0
+
+
+def test_only_the_last_version_of_a_sweep_is_its_winner(settings: Settings, add: Add) -> None:
+    client = registry.client(settings)
+    add("rec", "sweep")
+    run = client.search_model_versions("name = 'rec'")[0].run_id
+    add("rec", "sweep", run_id=run)
+    add("rec")
+    assert removable(settings) == ["rec/1"]
+
+
+def test_an_alias_that_came_since_saves_a_version(settings: Settings, add: Add) -> None:
+    add("rec")
+    add("rec")
+    survey = retention.survey(settings, 1)
+    registry.client(settings).set_registered_model_alias("rec", "late", "1")
+    assert retention.remove(settings, survey.removable) == ([], [])
+
+
+def test_the_verb_shows_then_removes_and_frees_the_files(settings: Settings, add: Add, home: Path) -> None:
+    old = add("rec")
+    add("rec")
+    (file,) = (one for one in Path.cwd().glob("artifacts/**/MLmodel") if old in str(one))
+    shown = typed(home, "clean", "--models", "--keep-versions", "1")
+    assert shown.returncode == 0, shown.stderr
+    assert "rec/1\n1 model can be removed. Nothing is removed yet: add --yes\nKept: 1 is recent\n" in shown.stdout
+    assert removable(settings) == ["rec/1"]
+    done = typed(home, "clean", "--models", "--keep-versions", "1", "--yes", "--json")
+    output: dict[str, Any] = json.loads(done.stdout)
+    assert (output["models"][0]["version"], output["freed"]) == ("1", "The files of 1 model are freed")
+    assert not file.exists()
+    nothing = typed(home, "clean", "--models")
+    assert "0 models to remove" in nothing.stdout
+
+
+def test_garbage_collection_never_erases_what_others_have_deleted(settings: Settings, add: Add) -> None:
+    client = registry.client(settings)
+    add("rec")
+    add("rec")
+    gone = add(None)
+    client.delete_run(gone)
+    removed, _ = retention.remove(settings, [one for one in retention.survey(settings, 1).removable if one.version])
+    said = retention.free(settings, removed)
+    assert f"would also erase the deleted run {gone}: mlflow gc" in said
+    server = replace(settings, tracking="http://mlflow:5000")
+    assert retention.free(server, removed).startswith("The server's administrator frees the files: mlflow gc")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--keep-versions", "3"], "--keep-versions is about models. Add --models."),
+        (["--models", "--kept"], "--models removes models alone: got --kept."),
+        (["--models", "--tracking", "none"], "There is no model registry with tracking off"),
+    ],
+)
+def test_bad_input_is_one_sentence(home: Path, words: list[str], sentence: str) -> None:
+    done = typed(home, "clean", *words)
+    assert (done.returncode, sentence in done.stderr) == (USAGE, True), done.stderr

@@ -1,0 +1,171 @@
+"""A served model: requests of MLflow's form, batches, an alias that moves; on Ray Serve with ``make test-tools``."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from orchestrator.errors import UserError
+from orchestrator.registry import models as registry
+from orchestrator.registry.served_model import Served, answers, current, load
+from orchestrator.registry.serving_formats import BadRequest, as_json, frame_of, row_wise
+from orchestrator.storage.settings import Settings, resolve
+from tests.support.commands import Command, typed
+from tests.support.ports import free_port
+from tests.support.registered import register
+from tests.support.stores import copy_store
+
+ROWS = {"columns": ["a", "b"], "data": [[1, 2], [3, 4]]}
+
+
+class Doubling:
+    """A model whose rows do not depend on each other; it refuses a negative number."""
+
+    calls = 0
+
+    def predict(self, frame: pd.DataFrame, params: Any = None) -> pd.DataFrame:
+        self.calls += 1
+        if (frame["a"] < 0).any():
+            raise ValueError("a is negative")
+        return pd.DataFrame({"twice": frame["a"] * (params or {"by": 2})["by"]})
+
+
+def test_requests_are_those_of_mlflow() -> None:
+    split, params = frame_of(json.dumps({"dataframe_split": ROWS, "params": {"k": 3}}).encode(), "application/json")
+    records = [{"a": 1, "b": 2}, {"a": 3, "b": 4}]
+    assert params == {"k": 3}
+    for body, kind in (
+        (json.dumps({"dataframe_records": records}), "application/json"),
+        (json.dumps({"inputs": {"a": [1, 3], "b": [2, 4]}}), "application/json"),
+        ("a,b\n1,2\n3,4\n", "text/csv; charset=utf-8"),
+    ):
+        pd.testing.assert_frame_equal(frame_of(body.encode(), kind)[0], split)
+    assert json.loads(as_json(split)) == {"predictions": records}
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("{", "the request cannot be read"),
+        ("[]", "the request has no rows; allowed: one of dataframe_split"),
+        ('{"dataframe_split": {}, "inputs": []}', "the request has dataframe_split and inputs; allowed"),
+        ('{"dataframe_split": {"rows": 3}}', "the request cannot be read"),
+    ],
+)
+def test_what_is_no_request_is_one_sentence(body: str, words: str) -> None:
+    with pytest.raises(BadRequest, match=words):
+        frame_of(body.encode(), "application/json")
+
+
+def test_requests_are_answered_together_and_a_wrong_row_refuses_its_own_alone() -> None:
+    model = Doubling()
+    frames = [pd.DataFrame({"a": values}) for values in ([1, 2], [3], [4, 5, 6])]
+    served = Served("models:/m/1", "1", model, together=True)
+    found = answers(served, [(frame, {}) for frame in frames])
+    assert [one["twice"].tolist() for one in found] == [[2, 4], [6], [8, 10, 12]]
+    assert model.calls == 1
+    found = answers(served, [(frames[0], {"by": 3}), (frames[1], {}), (frames[2], {"by": 3})])
+    assert [one["twice"].tolist() for one in found] == [[3, 6], [6], [12, 15, 18]]
+    found = answers(served, [(frames[0], {}), (pd.DataFrame({"a": [-1]}), {}), (frames[1], {})])
+    assert found[0]["twice"].tolist() == [2, 4]
+    assert found[2]["twice"].tolist() == [6]
+    assert isinstance(found[1], BadRequest)
+    assert str(found[1]) == "ValueError: a is negative"
+    with pytest.raises(BadRequest):
+        as_json(found[1])
+    model.calls = 0
+    answers(Served("models:/m/1", "1", model, together=False), [(frame, {}) for frame in frames])
+    assert model.calls == 3
+
+
+def test_whether_rows_depend_on_each_other_is_seen_by_the_example() -> None:
+    example = pd.DataFrame({"a": [1.0, 5.0]})
+    assert row_wise(Doubling().predict, example)
+    assert not row_wise(lambda frame: pd.DataFrame({"rank": frame["a"].rank()}), example)
+    assert not row_wise(lambda frame: pd.concat([frame, frame]), example)
+
+
+@pytest.fixture
+def models(tmp_path: Path, initialised_store: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    monkeypatch.chdir(tmp_path)
+    settings = resolve({"tracking": f"sqlite:///{copy_store(initialised_store, tmp_path)}"})
+    for number, dim in enumerate((4, 8), 1):
+        register(settings, tmp_path / str(number), "rec", "recommender", {"backbone": "mf", "dim": dim})
+    registry.client(settings).set_registered_model_alias("rec", "champion", "1")
+    return settings
+
+
+def refused(call: Callable[[], Any], *words: str) -> None:
+    with pytest.raises(UserError) as caught:
+        call()
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+def test_the_version_of_an_alias_is_loaded(models: Settings, home: Path) -> None:
+    served = load(models, current(models, "rec@champion"))
+    assert (served.uri, served.version, served.together) == ("models:/rec/1", "1", False)
+    registry.client(models).set_registered_model_alias("rec", "champion", "2")
+    assert current(models, "rec@champion") == current(models, "rec/2") == "models:/rec/2"
+    refused(lambda: current(models, "rec@challenger"), "The model rec has no alias challenger any more")
+    missing = importlib.util.find_spec("grpc_reflection") is None
+    said = typed(home, "serve", "rec@champion", "--tracking", str(models.tracking), "--replicas", "0")
+    assert said.returncode == (3 if missing else 2)
+    assert ("[serve]" if missing else "--replicas is not valid: got 0") in said.stderr
+
+
+def request(address: str, body: Any = None) -> tuple[int, Any]:
+    data = None if body is None else json.dumps(body).encode()
+    try:
+        with urllib.request.urlopen(
+            urllib.request.Request(address, data, {"Content-Type": "application/json"}), timeout=60
+        ) as answer:
+            return answer.status, json.loads(answer.read())
+    except urllib.error.HTTPError as error:
+        return error.code, json.loads(error.read())
+
+
+@pytest.mark.tools
+@pytest.mark.skipif(importlib.util.find_spec("grpc_reflection") is None, reason="make test-tools")
+def test_an_alias_is_followed_without_a_restart_and_no_request_fails(models: Settings, tmp_path: Path) -> None:
+    port = free_port()
+    words = ("serve", "rec@champion", "--port", str(port), "--look", "0.5", "--tracking", str(models.tracking))
+    server = Command(tmp_path / "served", *words)
+    address = f"http://127.0.0.1:{port}"
+    try:
+        server.until(lambda: "/invocations" in server.text())
+        assert request(f"{address}/health")[1] == {"model": "rec@champion", "version": "1", "trouble": None}
+        rows = {"dataframe_records": [{"user": 3}, {"user": 5}], "params": {"k": 4}}
+        for version in ("1", "2"):
+            expected = registry.load(models, f"models:/rec/{version}").predict(
+                pd.DataFrame({"user": [3, 5]}), params={"k": 4}
+            )
+            registry.client(models).set_registered_model_alias("rec", "champion", version)
+            deadline = time.monotonic() + 120
+            while request(f"{address}/health")[1]["version"] != version:
+                code, answer = request(f"{address}/invocations", rows)
+                assert code == 200, answer
+                assert time.monotonic() < deadline
+            code, answer = request(f"{address}/invocations", rows)
+            assert code == 200
+            assert [row["item"] for row in answer["predictions"]] == expected["item"].tolist()
+        code, answer = request(f"{address}/invocations", {"rows": 3})
+        assert code == 400
+        assert answer["error"].startswith("the request has no rows")
+        registry.client(models).delete_registered_model_alias("rec", "champion")
+        deadline = time.monotonic() + 120
+        while (state := request(f"{address}/health")[1])["trouble"] is None:
+            assert time.monotonic() < deadline
+        assert state["version"] == "2", "what answers stays"
+        assert request(f"{address}/invocations", rows)[0] == 200
+    finally:
+        server.ctrl_c()
+        server.end()

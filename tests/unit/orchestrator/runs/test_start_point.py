@@ -1,0 +1,245 @@
+"""Runs and sweeps that start from the weights of a model, or go on from the state of another run."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from orchestrator import api
+from orchestrator.config import workload_loader
+from orchestrator.config.plan import Plan
+from orchestrator.config.spec import ExperimentSpec
+from orchestrator.errors import UserError
+from orchestrator.provenance import record as provenance
+from orchestrator.report import report
+from orchestrator.runs import start_point, worker
+from orchestrator.runs.session import Result
+from orchestrator.storage import records, remote
+from orchestrator.storage.settings import resolve
+from tests.support.commands import typed
+from tests.support.toy import Toy
+from workloads.data import fingerprint
+
+Run = Callable[..., Result]
+MINE = "def space(trial):\n    return {'lr': trial.suggest_float('lr', 0.01, 0.2)}\n"
+
+
+@pytest.fixture
+def run(toy_workload: str, monkeypatch: pytest.MonkeyPatch) -> Run:
+    monkeypatch.setattr(report, "write_page", lambda *of: None)
+    monkeypatch.setattr(provenance, "sources", lambda **of: ())
+
+    def started(workload: str | None = toy_workload, **asked: Any) -> Result:
+        return api.run(workload, **{"tracking": "none", **asked})
+
+    return started
+
+
+def losses(result: Result) -> dict[int, float]:
+    rows = [json.loads(line) for line in (result.folder / "history.jsonl").read_text().splitlines()]
+    return {row["epoch"]: row["train/loss"] for row in rows if "train/loss" in row}
+
+
+def spec_of(result: Result) -> ExperimentSpec:
+    return ExperimentSpec.model_validate(records.open_folder(result.folder).record["spec"]["experiment"])
+
+
+def refused(call: Callable[[], Any], *words: str) -> None:
+    with pytest.raises(UserError) as caught:
+        call()
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+@pytest.mark.parametrize("refit", [False, True])
+def test_a_run_goes_on_for_longer_as_if_it_had_never_ended(run: Run, refit: bool) -> None:
+    whole = run(epochs=8, refit=False, name="whole")
+    run(epochs=4, refit=refit, name="first")
+    longer = run(None, origin="first", epochs=8)
+    assert losses(longer) == {epoch: loss for epoch, loss in losses(whole).items() if epoch > 4}
+    spec = spec_of(longer)
+    assert spec.origin is not None
+    assert spec.origin.startswith("first@4#")
+    assert (spec.plan.refit, spec.plan.epochs, spec.params) == (False, 8, spec_of(whole).params)
+    if not refit:  # the best epoch, 3, is the first run's
+        assert longer.metrics == whole.metrics
+        assert longer.extra["epochs"] == 3
+
+
+def test_a_fork_has_its_own_settings_and_a_command_that_repeats_it(run: Run, home: Path) -> None:
+    run(epochs=3, patience=2, refit=False, name="first", seed=5)
+    fork = run(None, origin="latest", epochs=5, lr=0.01)
+    spec = spec_of(fork)
+    assert (spec.params["lr"], spec.seed, spec.plan.patience) == (0.01, 5, 2)
+    assert spec.fingerprint() != spec.model_copy(update={"origin": None}).fingerprint()
+    again = typed(home, *shlex.split(spec.command())[1:], "--local", "--tracking=none", "--name=again")
+    assert again.returncode == 0, again.stderr
+    assert "Goes on from first after epoch 3, without a refit" in again.stdout
+    repeated = records.find(resolve({}).storage, "again")
+    assert ExperimentSpec.model_validate(repeated.record["spec"]["experiment"]).origin == spec.origin
+    assert worker.outcome_of(repeated.path) is not None
+    assert worker.outcome_of(repeated.path)["metrics"] == fork.metrics  # type: ignore[index]
+
+
+def test_a_fork_that_failed_is_resumed(run: Run) -> None:
+    run(epochs=2, refit=False, name="first")
+    whole = run(None, origin="first", epochs=6)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Toy, "evaluate", lambda *of: 1 / 0)
+        with pytest.raises(Exception, match="division"):
+            run(None, origin="first", epochs=6, name="again")
+    resumed = api.run(resume="again", tracking="none")
+    assert losses(resumed) == losses(whole)
+    assert resumed.metrics == whole.metrics
+
+
+def test_a_node_with_other_bytes_of_the_dataset_is_named(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files, folder = tmp_path / "own", tmp_path / "storage" / "sweep" / "trials" / "00003"
+    folder.mkdir(parents=True)
+    files.mkdir()
+    (files / "train.csv").write_text("user,item\n1,1\n1,2\n1,3\n")
+    (files / "test.csv").write_text("user,item\n1,4\n")
+    params = {"dataset": str(files)}
+    spec = ExperimentSpec(workload="recommender", params=params, plan=Plan(epochs=1, refit=False))
+    start_point.check_data(spec, tmp_path, folder)  # a run of an earlier version has noted nothing
+    start_point.record_data(tmp_path / "storage" / "sweep", params, fingerprint(str(files), tmp_path))
+    monkeypatch.setattr("socket.gethostname", lambda: "node-7")
+    start_point.check_data(spec, tmp_path, folder)
+    (files / "test.csv").write_text("user,item\n1,5\n")
+    refused(
+        lambda: worker.experiment(spec, tmp_path, torch.device("cpu"), folder=folder).build(holdout=True),
+        "Node node-7 has other bytes of dataset", str(files), "Bring the same files to both",
+    )  # fmt: skip
+    start_point.check_data(spec.model_copy(update={"params": {"dataset": "synthetic"}}), tmp_path, folder)
+    (files / "test.csv").unlink()
+    refused(lambda: start_point.check_data(spec, tmp_path, folder), "The dataset on node node-7: ")
+    start_point.record_data(tmp_path / "storage" / "sweep", params, None)  # a workload that reads its data itself
+    start_point.check_data(spec, tmp_path, folder)
+
+
+def test_a_workload_without_a_dataset_waits_for_no_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a node that has nothing of the run yet: its folder is the copy of an object store."""
+    monkeypatch.setattr(start_point, "download", lambda *args: pytest.fail("asked the store"))
+    folder = remote.mirror_of("s3://bucket/runs", tmp_path) / "run" / "train"
+    start_point.check_data(ExperimentSpec(workload="toy", params={}), tmp_path, folder)
+
+
+def test_trials_go_on_from_one_state(run: Run, tmp_path: Path) -> None:
+    run(epochs=2, momentum=0.25, name="first")
+    (tmp_path / "mine.py").write_text(MINE)
+    found = api.sweep(
+        None, origin="first", epochs=4, trials=3, scheduler="none", space=f"{tmp_path}/mine.py:space", tracking="none",
+    )  # fmt: skip
+    record = records.open_folder(found.folder).record["spec"]["sweep"]
+    assert record["fixed"] == {"momentum": 0.25}
+    assert record["origin"].startswith("first@2#")
+    assert set(losses(found)) <= {3, 4}
+    assert {row["epochs"] for row in found.trials().to_dict("records")} == {4}
+    winner = start_point.source(resolve({}), found.id)
+    assert winner.epoch == 4, "a sweep without a refit can be gone on from"
+    assert api.run(origin=found.id, epochs=5, tracking="none").extra["epochs"] <= 5
+
+
+def test_init_starts_from_the_final_weights_as_epoch_0(run: Run) -> None:
+    first = run(epochs=3, refit=False, name="first", start=2.0)
+    second = run(init="first", epochs=1, refit=False)
+    rows = (second.folder / "history.jsonl").read_text().splitlines()
+    untrained = json.loads(rows[0])
+    assert untrained["epoch"] == 0
+    assert untrained["validation/x"] == first.metrics["validation/x"] != 4.0
+    spec = spec_of(second)
+    assert spec.plan.init is not None
+    assert spec.plan.init.startswith("first#")
+    assert (
+        spec.fingerprint()
+        != spec.model_copy(update={"plan": spec.plan.model_copy(update={"init": None})}).fingerprint()
+    )
+    assert f"init={spec.plan.init}" in spec.command()
+
+
+def test_a_sweeps_refit_starts_from_the_weights_too(run: Run, tmp_path: Path) -> None:
+    run(epochs=3, refit=False, name="first")
+    (tmp_path / "mine.py").write_text(MINE)
+    options: dict[str, Any] = {"trials": 2, "scheduler": "none", "space": f"{tmp_path}/mine.py:space", "epochs": 1}
+    found = api.sweep("toy", init="first", tracking="none", **options)
+    scratch = api.sweep("toy", tracking="none", **options)
+    assert max(found.metrics["validation/x"], found.metrics["test/x"]) < 1.5 < scratch.metrics["test/x"]
+
+
+@pytest.mark.usefixtures("database")
+def test_init_takes_a_registered_model_by_its_alias(run: Run) -> None:
+    from orchestrator.registry import models as registry
+
+    first = run(epochs=3, refit=False, register="mine", tracking=None)
+    registry.client(resolve({})).set_registered_model_alias("mine", "champion", "1")
+    second = run(init="mine@champion", epochs=1, refit=False, tracking=None)
+    assert spec_of(second).plan.init.startswith("mine/1#")  # type: ignore[union-attr]
+    assert (
+        json.loads((second.folder / "history.jsonl").read_text().splitlines()[0])["validation/x"]
+        == (first.metrics["validation/x"])
+    )
+    tags = registry.client(resolve({})).get_run(second.run_id).data.tags
+    assert tags["orchestrator.init"] == spec_of(second).plan.init
+    assert "Starts from the weights of mine/1" in tags["mlflow.note.content"]
+    refused(lambda: run(init="mine@challenger", tracking=None), "Unknown alias of mine: got 'challenger'", "champion")
+    refused(lambda: run(init="mine/7", tracking=None), "Unknown version of mine: got '7'")
+    refused(lambda: run("recommender", init="mine/1", tracking=None), "mine/1 is a model of another workload: got toy")
+
+
+def test_what_cannot_be_started_from_is_refused_in_a_sentence(run: Run, tmp_path: Path) -> None:
+    run(epochs=3, name="first")
+    (tmp_path / "mine.py").write_text(MINE)
+    space = f"{tmp_path}/mine.py:space"
+    refused(
+        lambda: run(init="firstt"), "init names no model: got 'firstt'", start_point.REFERENCES, "Did you mean first?"
+    )
+    refused(lambda: run(init="first#0000"), "The weights of first are not the recorded ones", "#0000")
+    refused(
+        lambda: run("recommender", init="first"), "first is a model of another workload: got toy; allowed: recommender"
+    )
+    refused(
+        lambda: run(None, origin="first", epochs=3), "first has trained 3 epochs already: got epochs=3", "more than 3"
+    )
+    refused(lambda: run(None, origin="first", epochs=9, refit=True), "A refit cannot repeat the training of two runs")
+    refused(lambda: run(None, origin="first", epochs=9, init="first"), "A run that goes on from first has its weights")
+    refused(
+        lambda: run("recommender", origin="first"), "first is a run of another workload: got recommender; allowed: toy"
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(workload_loader.params("toy"), "abstains", True, raising=False)
+        part: dict[str, Any] = {"abstention_part": 0.2, "epochs": 9}
+        refused(lambda: run(None, origin="first", **part), "first has learned from other queries", "allowed: 0")
+        refused(lambda: run(init="first", **part), "may have learned from them", "abstention_part=0.2 with init=first")
+    refused(lambda: run(**part), "The workload toy does not abstain", "got abstention_part=0.2. Leave it out")
+    refused(lambda: run(None, origin="first@3#0000", epochs=9), "The state of first is not the recorded one")
+    refused(lambda: api.sweep(origin="first", epochs=9, scheduler="pbt", space=space, tracking="none"), "scheduler=pbt")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delattr(Toy, "load_weights")
+        refused(lambda: run(init="first"), "The workload toy cannot start from weights: it has no load_weights")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Toy, "load_weights", lambda *of: _raise(ValueError("the weights do not fit: x is () there")))
+        refused(lambda: run(init="first"), "Training cannot start from first: the weights do not fit: x is () there")
+    shutil.rmtree(records.find(resolve({}).storage, "first").checkpoints)
+    refused(
+        lambda: run(None, origin="first", epochs=9),
+        "first has kept no state of a selection to go on from",
+        "init=first",
+    )
+
+
+def _raise(error: Exception) -> None:
+    raise error
+
+
+def test_a_plan_of_both_needs_nothing_to_be_copied(run: Run, home: Path) -> None:
+    run(epochs=2, refit=False, name="first")
+    planned = typed(home, "plan", "run", "--from", "first", "epochs=4", "--local", "--probe", "--tracking=none")
+    assert planned.returncode == 0, planned.stderr

@@ -1,0 +1,71 @@
+"""A sentence encoder with a collection: the served model searches it, and abstains by its queries' scores."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from workloads.abstention.decision import KEY
+from workloads.bi_encoder.params import Params
+from workloads.bi_encoder.predictor import Predictor
+from workloads.bi_encoder.workload import BiEncoder
+from workloads.contract import Runtime, Servable
+from workloads.data.retrieval.load import load_retrieval
+from workloads.encoders.pooling import normalised
+from workloads.encoders.text import encode
+
+NAME = "synthetic-retrieval"
+
+
+@pytest.fixture(scope="module")
+def workload() -> BiEncoder:
+    runtime = Runtime(device=torch.device("cpu"), data=Path(), seed=7, epochs=1)
+    return BiEncoder(Params(batch_size=160, max_length=12, calibrate_on=NAME), runtime)
+
+
+def loaded(served: Servable) -> Predictor:
+    weights = {name: tensor.numpy() for name, tensor in served.weights.items()}
+    return Predictor(weights, json.loads(json.dumps(dict(served.config))))
+
+
+def test_the_collection_is_searched_and_its_queries_are_the_calibrated_ones(workload: BiEncoder) -> None:
+    served = workload.servable()
+    predictor = loaded(served)
+    data = load_retrieval(NAME, Path())
+    queries = np.flatnonzero(data.answered & (data.parts != 3))
+    texts = data.queries.take(queries).to_pylist()
+    own = [normalised(encode(workload.encoder, workload.tokenizer(side))) for side in (texts, data.docs.to_pylist())]
+    best = (own[0] @ own[1].T).sort(dim=1, descending=True, stable=True)
+    output = predictor.predict(pd.DataFrame({"query": texts}), k=2)
+    np.testing.assert_allclose(output["score"], best.values[:, :2].ravel(), rtol=1e-4, atol=1e-5)
+    assert output["rank"].tolist() == [1, 2] * len(texts)
+    config = served.config[KEY]
+    calibrated = served.weights["abstention.scores"].shape[2]
+    assert calibrated + served.weights["abstention.validation_scores"].shape[2] == len(queries)
+    assert calibrated == round(0.8 * len(queries))
+    for row, kind in enumerate(config["scores"]):
+        frame = pd.DataFrame({"query": texts})
+        output = predictor.predict(frame, k=1, risk=0.97, promise="crc", abstain_by=kind, success="top_3")
+        scores = np.array(output.attrs[KEY]["scores"])
+        part = served.weights["abstention.scores"][row, 1].numpy()
+        assert np.abs(scores[:, None] - part).min(0).max() < 1e-3  # each calibrated query is among these
+        assert output["abstain"].eq(output["reason"].ne("")).all()
+    sentences = predictor.predict(pd.DataFrame({"sentence": texts[:2]}))
+    expected = encode(workload.encoder, workload.tokenizer(texts[:2]))
+    np.testing.assert_allclose(np.stack(sentences["vector"]), expected, rtol=1e-4, atol=1e-5)
+    with pytest.raises(ValueError, match="risk= is promised for queries of the collection"):
+        predictor.predict(pd.DataFrame({"sentence": texts[:2]}), risk=0.97, promise="crc")
+
+
+def test_what_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="needs vectors, which scoring=cross does not have"):
+        Params(calibrate_on=NAME, scoring="cross", lowest_cosine=0.0)
+    with pytest.raises(ValueError, match="holds another kind of data"):
+        Params(calibrate_on="synthetic-pairs")
+    with pytest.raises(ValueError, match="nowhere"):
+        Params(calibrate_on=str(tmp_path / "nowhere")).check_data(tmp_path)

@@ -1,0 +1,114 @@
+"""Topics, judgements and runs in TREC's form, and what is wrong in them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from workloads.data import DataError
+from workloads.data.retrieval.load import load_retrieval
+from workloads.data.retrieval.runs import read_run
+from workloads.data.retrieval.types import PARTS, Retrieval
+
+MARKED = """<top>
+<num> Number: 301
+<title> International Organized
+Crime
+<desc> Description:
+Identify organizations.
+</top>
+
+<top>
+<num>302</num>
+<title>Poliomyelitis</title>
+</top>
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    docs = [{"_id": f"d{number}", "title": "", "text": f"text {number}"} for number in range(4)]
+    (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(doc) + "\n" for doc in docs))
+    (tmp_path / "topics.tsv").write_text("301\tcrime\n302\tpolio\n")
+    (tmp_path / "qrels.trec").write_text("301 0 d1 2\n301 0 d2 -1\n302 0 d0 1\n")
+    return tmp_path
+
+
+def load(folder: Path, **options: str) -> Retrieval:
+    return load_retrieval(str(folder), Path(), **options)  # type: ignore[arg-type]
+
+
+def run(folder: Path, text: str) -> Path:
+    (folder / "run.trec").write_text(text)
+    return folder / "run.trec"
+
+
+def test_a_collection_in_trecs_form(folder: Path) -> None:
+    data = load(folder)
+    assert data.query_ids.to_pylist() == ["301", "302"]
+    assert data.queries.to_pylist() == ["crime", "polio"]
+    assert data.judgements.tolist() == [[0, 1, 2], [0, 2, 0], [1, 0, 1]]
+
+
+def test_marked_topics_and_judgements_of_parts(folder: Path) -> None:
+    (folder / "topics.tsv").unlink()
+    (folder / "topics.trec").write_text(MARKED)
+    (folder / "qrels.trec").unlink()
+    (folder / "qrels").mkdir()
+    (folder / "qrels/train.trec").write_text("301 0 d1 1\n")
+    (folder / "qrels/test.trec").write_text("302 0 d0 1\n")
+    data = load(folder)
+    assert data.queries.to_pylist() == ["International Organized Crime", "Poliomyelitis"]
+    assert [PARTS[part] for part in data.parts] == ["train", "test"]
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "message", "line"),
+    [
+        ("topics.tsv", "301 crime\n", "the topic has no id or no text", 1),
+        ("topics.tsv", "301\ta\n301\tb\n", "an id occurs twice", 2),
+        ("qrels.trec", "301 0 d1\n", "the line holds no judgement", 1),
+        ("qrels.trec", "301 0 d1 1\n301 0 d9 1\n", "name texts that are not there", 2),
+    ],
+)
+def test_what_is_wrong_is_named(folder: Path, file: str, text: str, message: str, line: int) -> None:
+    (folder / file).write_text(text)
+    with pytest.raises(DataError, match=message) as error:
+        load(folder)
+    assert f"line {line}" in str(error.value)
+
+
+def test_a_run_is_ordered_by_its_scores(folder: Path) -> None:
+    """The score decides, not the rank; equal scores go by document, a list is cut, and a topic may be missing."""
+    data = load(folder)
+    found = read_run(run(folder, "301 Q0 d3 1 0.5 x\n301 Q0 d2 2 7 x\n301 Q0 d0 3 .5 x\n301 Q0 d1 4 -1 x\n"), data, 3)
+    assert found.docs.tolist() == [[2, 0, 3], [-1, -1, -1]]
+    assert found.scores[0].tolist() == [7, 0.5, 0.5]
+    assert np.isneginf(found.scores[1]).all()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("301 Q0 d3 1\n", "the line is not that of a run"),
+        ("301 Q0 d3 1 high x\n", "the line is not that of a run"),
+        ("301 Q0 d9 1 1.0 x\n", "the run names a text that is not there"),
+        ("999 Q0 d1 1 1.0 x\n", "the run names a text that is not there"),
+        ("301 Q0 d1 1 1.0 x\n301 Q0 d1 2 0.5 x\n", "a document has two"),
+        ("301 Q0 d1 1 nan x\n", "a score is not finite"),
+    ],
+)
+def test_a_run_with_an_error_is_refused_with_its_line(folder: Path, text: str, message: str) -> None:
+    with pytest.raises(DataError, match=message) as error:
+        read_run(run(folder, text), load(folder), 3)
+    assert f"line {text.count(chr(10))}" in str(error.value)
+
+
+def test_unknown_texts_of_a_run_may_be_left_out(folder: Path) -> None:
+    found = read_run(run(folder, "301 Q0 d9 1 2 x\n999 Q0 d1 1 1 x\n301 Q0 d1 1 1 x\n"), load(folder), 2, "skip")
+    assert found.docs.tolist() == [[1, -1], [-1, -1]]
+    with pytest.raises(DataError, match="the run is missing"):
+        read_run(folder / "none.trec", load(folder), 2)

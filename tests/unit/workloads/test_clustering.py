@@ -1,0 +1,31 @@
+"""K-means against Lloyd's algorithm in NumPy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from workloads import clustering
+from workloads.clustering import ITERATIONS, kmeans
+from workloads.sampling.negatives import permutation
+
+
+@pytest.mark.parametrize("at_once", [2**26, 20])
+def test_kmeans_is_lloyds_algorithm(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In blocks of points, too."""
+    monkeypatch.setattr(clustering, "_AT_ONCE", at_once)
+    points = torch.randn(60, 3, generator=torch.Generator().manual_seed(1))
+    centres = points[permutation(7, 60, points.device)[:4]].double().numpy()
+    for _ in range(ITERATIONS):
+        members = np.array([((point - centres) ** 2).sum(1).argmin() for point in points.double().numpy()])
+        centres = np.stack([points.double().numpy()[members == k].mean(0) for k in range(4)])
+    found, assigned = kmeans(points, 4, 7)
+    np.testing.assert_allclose(found, centres, atol=1e-5)
+    assert assigned.tolist() == members.tolist()
+
+
+def test_an_empty_cluster_keeps_its_centre() -> None:
+    centres, members = kmeans(torch.zeros(5, 2), 3, 1)
+    assert centres.isfinite().all()
+    assert members.tolist() == [0] * 5
