@@ -8,9 +8,11 @@ LOWER = .venv-lower
 # Where the environment forbids it, each of pytest's workers would compile all tests again, for seconds.
 unexport PYTHONDONTWRITEBYTECODE
 UNIT = $(BIN)/python -m pytest tests/unit -n 2 --dist worksteal
+# Files with a marker: to collect all 7,000 tests takes each process 20 seconds.
+marked = $(shell grep -rlE 'mark\.$(1)\b' tests --include='test_*.py' | sort)
 INTEGRATION = $(BIN)/python -m pytest tests/integration -n 3 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-unit test-integration test-docs test-faults test-long test-cluster test-deploy test-lower test-versions test-gpu dist lint format docs \
+.PHONY: demo test test-unit test-integration test-docs test-faults test-long test-cluster test-deploy test-lower test-versions test-tools test-gpu dist lint format docs \
 	setup clean
 
 demo: $(READY)
@@ -30,11 +32,11 @@ test: $(READY)
 
 # Processes and servers are killed, stopped or taken away for a while, and all goes on: many minutes.
 test-faults: $(READY)
-	$(BIN)/python -m pytest tests -m "faults and not cluster and not long" -n 2 --dist loadfile
+	$(BIN)/python -m pytest $(call marked,faults) -m "faults and not cluster and not long" -n 3 --dist loadfile
 
-# Variants of tests of test-faults and test-cluster: longer outages, the other of two faults. Not in CI.
+# Variants of tests of test-faults and test-cluster: longer outages, the other of two faults, random kills. Not in CI.
 test-long: $(READY)
-	$(BIN)/python -m pytest tests -m long
+	$(BIN)/python -m pytest $(call marked,long) -m long
 
 # On the topology of deploy/, without containers: PostgreSQL, MLflow with passwords, a Ray head and two workers.
 # At most 20 minutes; the end reports what each fault cost. PostgreSQL and Chromium must be installed (Debian:
@@ -55,10 +57,10 @@ test-integration: $(READY)
 
 # Every command of README and docs/: parsed, planned where that is possible, five of them run.
 test-docs: $(READY)
-	$(BIN)/python -m pytest tests -m docs
+	$(BIN)/python -m pytest $(call marked,docs) -m docs
 
 test-gpu: $(READY)
-	$(BIN)/python -m pytest tests -m gpu
+	$(BIN)/python -m pytest $(call marked,gpu) -m gpu
 
 # Other minors of Ray and MLflow than the environment's, each laid over it: under 1 GB, a few minutes each.
 VERSIONS = ray-2.58.1 ray-2.59.0 mlflow-3.16.1
@@ -81,6 +83,19 @@ $(OVER)/%/.ready: $(READY)
 		> "$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/first.pth"
 	$(BIN)/python -m pip --python $(@D)/bin/python --disable-pip-version-check install --quiet --no-deps \
 		$(addsuffix ==$(lastword $(subst -, ,$*)),$(if $(filter mlflow-%,$*),mlflow mlflow-skinny mlflow-tracing,ray))
+	@touch $@
+
+# Exports and adapters for tools that are not in the environment, with these laid over it: under 1 GB.
+OTHERS = onnx onnxscript onnxruntime faiss-cpu optuna-dashboard lightning accelerate ir-measures "ray[serve]"
+
+test-tools: $(OVER)/tools/.ready
+	$(OVER)/tools/bin/python -m pytest $(call marked,tools) -m tools
+
+$(OVER)/tools/.ready: $(READY)
+	$(PYTHON) -m venv --without-pip $(@D)
+	@printf '%s\n' "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" "$(CURDIR)" \
+		> "$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/first.pth"
+	$(BIN)/python -m pip --python $(@D)/bin/python --disable-pip-version-check install --quiet -c constraints.txt $(OTHERS)
 	@touch $@
 
 # Against the lowest versions that pyproject.toml allows, the unit part with PyTorch's plainest kernels: sums come out

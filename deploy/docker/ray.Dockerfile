@@ -12,7 +12,7 @@ WORKDIR /opt/orchestrator/source
 
 # What changes seldom, gigabytes with PyTorch, is a layer of its own.
 COPY --chown=1000:100 pyproject.toml constraints.txt deploy/docker/requirements.py ./
-RUN python requirements.py train gpu text s3 > requirements.txt \
+RUN python requirements.py train gpu text s3 serve > requirements.txt \
  && python -m pip install --no-cache-dir -c constraints.txt -r requirements.txt
 
 COPY --chown=1000:100 README.md LICENSE ./
