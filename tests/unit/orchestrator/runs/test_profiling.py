@@ -23,7 +23,7 @@ def test_a_run_is_traced_and_trains_as_without(home: Any, capsys: pytest.Capture
     assert traced.metrics == plain.metrics
     said = capsys.readouterr().out
     assert "Profile of 3 steps in " in said
-    assert re.search(r"collectives 0%; largest: [\w:]+ \d+%", said)
+    assert re.search(r"collectives 0%; largest: \S.* \d+%", said)  # names of operations hold "#", "." and blanks
     with gzip.open(traced.folder / "profile" / "trace.json.gz") as file:
         events = json.load(file)["traceEvents"]
     assert sum(event["name"] == "aten::index_select" for event in events) > 3
