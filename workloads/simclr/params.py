@@ -202,10 +202,12 @@ class Params(WorkloadParams):
     channels_last: bool = Field(
         default=True,
         description="Keep images and weights channels last, the layout that tensor cores and oneDNN read: others are "
-        "converted in each convolution. All recorded results have it; no GPU has been measured yet.",
+        "converted in each convolution. All recorded results have it.",
     )
     compile: bool | None = Field(
-        default=None, description="Compile the model with torch.compile; unset: a ResNet on one GPU."
+        default=None,
+        description="Compile the model with torch.compile; unset: a ResNet on one GPU. There, without micro-batches, "
+        "steps are replayed as CUDA graphs.",
     )
 
     eval_k: int = Field(default=20, ge=1, le=10_000, description="Neighbours that vote in kNN.")

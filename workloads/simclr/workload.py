@@ -52,6 +52,14 @@ def is_compiled(params: SimCLRParams, runtime: Runtime) -> bool:
     return runtime.device.type == "cuda" and str(params.encoder).startswith("resnet") and runtime.world_size == 1
 
 
+def is_replayed(runtime: Runtime) -> bool:
+    """Whether a compiled step is replayed as CUDA graphs: by one GPU, without micro-batches.
+
+    A graph's embeddings last until its next replay; gradient caching keeps those of all micro-batches.
+    """
+    return runtime.device.type == "cuda" and runtime.world_size == 1 and runtime.accumulate == 1
+
+
 class SimCLR:
     """Learns image features without labels.
 
@@ -93,7 +101,8 @@ class SimCLR:
         self.method: InBatch = METHODS[params.method].load()(params, runtime, self.model, self.data.train)
         if is_compiled(params, runtime):
             torch.compiler.reset()  # compilations of earlier trials of this process count towards a limit
-            self.model.compile()  # inside DDP: PyTorch cannot compile DDP with SyncBatchNorm (pytorch#107372)
+            # inside DDP: PyTorch cannot compile DDP with SyncBatchNorm (pytorch#107372)
+            self.model.compile(mode="reduce-overhead" if is_replayed(runtime) else None)
         self._steps = StepLog(runtime.log_every, runtime.device)
         self.replica = wrap(self.model, runtime)
         self.layout = layout

@@ -47,6 +47,23 @@ def test_options_of_speed_change_no_numbers(params: dict[str, Any], accumulate: 
     assert quick.train_epoch(1)["loss"] == pytest.approx(plain.train_epoch(1)["loss"], rel=1e-3)
 
 
+@pytest.mark.parametrize("params", [
+    {}, {"loss": "bcl", "alpha": "auc"}, {"method": "byol"}, {"method": "moco", "queue": 256},
+    {"method": "protonce", "clusters": 8, "granularities": 1},
+], ids=str)  # fmt: skip
+def test_replayed_steps_learn_what_others_learn(params: dict[str, Any]) -> None:
+    """A compiled step of one GPU is replayed as a CUDA graph, between evaluations, too."""
+    seen = []
+    for compiled in (False, True):
+        workload = _built(replace(CUDA, epochs=3), compile=compiled, **params)
+        losses = [workload.train_epoch(epoch)["loss"]]
+        first = workload.evaluate("validation").metrics
+        losses += [workload.train_epoch(epoch)["loss"] for epoch in (2, 3)]
+        last = workload.evaluate("validation").metrics
+        seen.append([*losses, *(row[name] for row in (first, last) for name in ("alignment", "uniformity"))])
+    assert seen[0] == pytest.approx(seen[1], rel=2e-3)
+
+
 def test_bf16_stays_close() -> None:
     whole, half = _built(CUDA), _built(replace(CUDA, precision="bf16"))
     assert half.train_epoch(1)["loss"] == pytest.approx(whole.train_epoch(1)["loss"], rel=1e-2)
