@@ -115,8 +115,9 @@ def several_items(
     lam = np.float32(rule.parameter)
     w = W[user]
     margin = np.float32(0)
-    old[:] = w
-    mixed[:] = 0
+    for k in range(len(w)):  # a slice compiles two seconds longer, for the message of unequal shapes
+        old[k] = w[k]
+        mixed[k] = 0
     for n in range(5):
         share = _mpr(n, lam)
         h = H[items[n]]
@@ -160,8 +161,8 @@ def several_users(
     w = W[users[0]]
     h = H[item]
     o = H[other]
-    old[:] = w
     for k in range(len(w)):
+        old[k] = w[k]
         mixed[k] = own * w[k]
     for member in users:
         m = W[member]
