@@ -15,7 +15,7 @@ IMAGES = "<images>"
 """Values of parameters that :meth:`Inputs.resolve` replaces by a path or name."""
 
 CIFAR = "cifar-10-subset"
-TRAIN_IMAGES = 8192
+TRAIN_IMAGES = 4608
 TEST_IMAGES = 512
 PIXELS = 32
 """Generated images and their side. Nine tenths of the first number train, in batches of up to 4,096."""
