@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from workloads.contract import Runtime, Split
@@ -24,6 +25,26 @@ def check_batch(batch_size: int, runtime: Runtime, *, equal_parts: bool = False)
             f"batch_size={batch_size} is the global batch and does not divide over {over}; the nearest that does is "
             f"{nearest}"
         )
+
+
+def check_limits(limits: Mapping[str, str], runtime: Runtime) -> None:
+    """Check that nothing is requested that the parameters rule out.
+
+    Args:
+        limits: reasons by setting (``Limited`` in the contract).
+
+    Raises:
+        ValueError: with the reason and the setting.
+    """
+    requested = {
+        "workers": (runtime.world_size, 1),
+        "accumulate": (runtime.accumulate, 1),
+        "steps_per_epoch": (runtime.steps_per_epoch, None),
+        "log_every": (runtime.log_every, 0),
+    }
+    for name, (value, default) in requested.items():
+        if name in limits and value != default:
+            raise ValueError(f"{limits[name]}, which rules out {name}={value}. Leave it out")
 
 
 def check_plan(params: Any, runtime: Runtime) -> None:

@@ -283,9 +283,10 @@ class Initialisable(Protocol):
 class Limited(Protocol):
     """An optional declaration of a workload: what of the engine it cannot do, such as one made from another trainer.
 
-    ``limits`` has the reasons by name. ``workers``, ``accumulate``, ``steps_per_epoch`` and ``refit`` are settings,
-    which are refused before anything starts. ``units``: evaluations have no rows of single units. ``lr``: a restored
-    state brings its own learning rate. The conformance suite skips what is declared, with the reason.
+    ``limits`` has the reasons by name. ``workers``, ``accumulate``, ``steps_per_epoch``, ``log_every`` and ``refit``
+    are settings, which are refused before anything starts. ``units``: evaluations have no rows of single units.
+    ``lr``: a restored state brings its own learning rate. The conformance suite skips what is declared, with the
+    reason. Params whose values rule out a setting declare it in a property ``limits`` of theirs.
     """
 
     limits: Mapping[str, str]

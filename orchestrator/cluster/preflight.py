@@ -130,16 +130,22 @@ def batch(params: Mapping[str, Any], resources: Resources, plan: Plan) -> None:
     )
 
 
-def limits(workload: str, resources: Resources, plan: Plan) -> None:
-    """Check that nothing is requested that the workload declares it cannot do (``Limited`` in the contract)."""
+def limits(workload: str, params: Mapping[str, Any], resources: Resources, plan: Plan) -> None:
+    """Check that nothing is requested that the workload or these parameters rule out (``Limited`` in the contract).
+
+    Raises UserError.
+    """
     code = workload_loader.code(workload)
     if plan.log_every and not hasattr(code, "take_steps"):
         raise UserError(
             f"The workload {workload} reports no values within an epoch", got=f"log_every={plan.log_every}",
             fix="Leave it out (see workloads.contract.StepLogged)",
         )  # fmt: skip
-    declared = getattr(code, "limits", {})
+    model = workload_loader.params(workload)
+    of_params = model.model_validate(dict(params)).limits if hasattr(model, "limits") else {}
+    declared = {**getattr(code, "limits", {}), **of_params}
     requested = {
+        "log_every": plan.log_every > 0,
         "workers": resources.workers > 1,
         "accumulate": plan.accumulate != 1,
         "steps_per_epoch": plan.steps_per_epoch is not None,

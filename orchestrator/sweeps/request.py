@@ -75,8 +75,8 @@ def experiment(
     preflight.dataset(request.workload, params, settings.data, elsewhere=elsewhere)
     devices = request.resources(settings, whole_machine=True, local=local)
     plan = request.plan(settings)
+    preflight.limits(request.workload, params, devices, plan)
     preflight.batch(params, devices, plan)
-    preflight.limits(request.workload, devices, plan)
     refit = objectives.of(request.workload, plan)[0].refit and source is None
     plan = plan if plan.refit is not None else plan.model_copy(update={"refit": refit})
     preflight.schedule(request.workload, params, plan, bool(plan.refit))
@@ -138,7 +138,6 @@ def sweep(
             fix=f"Use --workers {devices.workers}; the number of trials at once follows the cluster's size",
         )  # fmt: skip
 
-    preflight.limits(request.workload, devices, plan)
     selects_by = objectives.of(request.workload, plan)
     if source is not None:
         _check_fork(chosen)
@@ -154,6 +153,7 @@ def sweep(
     def check(complete: Mapping[str, Any]) -> None:
         sampled.append(complete)
         preflight.dataset(request.workload, complete, settings.data, elsewhere=elsewhere)
+        preflight.limits(request.workload, complete, devices, plan)
         preflight.batch(complete, devices, plan)
         preflight.schedule(request.workload, complete, plan, refit)
         notes.add(preflight.micro_batches(request.workload, complete, plan))

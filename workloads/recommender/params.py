@@ -364,18 +364,18 @@ class Params(WorkloadParams):
             raise ValueError(message)
         return self
 
-    def check_accumulate(self) -> None:
-        """Refuse losses of the whole batch and sequential SGD, which has no batches.
-
-        Raises:
-            ValueError: says which.
-        """
+    @property
+    def limits(self) -> dict[str, str]:
+        """Settings that these values rule out, with the reason (``Limited`` in the contract)."""
+        within = ("accumulate", "steps_per_epoch", "log_every")
         if not BACKBONES[self.backbone].learnt:
-            what = f"backbone={self.backbone}"
-            raise ValueError(f"{what} has no batches, which accumulate=auto may split. Drop accumulate")
-        if LOSSES[self.loss].whole_batch or self.optimizer == "sgd":
-            what = f"loss={self.loss}" if LOSSES[self.loss].whole_batch else "optimizer=sgd"
-            raise ValueError(f"{what} cannot be trained in micro-batches, which accumulate=auto may choose. Drop it")
+            return dict.fromkeys(within, f"backbone={self.backbone} is fitted as a whole")
+        if self.optimizer == "sgd":
+            reason = "optimizer=sgd takes one triple at a time, in compiled passes; sgd_batched and adam take batches"
+            return dict.fromkeys(("workers", *within), reason)
+        if LOSSES[self.loss].whole_batch:
+            return dict.fromkeys(("workers", "accumulate"), f"loss={self.loss} ranks the losses of a whole batch")
+        return {}
 
     def uses_gpu(self) -> bool:
         """Sequential SGD is compiled for CPUs."""

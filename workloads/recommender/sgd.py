@@ -62,8 +62,7 @@ class SequentialSGD:
         """``table``: embeddings of all nodes (N, d), updated in place.
 
         Raises:
-            ValueError: several workers, micro-batches, virtual epochs, values within an epoch, a device other than a
-                CPU, or numba is missing.
+            ValueError: the device is no CPU, or numba is missing.
         """
         if find_spec("numba") is None:
             raise ValueError("optimizer=sgd needs numba, which is not installed. Install numba, or set optimizer=adam")
@@ -71,16 +70,6 @@ class SequentialSGD:
             raise ValueError(
                 f"optimizer=sgd runs on a CPU, not on {runtime.device.type}. "
                 "Set optimizer=sgd_batched or optimizer=adam"
-            )
-        if runtime.world_size > 1 or runtime.accumulate > 1 or runtime.steps_per_epoch:
-            raise ValueError(
-                "optimizer=sgd takes one triple at a time, in whole passes: use one worker, "
-                "accumulate=1 and no steps_per_epoch, or set optimizer=adam"
-            )
-        if runtime.log_every:
-            raise ValueError(
-                "optimizer=sgd trains a whole pass in compiled code, which reports no values within it. "
-                "Drop log_every, or set optimizer=sgd_batched or optimizer=adam"
             )
         self.params = params
         self.runtime = runtime

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from workloads.checks import check_batch, check_split
+from workloads.checks import check_batch, check_limits, check_split
 from workloads.contract import Direction, Evaluation, Metrics, Objective, Runtime, Servable, Split, State, StepValues
 from workloads.data import load_interactions
 from workloads.data.datasets import fingerprint
@@ -60,7 +60,9 @@ class Recommender:
                 baseline does not fit into memory, or a baseline has to be trained in parts.
             workloads.data.DataError: the dataset is unknown, missing or damaged.
         """
-        _check_batch(params, runtime)
+        check_limits(params.limits, runtime)
+        if BACKBONES[params.backbone].learnt:
+            check_batch(params.batch_size, runtime)
         self.params = params
         self.runtime = runtime
         interactions = load_interactions(params.dataset, runtime.data, params.split, params.dataset_noise)
@@ -374,19 +376,3 @@ def _names(numbers: np.ndarray[Any, Any], ids: np.ndarray[Any, Any] | None) -> n
     if ids is None:
         return numbers
     return np.char.decode(ids[numbers], "utf-8") if ids.dtype.kind == "S" else ids[numbers]
-
-
-def _check_batch(params: RecommenderParams, runtime: Runtime) -> None:
-    if not BACKBONES[params.backbone].learnt:
-        if runtime.accumulate > 1 or runtime.steps_per_epoch or runtime.log_every:
-            raise ValueError(
-                f"backbone={params.backbone} is fitted as a whole: it has neither micro-batches nor parts of an epoch. "
-                "Drop accumulate, steps_per_epoch and log_every"
-            )
-        return
-    check_batch(params.batch_size, runtime)
-    if LOSSES[params.loss].whole_batch and (runtime.world_size > 1 or runtime.accumulate > 1):
-        raise ValueError(
-            f"loss={params.loss} ranks the losses of a whole batch, which cannot be split over "
-            f"{runtime.world_size} workers and {runtime.accumulate} micro-batches. Use one of each"
-        )

@@ -105,8 +105,8 @@ def test_packed_trials_have_the_values_of_trials_apart() -> None:
 @pytest.mark.parametrize(
     ("params", "words"),
     [
-        ({"optimizer": "sgd", "threads": 1}, "optimizer=sgd trains a whole pass in compiled code"),
-        ({"backbone": "ease"}, "Drop accumulate, steps_per_epoch and log_every"),
+        ({"optimizer": "sgd", "threads": 1}, "in compiled passes; .* rules out log_every=2. Leave it out"),
+        ({"backbone": "ease"}, "backbone=ease is fitted as a whole, which rules out log_every=2. Leave it out"),
     ],
 )
 def test_training_without_steps_refuses_them(params: dict[str, Any], words: str) -> None:
@@ -142,7 +142,7 @@ def test_a_workload_without_them_is_refused_and_they_do_not_change_the_run(monke
     with monkeypatch.context() as patch:
         patch.setattr(workload_loader, "code", lambda name: Toy)
         with pytest.raises(UserError, match="The workload toy reports no values within an epoch: got log_every=5"):
-            preflight.limits("toy", Resources(), Plan(log_every=5))
-    preflight.limits("text_ranker", Resources(), Plan(log_every=5))
+            preflight.limits("toy", {}, Resources(), Plan(log_every=5))
+    preflight.limits("text_ranker", {}, Resources(), Plan(log_every=5))
     one, other = (ExperimentSpec(workload="text_ranker", params={}, plan=Plan(log_every=n)) for n in (0, 5))
     assert one.fingerprint() == other.fingerprint()

@@ -263,6 +263,21 @@ def test_more_gpus_than_allowed_are_refused_when_they_are_decided(monkeypatch: p
             ("do not divide it: got 1001", "Use batch_size=1000"),
         ),
         ("recommender", {"overrides": {"accumulate": "3"}}, ("accumulate=3", "Use batch_size=1023")),
+        (
+            "recommender",
+            {"overrides": {"optimizer": "sgd", "log_every": "5"}},
+            ("optimizer=sgd takes one triple at a time", "got log_every=5", "Leave it out"),
+        ),
+        (
+            "recommender",
+            {"overrides": {"loss": "denoise_truncated"}, "resources": {"workers": 2}},
+            ("loss=denoise_truncated ranks the losses of a whole batch: got workers=2",),
+        ),
+        (
+            "recommender",
+            {"overrides": {"backbone": "ease", "accumulate": "auto"}},
+            ("backbone=ease is fitted as a whole: got accumulate=auto",),
+        ),
     ],
 )
 def test_what_no_experiment_could_be(
@@ -398,6 +413,7 @@ def test_a_population_is_random_and_not_refitted(settings: Settings) -> None:
         ({"overrides": {"layers": "2", "backbone": "mf"}}, ("layers=2 has no effect with backbone=mf",)),
         ({"overrides": {"layers": "2"}}, ("layers=2 has no effect with backbone=mf",)),
         ({"overrides": {"accumulate": "3"}}, ("accumulate=3", "do not divide it")),
+        ({"overrides": {"loss": "denoise_truncated", "accumulate": "2"}}, ("got accumulate=2",)),
         ({"overrides": {"resources.workers": "2"}, "local": True}, ("--local runs in one process: got workers=2",)),
         ({"resources": {"workers": 3}, "overrides": {"batch_size": "1000"}}, ("3 worker(s)", "got 1000")),
         ({"search": {"trials": 0}}, ("Search setting trials is not valid: got 0",)),

@@ -439,9 +439,9 @@ def test_nothing_at_the_limits_is_nan(loss: str, monkeypatch: pytest.MonkeyPatch
             assert torch.isfinite(workload.model.embedding).all()
 
 
-@pytest.mark.parametrize("runtime", [{"accumulate": 2}, {"world_size": 2}, {"steps_per_epoch": 3}])
+@pytest.mark.parametrize("runtime", [{"accumulate": 2}, {"world_size": 2}, {"steps_per_epoch": 3}, {"log_every": 1}])
 def test_sequential_sgd_takes_whole_passes(runtime: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match="optimizer=sgd takes one triple at a time, in whole passes"):
+    with pytest.raises(ValueError, match="optimizer=sgd takes one triple at a time, in compiled passes"):
         Recommender(Params(optimizer="sgd"), replace(RUNTIME, **runtime))
 
 
