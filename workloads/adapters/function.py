@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+import warnings
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,8 +15,9 @@ from pydantic import BaseModel
 
 from workloads.adapters import served
 from workloads.adapters.streams import apart, seed_global
-from workloads.contract import Evaluation, Metrics, Objective, Precision, Runtime, Servable, Split, State
+from workloads.contract import Evaluation, Metrics, Objective, Precision, Runtime, Servable, Split, State, StepValues
 from workloads.initial_weights import copy_weights
+from workloads.step_log import StepLog
 
 Results: TypeAlias = "Metrics | tuple[Metrics, Mapping[str, Any]] | Evaluation"
 """Metrics, also with units: a row a user, query or pair, the column ``id`` first."""
@@ -79,7 +81,7 @@ class Context:
     ``epochs``: the numbers of the epochs to train, from 1. What is drawn from the global generators of Python, NumPy
     and PyTorch within one of them depends on (seed, epoch) alone. ``last`` is the planned number, for schedules.
     ``state``: what the function has yielded before the first of these epochs, or None. ``holdout``: False in a refit,
-    which trains on train + validation.
+    which trains on train + validation. ``step``: the number of steps that have been logged since epoch 1.
     """
 
     device: torch.device
@@ -89,6 +91,8 @@ class Context:
     precision: Precision
     last: int
     epochs: Epochs
+    steps: StepLog
+    step: int = 0
     state: State | None = None
     _evaluate: Evaluate | None = field(default=None, init=False)
     _loaded: set[str] = field(default_factory=set, init=False)
@@ -108,6 +112,15 @@ class Context:
         """
         self._evaluate = function
         return function
+
+    def log(self, loss: torch.Tensor, last: bool = True) -> None:
+        """Log the loss of a training step, a scalar, for ``log_every``; nothing waits for the device.
+
+        Args:
+            last: False for a micro-batch that others of the step follow; their losses are added.
+        """
+        self.step += last
+        self.steps.add(self.step + (not last), loss, last=last)
 
     def load(self, **parts: Any) -> None:
         """Load the parts of the state that there are into modules, optimisers and other objects with such a method.
@@ -147,11 +160,13 @@ class FunctionWorkload:
         self.runtime = runtime
         self._begin(0, None)
 
-    def _begin(self, epoch: int, state: State | None) -> None:
+    def _begin(self, epoch: int, state: State | None, step: int = 0) -> None:
         """Go on after ``epoch`` from ``state``. The function is called when something is requested of it."""
         if training := getattr(self, "_training", None):
             training.close()
         self._epoch = epoch
+        self._step = step
+        self._steps = StepLog(self.runtime.log_every, self.runtime.device)
         self._state = state
         self._training: Generator[Any, None, None] | None = None
         self._context: Context | None = None
@@ -164,12 +179,22 @@ class FunctionWorkload:
             self._training = self._call(range(start + 1, self.runtime.epochs + 1))
             for again in range(start + 1, epoch):
                 self._advance(again)
+            self._steps.take()
         metrics, self._state = self._advance(epoch)
         self._epoch = epoch
+        assert self._context is not None
+        self._step = self._context.step
         self._validation = {
             name.removeprefix(PREFIX): value for name, value in metrics.items() if name.startswith(PREFIX)
         } or None
         return {name: value for name, value in metrics.items() if not name.startswith(PREFIX)}
+
+    def take_steps(self) -> Sequence[StepValues]:
+        values = self._steps.take()
+        if self.runtime.log_every and not values:
+            message = f"log_every={self.runtime.log_every}: {self._name} logs no steps, by ctx.log(loss)"
+            warnings.warn(message, stacklevel=2)
+        return values
 
     def evaluate(self, split: Split) -> Evaluation:
         if split == "validation" and self._validation is not None:
@@ -182,11 +207,13 @@ class FunctionWorkload:
             return _evaluation(function(split))
 
     def state_dict(self) -> State:
-        return {OWN: {"epoch": self._epoch, "validation": self._validation}, **(self._state or {})}
+        own = {"epoch": self._epoch, "step": self._step, "validation": self._validation}
+        return {OWN: own, **(self._state or {})}
 
     def load_state_dict(self, state: State) -> None:
         own = state[OWN]
-        self._begin(own["epoch"], {name: part for name, part in state.items() if name != OWN} or None)
+        kept = {name: part for name, part in state.items() if name != OWN} or None
+        self._begin(own["epoch"], kept, own.get("step", 0))
         self._validation = own["validation"]
 
     def load_weights(self, weights: Mapping[str, torch.Tensor], config: Mapping[str, Any]) -> None:
@@ -230,6 +257,7 @@ class FunctionWorkload:
         self._context = Context(
             device=runtime.device, data=runtime.data, seed=runtime.seed, holdout=runtime.holdout,
             precision=runtime.precision, last=runtime.epochs, epochs=Epochs(runtime.seed, epochs), state=self._state,
+            steps=self._steps, step=self._step if epochs and epochs[0] > 1 else 0,
         )  # fmt: skip
         return type(self).function(self.params, self._context)
 

@@ -109,6 +109,14 @@ def _train(build: Callable[..., Any], params: BaseModel, ctx: Context) -> Genera
                 pause((self.logs, _state(trainer)))
 
         trainer.add_callback(Pausing())
+        plain = trainer.training_step
+
+        def logged(*given: Any, **named: Any) -> Any:
+            loss = plain(*given, **named)
+            ctx.log(loss, last=trainer.accelerator.sync_gradients)
+            return loss
+
+        trainer.training_step = logged
         with tempfile.TemporaryDirectory(prefix="resume-") as folder:
             trainer.train(resume_from_checkpoint=_checkpoint(trainer, ctx, Path(folder)))
 

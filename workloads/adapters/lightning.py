@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
 from pydantic import BaseModel
 
 from workloads.adapters import parameters
@@ -117,6 +118,10 @@ def _train(
                     pause((dict(trainer.callback_metrics), _state(trainer)))
                 next(ctx.epochs)
 
+            def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+                if loss := _loss(outputs):
+                    ctx.log(loss[0])
+
             def on_train_end(self, trainer: Any, module: Any) -> None:
                 pause((dict(trainer.callback_metrics), _state(trainer)))
 
@@ -128,6 +133,12 @@ def _train(
         validation = {f"validation/{name}": value for name, value in named(metrics, "validation").items()}
         yield named(metrics, "train") | validation, state
     ctx.epochs.check_ended("Lightning")
+
+
+def _loss(outputs: Any) -> list[torch.Tensor]:
+    """The loss that a training step has returned, in a list; manual optimisation may return none."""
+    value = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+    return [value] if isinstance(value, torch.Tensor) else []
 
 
 def _state(trainer: Any) -> dict[str, Any]:

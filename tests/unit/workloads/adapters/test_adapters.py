@@ -5,11 +5,14 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from types import FunctionType
 from typing import Any, ClassVar
 from unittest.mock import MagicMock
 
+import numpy as np
 import pytest
 import torch
 
@@ -110,6 +113,73 @@ def loaded(file: str, name: str) -> Any:
     return LOADED[file]
 
 
+def check_steps(workload: Any, steps: int, mean: float | None = None) -> None:
+    """Of two epochs of ``steps`` each: values by step, nothing else changed, also after a resume.
+
+    ``mean``: how close the mean of an epoch's values is to its training loss; None where that is of other models.
+    """
+    plain, logged = (workload(workload.Params(), replace(runtime(2), log_every=every)) for every in (0, 3))
+    first = logged.train_epoch(1)
+    saved, values = deepcopy(logged.state_dict()), logged.take_steps()
+    assert plain.train_epoch(1) == first
+    assert plain.take_steps() == []
+    ends = [min(end, steps) for end in range(3, steps + 3, 3)]
+    assert [value.step for value in values] == ends
+    if mean is not None:
+        weights = np.diff([0, *ends])
+        total = sum(weight * value.metrics["loss"] for weight, value in zip(weights, values))
+        assert total / steps == pytest.approx(first["loss"], rel=mean)
+    assert logged.train_epoch(2) == plain.train_epoch(2)
+    resumed = workload(workload.Params(), replace(runtime(2), log_every=3))
+    resumed.load_state_dict(saved)
+    resumed.train_epoch(2)
+    again = [(value.step, value.metrics) for value in resumed.take_steps()]
+    assert again == [(value.step, value.metrics) for value in logged.take_steps()]
+    assert again[0][0] == steps + min(3, steps)
+
+
+LOGGING = """
+import torch
+
+def train(params, ctx):
+    for epoch in ctx.epochs:
+        losses = torch.rand(5)
+        for loss in losses:
+            ctx.log(loss / 2, last=False)
+            ctx.log(loss / 2)
+        yield {"loss": losses.mean()}
+"""
+
+
+def test_a_function_logs_steps_of_several_micro_batches(write: Any) -> None:
+    check_steps(write(LOGGING), 5, mean=1e-6)
+    silent = write(STATELESS)
+    silent = silent(silent.Params(), replace(runtime(), log_every=3))
+    silent.train_epoch(1)
+    with pytest.warns(UserWarning, match=r"log_every=3: train logs no steps, by ctx.log\(loss\)"):
+        assert silent.take_steps() == []
+
+
+@pytest.mark.tools
+@needs_lightning
+def test_lightning_logs_steps() -> None:
+    check_steps(loaded("digits.py", "Classifier"), 4, mean=1e-5)
+
+
+@pytest.mark.tools
+@needs_accelerate
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_a_trainer_logs_steps(micro_batches: int) -> None:
+    workload = loaded("reviews.py", "trainer")
+    plain = FILES["reviews.py"].TrainingArguments
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            FILES["reviews.py"], "TrainingArguments",
+            lambda *given, **named: plain(*given, **named, gradient_accumulation_steps=micro_batches),
+        )  # fmt: skip
+        check_steps(workload, 8 // micro_batches, mean=1e-3)
+
+
 STATELESS = """
 import random
 import numpy as np
@@ -139,7 +209,7 @@ def test_a_function_without_state_is_trained_again_up_to_the_epoch(write: Any) -
     rows = [whole.train_epoch(epoch) for epoch in (1, 2)]
     saved = whole.state_dict()
     third = whole.train_epoch(3)
-    assert saved == {"adapter": {"epoch": 2, "validation": {"loss": rows[1]["loss"] + 1}}}
+    assert saved == {"adapter": {"epoch": 2, "step": 0, "validation": {"loss": rows[1]["loss"] + 1}}}
     torch.manual_seed(99)
     again = mine(mine.Params(), runtime())
     again.load_state_dict(saved)
