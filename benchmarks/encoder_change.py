@@ -2,10 +2,16 @@
 
 The old encoder is trained from scratch on the documents and labelled queries of some topics; two of five topics are
 held out, other ones for each seed. Its index has the documents of all topics. The new encoder is trained from scratch,
-from another seed, on all documents and all training queries, in twice as many steps; L2R's encoders are the old one,
-trained further on these in as many steps again. All are averages of word vectors with a layer, which train in seconds.
+from another seed, on all documents and all training queries, in twice as many steps; or it is MiniLM as published.
+L2R's encoders are the old one, trained further on these in as many steps as it was trained.
 
-Vectors and measured pieces are stored as soon as they are known, so that the script can be interrupted and continued.
+A method is a reading of the old rows, its setting (the calibration of scores, or the weight of L2R's alignment), and
+the choice of the documents to embed again. A row of the table is a set of methods. For each seed and share, the one
+with the highest mean Recall@100 over the validation queries, which train no encoder, is evaluated on the test
+queries, once. Maps, scales and expected gains are learnt from the training queries, and for the test from the
+validation queries too.
+
+Vectors and measured seeds are stored as soon as they are known, so that the script can be interrupted and continued.
 ``results/encoder_change.json`` has the means over seeds and, at a share of 10%, paired tests over the test queries, of
 each query's mean over seeds. ``seen``: the difference that the test would have seen with power .8.
 """
@@ -14,66 +20,70 @@ from __future__ import annotations
 
 import argparse
 import json
+import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from harness import HERE, data_root, origin
+from changed_encoders import FILES, MINILM, STEPS, collection, held_out, kind_of, stored, vectors
+from harness import HERE, origin
 from numpy.typing import NDArray
-from torch import nn
 
 from orchestrator.report.statistics import Difference, holm, over_units
-from workloads.data.cache import cache_dir, replacing
-from workloads.data.retrieval.bm25 import Tokenised
-from workloads.data.retrieval.load import load_retrieval
-from workloads.data.retrieval.types import split_queries
+from workloads.data.cache import replacing
 from workloads.lifelong.encoder_change import Spaces, at_random, by_age, by_expected_gain, mixed, read
-from workloads.lifelong.sessions import Stream, query_topics, topics_of
-from workloads.losses.alignment import embedding_alignment_loss, rank_loss, ranking_alignment_loss
-
-FILES = {"scifact": "scifact/queries.jsonl", "classic-ir": "classic-ir/cran/queries.jsonl"}
-VERSION = 1
-"""Of what is stored in the cache."""
 
 SHARES = (0.0, 0.05, 0.1, 0.2, 0.5, 1.0)
 GOAL_SHARE, GOAL = 0.1, 0.005
-DIM, BATCH, STEPS, LR, TEMPERATURE = 64, 96, 100, 5e-3, 0.05
-VOCABULARY, WORDS, SPAN = 10_000, 80, 12
-"""The most frequent words; words of a text that are read, and of the part of a document that serves as a query."""
-
 REFERENCE = 200
-METHODS: tuple[tuple[str, str, str], ...] = (
-    ("none", "raw", "random"),
-    ("query map", "raw", "random"),
-    ("query map", "standardised", "random"),
-    ("document map", "raw", "random"),
-    ("document map", "standardised", "random"),
-    ("both and map", "standardised", "random"),
-    ("both encoders", "raw", "random"),
-    ("both encoders", "affine", "random"),
-    ("both encoders", "standardised", "random"),
-    ("both encoders", "standardised", "gain"),
-    ("both encoders", "standardised", "oldest"),
-    ("both encoders", "standardised", "newest"),
-    ("L2R, embedding alignment", "raw", "random"),
-    ("L2R, ranking alignment", "raw", "random"),
-    ("trained further", "raw", "random"),
-)
-"""Reading, calibration and choice. The last three are the old encoder, trained further."""
+NEW = ("new", MINILM)
+"""New encoders."""
 
-FURTHER = {
-    "L2R, embedding alignment": "embedding", "L2R, ranking alignment": "ranking", "trained further": "further",
+CHOICES = ("random", "oldest", "newest", "gain")
+READINGS = {
+    "none": ("raw",), "query map": ("raw", "standardised"), "document map": ("raw", "standardised"),
+    "both and map": ("standardised",), "both encoders": ("raw", "affine", "standardised"),
 }  # fmt: skip
-COMPARED = {
-    "no_update": ("no update", "raw", "random", 0.0),
-    "full": ("both encoders", "raw", "random", 1.0),
-    "further": ("trained further", "raw", "random", 1.0),
-}
-"""What each cell is tested against: the old encoder's index, the new one's, and that of the old one trained further."""
+"""Calibrations of each reading."""
+
+ALIGNMENTS = {"L2R, embedding alignment": "embedding", "L2R, ranking alignment": "ranking"}
+WEIGHTS = ("0.3", "1", "3")
+FURTHER = "trained further"
+
+
+class Method(NamedTuple):
+    """A reading, its setting and the choice of documents."""
+
+    reading: str
+    setting: str
+    choice: str
+
+
+def methods(new: str) -> list[Method]:
+    """All methods for a new encoder. Without a map it reads no rows of another length."""
+    settings = {name: some for name, some in READINGS.items() if name != "none" or new == "new"}
+    settings |= {**dict.fromkeys(ALIGNMENTS, WEIGHTS), FURTHER: ("",)}
+    return [Method(name, one, choice) for name, some in settings.items() for one in some for choice in CHOICES]
+
+
+def rows_of(new: str) -> dict[str, list[Method]]:
+    """The rows of the table: the methods among which each one chooses."""
+    every = methods(new)
+    rows = {"chosen of all": every}
+    for reading in dict.fromkeys(method.reading for method in every):
+        rows[reading] = [method for method in every if method.reading == reading]
+    for reading in ("both encoders", *ALIGNMENTS):
+        for choice in CHOICES:
+            rows[f"{reading}, {choice}"] = [one for one in rows[reading] if one.choice == choice]
+    return rows
+
+
+COMPARED = {"no_update": ("no update", 0.0), "full": ("both encoders", 1.0), "further": (FURTHER, 1.0)}
+"""What each row is tested against: the old encoder's index, the new one's, and that of the old one trained further."""
 
 SEEN = 1.959964 + 0.841621
 """Standard errors of the smallest difference that is seen: two-sided at .05, with power .8."""
@@ -83,231 +93,89 @@ Cell = dict[str, NDArray[np.float64]]
 
 
 @dataclass(frozen=True, eq=False)
-class Collection:
-    """Texts as word numbers from 1, (n, WORDS), padded with 0: ``docs`` and ``queries``; judgements, topics, parts."""
+class Phase:
+    """Validation or test of a seed: all methods on some queries, with past queries to learn from.
 
-    docs: NDArray[np.int64]
-    queries: NDArray[np.int64]
-    relevant: NDArray[np.bool_]
-    topic: NDArray[np.int16]
-    query_topic: NDArray[np.int16]
-    train: NDArray[np.int64]
-    past: NDArray[np.int64]
-    test: NDArray[np.int64]
-
-
-@cache
-def collection(dataset: str) -> Collection:
-    data = load_retrieval(dataset, data_root(FILES[dataset]), "skip")
-    docs = data.docs.to_pylist()
-    words = Tokenised(docs)
-    texts = [words.terms(side) for side in (docs, data.queries.to_pylist())]
-    topic = topics_of(data, Stream())
-    parts = split_queries(data, seed=0)
-    relevant = np.zeros((len(texts[1]), len(docs)), np.bool_)
-    judged = data.judgements[data.judgements[:, 2] > 0]
-    relevant[judged[:, 0], judged[:, 1]] = True
-    past = np.sort(np.concatenate([parts.train, parts.validation]))
-    query_topic = query_topics(data, topic)
-    frequency = np.bincount(np.concatenate([np.unique(np.array(text, np.int64)) for text in texts[0]]))
-    number = np.zeros(len(frequency), np.int64)
-    kept = np.argsort(-frequency, kind="stable")[:VOCABULARY]
-    number[kept] = np.arange(1, len(kept) + 1)
-    sides = [padded([number[np.array(text, np.int64)] for text in side]) for side in texts]
-    return Collection(*sides, relevant, topic, query_topic, parts.train, past, parts.test)
-
-
-def padded(texts: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
-    rows = np.zeros((len(texts), WORDS), np.int64)
-    for row, words in enumerate(texts):
-        read_words = words[words > 0][:WORDS]
-        rows[row, : len(read_words)] = read_words
-    return rows
-
-
-class WordEncoder(nn.Module):
-    """Weighted mean of word vectors, and a layer with a shortcut; unit vectors (n, DIM) of word numbers (n, w)."""
-
-    def __init__(self, size: int, known: NDArray[np.bool_], weight: torch.Tensor) -> None:
-        super().__init__()
-        self.words = nn.Embedding(size, DIM)
-        nn.init.normal_(self.words.weight, std=DIM**-0.5)
-        self.weight = nn.Parameter(weight)
-        self.layer = nn.Sequential(nn.Linear(DIM, 2 * DIM), nn.ReLU(), nn.Linear(2 * DIM, DIM))
-        self.register_buffer("known", torch.from_numpy(known))
-
-    def forward(self, words: torch.Tensor) -> torch.Tensor:
-        weights = self.weight[words].exp() * self.known[words]
-        mean = torch.einsum("qw,qwd->qd", weights, self.words(words)) / weights.sum(1, keepdim=True).clamp_min(1e-6)
-        return nn.functional.normalize(mean + self.layer(mean), dim=1)
-
-
-def trained(
-    data: Collection, docs: NDArray[np.int64], queries: NDArray[np.int64], seed: int, steps: int,
-    old: torch.Tensor | None = None, alignment: str = "", start: Mapping[str, torch.Tensor] | None = None,
-) -> WordEncoder:  # fmt: skip
-    """An encoder trained on documents, a part of which finds the rest, and on labelled queries, in equal numbers.
-
-    It goes on from the weights ``start``. With an ``alignment`` it learns to read the vectors ``old`` of all documents:
-    L_rank and an L_align.
+    ``docs`` and ``queries``: unit vectors by the kind of encoder. ``orders``: all documents by each choice.
     """
-    random = np.random.default_rng([seed, 7])
-    torch.manual_seed(seed)
-    size = int(data.docs.max()) + 1
-    counts = np.bincount(np.concatenate([np.unique(row) for row in data.docs[docs]]), minlength=size)
-    known = counts > 1  # of its own documents
-    known[0] = False
-    weight = torch.from_numpy(np.log(np.log((1 + len(docs)) / (1 + counts)) + 1e-3)).float()
-    model = WordEncoder(size, known, weight)
-    if start is not None:
-        model.load_state_dict({**start, "known": model.known})
-    optimizer = torch.optim.Adam(model.parameters(), lr=LR)
-    positives = [np.intersect1d(np.flatnonzero(data.relevant[query]), docs) for query in queries.tolist()]
-    labelled = np.flatnonzero([len(found) > 0 for found in positives])
-    for step in range(steps):
-        own = random.choice(docs, BATCH // 2, replace=False)
-        drawn = random.choice(labelled, min(len(labelled), BATCH // 2), replace=False)
-        spans, rests = split(data.docs[own], random)
-        asked = np.concatenate([spans, data.queries[queries[drawn]]])
-        answers = np.array([random.choice(positives[row]) for row in drawn.tolist()], np.int64)
-        chosen = np.concatenate([own, answers])
-        query = model(torch.from_numpy(asked)) / TEMPERATURE
-        fresh = model(torch.from_numpy(np.concatenate([rests, data.docs[answers]])))
-        # A document that another query of the batch also has is not its negative.
-        same = torch.from_numpy((chosen[:, None] == chosen[None, :]) & ~np.eye(len(chosen), dtype=np.bool_))
-        loss = contrast(query, fresh, same, None if old is None else old[torch.from_numpy(chosen)], alignment).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        for group in optimizer.param_groups:
-            group["lr"] = LR * min(1.0, (step + 1) / 20) * (1 - step / steps)
-        optimizer.step()
-    return model.eval()
+
+    docs: Mapping[str, NDArray[np.float64]]
+    queries: Mapping[str, NDArray[np.float64]]
+    new: str
+    rows: NDArray[np.int64]
+    past: Spaces
+    orders: Mapping[str, NDArray[np.int64]]
+    relevant: NDArray[np.bool_]
+    seed: int
+
+    def measured(self, method: Method, share: float) -> Cell:
+        count = len(self.relevant.T)
+        again = np.zeros(count, np.bool_)
+        again[self.orders[method.choice][: round(share * count)]] = True
+        if method.reading in (*ALIGNMENTS, FURTHER):
+            alignment = ALIGNMENTS.get(method.reading)
+            kind = kind_of(alignment, float(method.setting)) if alignment else "further"
+            query = self.queries[kind][self.rows]
+            return measures(mixed(query @ self.docs["old"].T, query @ self.docs[kind].T, again), self.relevant)
+        reference = np.random.default_rng(self.seed).permutation(np.flatnonzero(again))[:REFERENCE]
+        queries = Spaces(self.queries["old"][self.rows], self.queries[self.new][self.rows])
+        documents = Spaces(self.docs["old"], self.docs[self.new])
+        scores = read(method.reading, method.setting, queries, documents, again, self.past, reference)
+        return measures(scores, self.relevant)
+
+    def no_update(self) -> Cell:
+        return measures(self.queries["old"][self.rows] @ self.docs["old"].T, self.relevant)
 
 
-def contrast(
-    query: torch.Tensor, fresh: torch.Tensor, same: torch.Tensor, stored: torch.Tensor | None, alignment: str
-) -> torch.Tensor:
-    """Each query's loss in the batch, (n,)."""
-    count = len(query)
-    if stored is None:
-        scores = (query @ fresh.T).masked_fill(same, -torch.inf)
-        return nn.functional.cross_entropy(scores, torch.arange(count), reduction="none")
-    # The positive first, as the losses of L2R have it.
-    order = (torch.arange(count)[:, None] + torch.arange(count)[None, :]) % count
-    there = ~same.gather(1, order)
-    stored_block, fresh_block = stored[order], fresh[order]
-    loss = rank_loss(query, stored_block, fresh_block[:, :0], there)
-    if alignment == "embedding":
-        return loss + embedding_alignment_loss(stored_block, fresh_block, there) / there.sum(1)
-    return loss + ranking_alignment_loss(query, stored_block, fresh_block, there)
-
-
-def split(rows: NDArray[np.int64], random: np.random.Generator) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """A random part of each text, of at most SPAN words, and the rest of it."""
-    spans = np.zeros((len(rows), WORDS), np.int64)
-    rests = rows.copy()
-    for row, words in enumerate(rows):
-        length = int((words > 0).sum())
-        size = min(SPAN, max(1, length // 3))
-        first = int(random.integers(max(1, length - size + 1)))
-        spans[row, :size] = words[first : first + size]
-        if length > size:
-            rests[row, first : first + size] = 0
-    return spans, rests
-
-
-def held_out(seed: int) -> tuple[int, int]:
-    """The two topics that the old encoder of a seed has not seen."""
-    return seed % 5, (seed + 2) % 5
-
-
-@torch.no_grad()
-def encoded(model: WordEncoder, data: Collection) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    sides = (data.docs, data.queries)
-    docs, queries = (
-        np.concatenate([model(torch.from_numpy(part)).numpy() for part in np.array_split(side, 1 + len(side) // 512)])
-        for side in sides
-    )
-    return docs, queries
-
-
-def vectors(dataset: str, seed: int, kind: str, steps: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Vectors of documents and queries by an encoder: old, new, embedding, ranking or further. Stored in the cache."""
-    file = stored(dataset, seed, kind, steps)
-    if file.exists():
-        with np.load(file) as arrays:
-            return arrays["docs"], arrays["queries"]
+def phases(dataset: str, new: str, seed: int, steps: int) -> tuple[Phase, Phase]:
+    """Validation and test."""
     data = collection(dataset)
     every = np.flatnonzero((data.docs > 0).any(1))
-    if kind == "old":
-        seen = every[~np.isin(data.topic[every], held_out(seed))]
-        queries = data.train[~np.isin(data.query_topic[data.train], held_out(seed))]
-        model = trained(data, seen, queries, 1000 + seed, steps)
-    elif kind == "new":
-        model = trained(data, every, data.train, seed, 2 * steps)
-    else:
-        rows, _ = vectors(dataset, seed, "old", steps)
-        with np.load(stored(dataset, seed, "old", steps)) as arrays:
-            start = {name[6:]: torch.from_numpy(arrays[name]) for name in arrays if name.startswith("state.")}
-        old = None if kind == "further" else torch.from_numpy(rows)
-        model = trained(data, every, data.train, seed, steps, old, "" if old is None else kind, start)
-    docs, queries = encoded(model, data)
-    state = {f"state.{name}": value.numpy() for name, value in model.state_dict().items()} if kind == "old" else {}
-    with replacing(file) as out:
-        np.savez(out, docs=docs, queries=queries, **state)
-    return docs, queries
-
-
-def stored(dataset: str, seed: int, kind: str, steps: int) -> Path:
-    return cache_dir() / "encoder-change" / f"{VERSION}-{dataset}-{seed}-{kind}-{steps}.npz"
-
-
-def measured(dataset: str, seed: int, steps: int) -> dict[str, Cell]:
-    """Each test query's measures in every cell, by the cell's name. Stored in the cache."""
-    file = stored(dataset, seed, "cells", steps)
-    if not file.exists():
-        cells = dict(cells_of(dataset, seed, steps))
-        with replacing(file) as out:
-            np.savez(out, **{f"{name}|{key}": side for name, cell in cells.items() for key, side in cell.items()})
-    with np.load(file) as arrays:
-        names = list(dict.fromkeys(key.rpartition("|")[0] for key in arrays))
-        return {name: {key: arrays[f"{name}|{key}"] for key in MEASURES} for name in names}
-
-
-def name_of(method: tuple[str, str, str], share: float) -> str:
-    return json.dumps([*method, share])
-
-
-def cells_of(dataset: str, seed: int, steps: int) -> Iterator[tuple[str, Cell]]:
-    data = collection(dataset)
-    every = np.flatnonzero((data.docs > 0).any(1))
-    relevant = data.relevant[np.ix_(data.test, every)]
-    by = {kind: vectors(dataset, seed, kind, steps) for kind in ("old", "new", *FURTHER.values())}
-    # float32 is enough for the scores, and maps are fitted in float64.
+    kinds = ("old", new, "further", *(kind_of(one, float(weight)) for one in ALIGNMENTS.values() for weight in WEIGHTS))
+    by = {kind: vectors(dataset, seed, kind, steps) for kind in kinds}
     docs = {kind: side[0][every].astype(np.float64) for kind, side in by.items()}
-    asked = {kind: side[1].astype(np.float64) for kind, side in by.items()}
-    documents = Spaces(docs["old"], docs["new"])
-    test, past = (Spaces(asked["old"][rows], asked["new"][rows]) for rows in (data.test, data.past))
-    yield name_of(("no update", "raw", "random"), 0.0), measures(test.old @ documents.old.T, relevant)
+    queries = {kind: side[1].astype(np.float64) for kind, side in by.items()}
     age = np.isin(data.topic[every], held_out(seed)).astype(np.int64)
-    ranked = np.argsort(-(past.old @ documents.old.T), axis=1, kind="stable")[:, :100]
-    orders = {
-        "random": at_random(len(every), seed), "oldest": by_age(age), "newest": by_age(-age),
-        "gain": by_expected_gain(ranked, len(every)),
-    }  # fmt: skip
-    for method in METHODS:
-        reading, calibration, choice = method
-        for share in SHARES:
-            again = np.zeros(len(every), np.bool_)
-            again[orders[choice][: round(share * len(every))]] = True
-            reference = np.random.default_rng(seed).permutation(np.flatnonzero(again))[:REFERENCE]
-            if reading in FURTHER:
-                kind = FURTHER[reading]
-                query = asked[kind][data.test]
-                scores = mixed(query @ documents.old.T, query @ docs[kind].T, again)
-            else:
-                scores = read(reading, calibration, test, documents, again, past, reference)
-            yield name_of(method, share), measures(scores, relevant)
+
+    def phase(rows: NDArray[np.int64], *known: NDArray[np.int64]) -> Phase:
+        past = Spaces(*(queries[kind][np.sort(np.concatenate(known))] for kind in ("old", new)))
+        ranked = np.argsort(-(past.old @ docs["old"].T), axis=1, kind="stable")[:, :100]
+        orders = {
+            "random": at_random(len(every), seed), "oldest": by_age(age), "newest": by_age(-age),
+            "gain": by_expected_gain(ranked, len(every)),
+        }  # fmt: skip
+        return Phase(docs, queries, new, rows, past, orders, data.relevant[np.ix_(rows, every)], seed)
+
+    return phase(data.validation, data.train), phase(data.test, data.train, data.validation)
+
+
+def measured(dataset: str, new: str, seed: int, steps: int) -> tuple[dict[str, Any], dict[str, Cell]]:
+    """What validation says and chose, and each test query's measures by row and share. Stored in the cache."""
+    file = stored(dataset, seed, f"rows of {new}", steps)
+    if not file.exists():
+        validation, test = phases(dataset, new, seed, steps)
+        values = {
+            (method, share): float(validation.measured(method, share)["recall_at_100"].mean())
+            for method in methods(new) for share in SHARES
+        }  # fmt: skip
+        cells = {name_of("no update", 0.0): test.no_update()}
+        chosen: dict[str, Method] = {}
+        for row, among in rows_of(new).items():
+            for share in SHARES:
+                best = max(among, key=lambda one: values[one, share])
+                chosen[name_of(row, share)] = best
+                cells[name_of(row, share)] = test.measured(best, share)
+        said = {"validation": [[*one, share, value] for (one, share), value in values.items()], "chosen": chosen}
+        with replacing(file) as out:
+            flat = {f"{name}|{key}": side for name, cell in cells.items() for key, side in cell.items()}
+            np.savez(out, said=json.dumps(said), **flat)
+    with np.load(file) as arrays:
+        names = list(dict.fromkeys(key.rpartition("|")[0] for key in arrays if "|" in key))
+        return json.loads(str(arrays["said"])), {n: {key: arrays[f"{n}|{key}"] for key in MEASURES} for n in names}
+
+
+def name_of(row: str, share: float) -> str:
+    return f"{row} {share:g}"
 
 
 def measures(scores: NDArray[np.float64], relevant: NDArray[np.bool_]) -> Cell:
@@ -319,19 +187,20 @@ def measures(scores: NDArray[np.float64], relevant: NDArray[np.bool_]) -> Cell:
     return {"recall_at_100": hits.sum(1) / relevant.sum(1), "mrr_at_10": first}
 
 
-def table(dataset: str, seeds: Sequence[int], steps: int) -> dict[str, Any]:
-    """Means over seeds of every cell, and tests against those of :data:`COMPARED`, corrected by Holm."""
-    runs = [measured(dataset, seed, steps) for seed in seeds]
-    rows = []
-    for name in runs[0]:
-        reading, calibration, choice, share = json.loads(name)
-        means = {measure: float(np.mean([run[name][measure] for run in runs])) for measure in MEASURES}
-        rows.append({"reading": reading, "calibration": calibration, "choice": choice, "share": share, **means})
+def table(dataset: str, new: str, seeds: Sequence[int], steps: int) -> dict[str, Any]:
+    """Means over seeds of every row, and tests against those of :data:`COMPARED`, corrected by Holm."""
+    runs = [measured(dataset, new, seed, steps) for seed in seeds]
+    rows: list[dict[str, Any]] = []
+    for row, share in [("no update", 0.0), *((row, share) for row in rows_of(new) for share in SHARES)]:
+        name = name_of(row, share)
+        means = {measure: float(np.mean([cells[name][measure] for _, cells in runs])) for measure in MEASURES}
+        picks = Counter(", ".join(filter(None, said["chosen"][name])) for said, _ in runs if name in said["chosen"])
+        rows.append({"row": row, "share": share, **means, "chosen": dict(picks)})
     judged = [row for row in rows if row["share"] == GOAL_SHARE]
     for other, against in COMPARED.items():
         sides = [
-            [np.mean([run[one]["recall_at_100"] for run in runs], axis=0) for one in (cell(row), json.dumps(against))]
-            for row in judged
+            [np.mean([cells[one]["recall_at_100"] for _, cells in runs], axis=0) for one in names]
+            for names in ((name_of(row["row"], GOAL_SHARE), name_of(*against)) for row in judged)
         ]
         tests = [over_units(*pair) for pair in sides]
         for row, pair, test, p in zip(judged, sides, tests, holm([1.0 if one.p is None else one.p for one in tests])):
@@ -340,13 +209,12 @@ def table(dataset: str, seeds: Sequence[int], steps: int) -> dict[str, Any]:
             if other == "full":
                 row["within_goal"] = bool((test.value if test.low is None else test.low) > -GOAL)
     data = collection(dataset)
-    about = {"seeds": list(seeds), "steps": steps, "queries": len(data.test), "documents": len(data.docs)}
-    return {**about, "rows": rows}
-
-
-def cell(row: Mapping[str, Any]) -> str:
-    """The name of a row's cell."""
-    return json.dumps([row[name] for name in ("reading", "calibration", "choice", "share")])
+    validation = np.mean([[line[-1] for line in said["validation"]] for said, _ in runs], axis=0)
+    return {
+        "new": new, "seeds": list(seeds), "steps": steps, "queries": len(data.test),
+        "validation_queries": len(data.validation), "documents": len(data.docs), "rows": rows,
+        "validation": [[*line[:-1], round(v, 5)] for line, v in zip(runs[0][0]["validation"], validation.tolist())],
+    }  # fmt: skip
 
 
 def interval(test: Difference) -> str:
@@ -355,37 +223,48 @@ def interval(test: Difference) -> str:
     return f"{test.value:+.5f}{ends}"
 
 
-def show(dataset: str, result: dict[str, Any]) -> None:
-    print(f"\n{dataset}: {result['queries']} test queries, {result['documents']} documents, seeds {result['seeds']}")
-    print("| reading | scores | choice | share | Recall@100 | MRR@10 | less no update | less full | seen |")
-    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
+def show(name: str, result: dict[str, Any]) -> None:
+    print(f"\n{name}: {result['queries']} test queries, {result['documents']} documents, seeds {result['seeds']}")
+    print(f"| row | {' | '.join(f'{share:.0%}' for share in SHARES)} |\n|{' --- |' * (1 + len(SHARES))}")
+    for row, cells in by_row(result):
+        values = [f"{cell['recall_at_100']:.4f}" for cell in cells]
+        print(f"| {row} | {' | '.join(values)} |")
+    print("\n| at 10% | MRR@10 | less no update | p | less full | p | seen | chosen |\n|" + " --- |" * 8)
     for row in result["rows"]:
-        line = f"| {row['reading']} | {row['calibration']} | {row['choice']} | {row['share']:g} "
-        line += f"| {row['recall_at_100']:.4f} | {row['mrr_at_10']:.4f} |"
         if row["share"] == GOAL_SHARE:
             above, below = (row[f"less_{other}"] for other in ("no_update", "full"))
-            line += f" {above['difference']}, p = {above['p_holm']:.2g} |"
-            line += f" {below['difference']}, p = {below['p_holm']:.2g} | {below['seen']:.4f} |"
-        print(line)
+            print(
+                f"| {row['row']} | {row['mrr_at_10']:.4f} | {above['difference']} | {above['p_holm']:.2g} | "
+                f"{below['difference']} | {below['p_holm']:.2g} | {below['seen']:.4f} | {row['chosen']} |"
+            )
+
+
+def by_row(result: Mapping[str, Any]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    for name in dict.fromkeys(row["row"] for row in result["rows"]):
+        yield name, [row for row in result["rows"] if row["row"] == name]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--dataset", nargs="+", default=list(FILES), choices=list(FILES))
+    parser.add_argument("--new", nargs="+", default=list(NEW), choices=list(NEW), help="new encoders")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=STEPS, help="of the old encoder")
     parser.add_argument("--out", type=Path, default=HERE / "results" / "encoder_change.json")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    results: dict[str, Any] = json.loads(args.out.read_text()) if args.out.exists() else {}
-    for dataset in args.dataset:
-        made = origin()
-        for seed in range(args.seeds):
-            measured(dataset, seed, args.steps)
-            print(f"{dataset}, seed {seed}: measured", flush=True)
-        results[dataset] = {**made, **table(dataset, range(args.seeds), args.steps)}
-        args.out.write_text(json.dumps(results, indent=1) + "\n")
-        show(dataset, results[dataset])
+    for new in args.new:
+        for dataset in args.dataset:
+            made = origin()
+            for seed in range(args.seeds):
+                began = time.monotonic()
+                measured(dataset, new, seed, args.steps)
+                print(f"{dataset}, {new}, seed {seed}: {time.monotonic() - began:.0f} s", flush=True)
+            name = dataset if new == "new" else f"{dataset}, {new}"
+            result = {**made, **table(dataset, new, range(args.seeds), args.steps)}
+            results = json.loads(args.out.read_text()) if args.out.exists() else {}
+            args.out.write_text(json.dumps({**results, name: result}, indent=1) + "\n")
+            show(name, result)
 
 
 if __name__ == "__main__":
