@@ -10,7 +10,9 @@ import os
 import sys
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import suppress
 from functools import update_wrapper
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
@@ -22,20 +24,30 @@ R = TypeVar("R")
 CONTEXT_BYTES = 2**29
 """Device memory of a process' CUDA context, which PyTorch's allocator does not count."""
 
+CONTAINER_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+"""Files with the limit of a container's memory, in bytes."""
+
 CACHED_SHARE = 0.5
 """Share of this process' memory that prepared datasets may occupy, on a device or on the host."""
 
 
 def process_bytes(device: torch.device) -> int:
-    """Memory that this process may allocate on ``device``: its share of a GPU, or the machine's memory."""
+    """Memory that this process may allocate on ``device``: its share of a GPU, or the machine's or container's."""
     if device.type != "cuda":
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return min([os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), *_container_limits()])
     import torch
 
     if device.index is None:  # which the fraction is refused for
         device = torch.device("cuda", torch.cuda.current_device())
     _, total = torch.cuda.mem_get_info(device)
     return int(total * torch.cuda.get_per_process_memory_fraction(device))
+
+
+def _container_limits() -> Iterator[int]:
+    """Limits of the memory of this container, by version 2 or 1 of control groups; none outside of one."""
+    for file in CONTAINER_LIMITS:
+        with suppress(OSError, ValueError):  # a limit of "max" is none
+            yield int(file.read_text())
 
 
 def free_bytes() -> int:

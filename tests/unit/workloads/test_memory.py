@@ -56,6 +56,16 @@ def test_a_cpu_has_the_machines_memory() -> None:
     assert 0 < memory.available_bytes(CPU) <= memory.process_bytes(CPU)
 
 
+def test_a_container_has_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = [tmp_path / name for name in ("memory.max", "memory.limit_in_bytes")]
+    monkeypatch.setattr(memory, "CONTAINER_LIMITS", files)
+    machine = memory.process_bytes(CPU)
+    assert machine > 1000
+    for limit, expected in (("max\n", machine), ("1000\n", 1000), (f"{2**63 - 4096}\n", machine)):
+        files[0].write_text(limit)
+        assert memory.process_bytes(CPU) == expected
+
+
 @dataclass
 class Data:
     table: torch.Tensor
