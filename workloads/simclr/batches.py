@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import tee
+from itertools import chain, tee
 
 import torch
 
 from workloads.augment import Draws, PlacedDraws, Recipe
 from workloads.contract import Runtime
-from workloads.data.images.resident import Part
+from workloads.data.images.blocks import block_order
+from workloads.data.images.resident import Part, fits_memory
+from workloads.data.images.types import Images
 from workloads.schedule import passes_of
 from workloads.seeding import generator
+
+BUFFER_BYTES = 2 << 30
+"""Bytes of the images that are in memory at a time if all do not fit and ``shuffle_buffer`` is unset.
+
+The same on every machine, so that they all train in one order.
+"""
 
 
 @dataclass(frozen=True)
@@ -53,24 +62,46 @@ def steps_per_pass(images: int, batch_size: int) -> int:
     return images // batch_size
 
 
-def batches(part: Part, recipe: Recipe, batch_size: int, runtime: Runtime, epoch: int) -> Iterator[Batch]:
+def buffer_size(given: int | None, data: Images, device: torch.device) -> int | None:
+    """The number of images to shuffle from at a time; None for all, if they fit or are no more than ``given``."""
+    if given is None:
+        given = sys.maxsize if fits_memory(data, device) else BUFFER_BYTES // data.train.images[:1].nbytes
+    return given if given < len(data.train.rows) else None
+
+
+def batches(
+    part: Part, recipe: Recipe, batch_size: int, runtime: Runtime, epoch: int, buffer: int | None = None
+) -> Iterator[Batch]:
     """Batches of this rank for the steps of an epoch, from 1.
 
     Together, the ranks' images are the batch that one process would have, with the same draws.
+
+    Args:
+        buffer: number of images, of all ranks, that may be in memory; None for all.
     """
     share = batch_size // runtime.world_size
     own = slice(runtime.rank * share, (runtime.rank + 1) * share)
     steps = runtime.steps_per_epoch or steps_per_pass(len(part), batch_size)
     both = torch.arange(2 * batch_size).view(2, -1)[:, own].flatten()
-    places, streamed = tee(order[own] for order in _orders(part, batch_size, runtime, epoch))
-    for step, (images, taken) in enumerate(zip(part.stream(streamed), places), (epoch - 1) * steps):
+    places, streamed = tee(window[:, own] for window in _windows(part, batch_size, runtime, epoch, buffer))
+    drawn = zip(part.stream_windows(streamed), chain.from_iterable(places))
+    for step, (images, taken) in enumerate(drawn, (epoch - 1) * steps):
         draws = recipe.draw(2 * batch_size, generator(runtime.seed, "views", step + 1))
         yield Batch(images, draws[both], taken)
 
 
-def _orders(part: Part, batch_size: int, runtime: Runtime, epoch: int) -> Iterator[torch.Tensor]:
-    """Positions in the part of the images of each step's global batch, (batch_size,)."""
+def _windows(part: Part, batch_size: int, runtime: Runtime, epoch: int, buffer: int | None) -> Iterator[torch.Tensor]:
+    """Positions of images, (steps, batch_size): the global batches of the next steps, as many as half the buffer has.
+
+    A pass' order follows from seed, number of the pass, batch size and buffer. Without a buffer a window is one batch.
+    """
+    window = 1 if buffer is None else max(1, buffer // 2 // batch_size)
     for number, places in passes_of(epoch, steps_per_pass(len(part), batch_size), runtime.steps_per_epoch):
-        order = torch.randperm(len(part), generator=generator(runtime.seed, "order", number))
-        for index in places:
-            yield order[index * batch_size : (index + 1) * batch_size]
+        source = generator(runtime.seed, "order", number)
+        if buffer is None:
+            order = torch.randperm(len(part), generator=source)
+        else:
+            order = block_order(part.rows, part.images[:1].nbytes, window * batch_size, source)
+        for start in range(places.start - places.start % window, places.stop, window):
+            first, last = max(start, places.start), min(start + window, places.stop)
+            yield order[first * batch_size : last * batch_size].view(-1, batch_size)

@@ -183,6 +183,12 @@ class Params(WorkloadParams):
     batch_size: int = Field(
         default=256, le=2**16, description="Images in a global batch, over all workers (thesis 6.6.3.2: 256)."
     )
+    shuffle_buffer: int | None = Field(
+        default=None, ge=4,
+        description="Images in memory at a time, over all workers, if the dataset has more: blocks of them are "
+        "shuffled, then the images of half the buffer, while the other half is read; unset: all, or 2 GiB of a dataset "
+        "that is larger than half of the memory.",
+    )  # fmt: skip
 
     view_size: int | None = Field(
         default=None,
@@ -245,9 +251,14 @@ class Params(WorkloadParams):
 
     @model_validator(mode="after")
     def _no_unused_parameter(self) -> Self:
-        """Refuse parameters without effect."""
+        """Refuse parameters without effect, and a buffer that is too small."""
         if message := combination_error(self.model_dump()):
             raise ValueError(message)
+        if self.shuffle_buffer is not None and self.shuffle_buffer < 2 * self.batch_size:
+            raise ValueError(
+                f"shuffle_buffer={self.shuffle_buffer} holds less than two batches of batch_size={self.batch_size}. "
+                f"Set it to {2 * self.batch_size} or more"
+            )
         return self
 
     def check_data(self, root: Path, holdout: bool = True) -> None:

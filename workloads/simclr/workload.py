@@ -14,7 +14,7 @@ from workloads.augment import Draws, Recipe, normalise
 from workloads.checks import check_batch, check_split
 from workloads.contract import Direction, Evaluation, Metrics, Objective, Runtime, Servable, Split, State, StepValues
 from workloads.data.images.load import load_images
-from workloads.data.images.resident import ImageData, Part, prepare
+from workloads.data.images.resident import ImageData, Part, fits_memory, prepare
 from workloads.distributed import reduce_sum, share_rows, wrap
 from workloads.initial_weights import copy_weights
 from workloads.losses.contrastive import alpha_from_auc
@@ -22,7 +22,7 @@ from workloads.metrics.probe import false_negative_auc, linear_probe
 from workloads.normalisation import synchronised
 from workloads.precision import encoder_precision, fastest_convolutions
 from workloads.seeding import generator
-from workloads.simclr.batches import Batch, batches, place, steps_per_pass
+from workloads.simclr.batches import Batch, batches, buffer_size, place, steps_per_pass
 from workloads.simclr.data_checks import check_clusters, check_parts, loss_settings
 from workloads.simclr.evaluation import LabelledFeatures, evaluation, evenly_spaced, transfer
 from workloads.simclr.evaluation import Views as EvaluatedViews
@@ -83,14 +83,16 @@ class SimCLR:
         check_batch(params.batch_size, runtime, equal_parts=True)
         self.params, self.runtime = params, runtime
         images = load_images(params.dataset, runtime.data, params.dataset_size, params.dataset_corrupt)
-        self.data = prepare(images, params.split_seed, runtime.holdout, runtime.device)
+        self.buffer = runtime.broadcast(buffer_size(params.shuffle_buffer, images, runtime.device))
+        self.data = prepare(images, params.split_seed, runtime.holdout, runtime.device, self.buffer is not None)
         train, validation, test = map(len, (self.data.train, self.data.validation, self.data.test))
         check_parts(params.dataset, params.batch_size, train, validation, test, runtime.holdout)
         check_clusters(params.dataset, params.clusters, params.granularities, train)
         self.other: ImageData | None = None
         if params.probe_dataset is not None:
             others = load_images(params.probe_dataset, runtime.data, self.data.size, params.dataset_corrupt)
-            self.other = prepare(others, params.split_seed, runtime.holdout, runtime.device)
+            too_large = not fits_memory(others, runtime.device)
+            self.other = prepare(others, params.split_seed, runtime.holdout, runtime.device, too_large)
         self.settings = loss_settings(params.dataset, params.of_loss(), len(self.data.classes))
         view = params.view_size or self.data.size
         self.recipe = Recipe(view, self.data.size, scale=(params.crop, 1.0), strength=params.strength, blur=params.blur)
@@ -115,7 +117,8 @@ class SimCLR:
         Returns:
             Mean ``loss`` per view, or per query of a method with a queue; ``learning_rate`` of the last step;
             ``negatives`` (N) and ``prototypes`` of a method that has them; ``temperature``, ``tau``, ``alpha`` and
-            ``beta`` of a loss that has them; number of ``skipped`` images if that is allowed.
+            ``beta`` of a loss that has them; number of ``skipped`` images if that is allowed; ``shuffle_buffer`` if
+            the images are shuffled in parts.
         """
         params = self.params
         runtime = self.runtime
@@ -126,7 +129,7 @@ class SimCLR:
         lr = 0.0
         total = torch.zeros((), dtype=torch.float64, device=runtime.device)
         self.model.train()
-        drawn = batches(data.train, self.recipe, params.batch_size, runtime, epoch)
+        drawn = batches(data.train, self.recipe, params.batch_size, runtime, epoch, self.buffer)
         for step, batch in enumerate(drawn, (epoch - 1) * steps):
             parts = self._augmented(place(batch.split(runtime.accumulate), self.recipe))
             share = self.method.backward(parts, self.replica, used)
@@ -136,9 +139,11 @@ class SimCLR:
             self.optimizer.step(lr)
             self.method.end_step(min(1.0, (step + 1) / (runtime.epochs * steps)))
         loss = reduce_sum(total).item() / (steps * runtime.world_size)
-        skipped = {"skipped": len(data.skipped)} if params.dataset_corrupt == "skip" else {}
+        counts = {"skipped": len(data.skipped)} if params.dataset_corrupt == "skip" else {}
+        if self.buffer is not None:
+            counts["shuffle_buffer"] = self.buffer
         numbers = {name: value for name, value in used.items() if not isinstance(value, str)}
-        return {"loss": loss, "learning_rate": lr, **self.method.counts, **numbers, **skipped}
+        return {"loss": loss, "learning_rate": lr, **self.method.counts, **numbers, **counts}
 
     def take_steps(self) -> Sequence[StepValues]:
         """The mean loss of each ``runtime.log_every`` steps."""
@@ -259,13 +264,21 @@ class SimCLR:
         return features
 
     def state_dict(self) -> State:
-        """State of model, optimiser and method, on the device, not copied. The data stream follows from the epoch."""
-        kept = self.method.state_dict()
-        own = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
-        return {**own, "method": kept} if kept else own
+        """State of model, optimiser and method, on the device, not copied.
+
+        The data stream follows from the epoch and ``shuffle_buffer``, which depends on the machine if it is unset.
+        """
+        state: State = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+        if kept := self.method.state_dict():
+            state["method"] = kept
+        if self.buffer is not None:
+            state["shuffle_buffer"] = self.buffer
+        return state
 
     def load_state_dict(self, state: State) -> None:
         """Copy a state. Learning rate, weight decay and the loss' settings are those of the parameters.
+
+        The order of the images is that of the state, on any machine, unless ``shuffle_buffer`` is set.
 
         Raises:
             ValueError: the state is of another encoder, head, method or workload.
@@ -282,6 +295,8 @@ class SimCLR:
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.method.load_state_dict(state.get("method", {}))
+        if self.params.shuffle_buffer is None:
+            self.buffer = state.get("shuffle_buffer")
 
     def load_weights(self, weights: Mapping[str, torch.Tensor], config: Mapping[str, Any]) -> None:
         """Start from encoder, head and predictor of another model; a target network begins as a copy of them.

@@ -76,9 +76,11 @@ class TestBCLWithLARS(SimCLRConformance):
 
 
 class TestBYOL(SimCLRConformance):
-    """Two networks, whose batch statistics are over both ranks, and no negatives."""
+    """Two networks, whose batch statistics are over both ranks, and no negatives; images are shuffled in parts."""
 
-    params: ClassVar[Mapping[str, Any]] = {**TINY, "method": "byol", "predictor": 8, "eval_probe": "never"}
+    params: ClassVar[Mapping[str, Any]] = {
+        **TINY, "method": "byol", "predictor": 8, "eval_probe": "never", "shuffle_buffer": 64,
+    }  # fmt: skip
 
 
 class TestProtoNCE(SimCLRConformance):

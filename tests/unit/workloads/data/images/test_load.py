@@ -281,9 +281,13 @@ def test_a_gpu_is_handed_the_same_images(folder: Path, monkeypatch: pytest.Monke
     part = prepare(data, 0, True, torch.device("cuda")).train
     assert part.resident == (share > 0)
     index = torch.randperm(len(part), generator=torch.Generator().manual_seed(0))
-    streamed = list(part.stream(index.split(7)))
-    assert all(batch.is_cuda for batch in streamed)
-    assert torch.equal(torch.cat(streamed).cpu(), prepared(data).train.take(index))
+    windows = index[:14].view(2, 1, 7)
+    from_file = prepare(data, 0, True, torch.device("cuda"), from_file=True).train
+    expected = prepared(data).train.take(index)
+    for streamed in (list(part.stream(index.split(7))), list(from_file.stream_windows(windows))):
+        assert all(batch.is_cuda for batch in streamed)
+        found = torch.cat(streamed).cpu()
+        assert torch.equal(found, expected[: len(found)])
 
 
 def test_splits_of_a_dataset_share_what_is_on_the_device(folder: Path) -> None:
