@@ -234,6 +234,19 @@ def images(size: int, folder: Path) -> Cost:
     return cost
 
 
+def image_stream(size: int, folder: Path) -> Cost:
+    """Read images of 32 pixels from a file for a pass, of which 20,480 are in memory at a time."""
+    from image_stream import one_pass, write
+
+    import workloads.simclr.batches  # noqa: F401  # imports PyTorch
+
+    file = folder / "images.npy"
+    write(file, size, 32)
+    with measured(folder) as cost:
+        one_pass(file, 20_480)
+    return cost
+
+
 def index(size: int, folder: Path) -> Cost:
     """Write vectors of 384 dimensions as a segment of an index, and search it by 100 queries."""
     import numpy as np
@@ -331,6 +344,7 @@ ITEMS: Mapping[str, Item] = {
     "checkpoint-read": Item("find and read it", "byte of state", (64 * MIB, 128 * MIB, 256 * MIB), checkpoint_read),
     "bm25": Item("BM25 of documents of 60 words", "document", (10_000, 20_000, 40_000), bm25),
     "images": Item("convert PNG images", "image", (2_000, 4_000, 8_000), images),
+    "image-stream": Item("stream images in a pass", "image", (100_000, 200_000, 400_000), image_stream),
     "index": Item("write and search vectors", "document", (20_000, 40_000, 80_000), index),
     "stage": Item("stage from an object store", "byte", (32 * MIB, 64 * MIB, 128 * MIB), stage),
     "runs": Item("list the newest runs", "run", (2_500, 5_000, 10_000), runs),
