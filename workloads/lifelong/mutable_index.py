@@ -13,7 +13,7 @@ session.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -33,6 +33,9 @@ FORMAT = 2
 
 BLOCK = 8192
 """Rows searched at once."""
+
+Rows = tuple[int, NDArray[np.int64], NDArray[np.float32]]
+"""A session whose model wrote rows, their documents (n,) and vectors (n, d)."""
 
 Embed = Callable[[NDArray[np.int64]], NDArray[np.float32]]
 """Embeds documents with a model, (n,) -> (n, d)."""
@@ -68,20 +71,30 @@ class MutableIndex:
         self.refresh()
 
     @classmethod
-    def create(cls, folder: Path, lineage: str, dim: int, compatible: bool = True) -> Self:
-        """Create an empty index of a lineage of models with vectors of ``dim`` numbers.
+    def create(
+        cls, folder: Path, lineage: str, dim: int, compatible: bool = True, rows: Iterable[Rows] = (), **about: Any
+    ) -> Self:
+        """Create an index of a lineage of models with vectors of ``dim`` numbers, whole or not at all.
 
-        ``compatible``: whether later models can read the rows of earlier ones.
+        Args:
+            folder: where.
+            lineage: of the models.
+            dim: dimension of the vectors.
+            compatible: whether later models can read the rows of earlier ones.
+            rows: sessions of models with their documents and vectors; no document occurs twice.
+            about: further keys of the manifest.
 
         Raises:
             FileExistsError: the folder has an index.
+            OSError: a file cannot be written; there is no index then.
         """
         folder.mkdir(parents=True, exist_ok=True)
         with file_lock(folder / ".lock"):
             if (folder / MANIFEST).exists():
                 raise FileExistsError(f"{folder} has an index already")
-            content = {"format": FORMAT, "lineage": lineage, "compatible": compatible, "dim": dim, "next": 0}
-            _write(folder, {**content, "entries": [], "segments": []})
+            lines = [_written(folder, serial, *one) for serial, one in enumerate(rows)]
+            content = {"format": FORMAT, "lineage": lineage, "compatible": compatible, "dim": dim, "next": len(lines)}
+            _write(folder, {**content, **about, "entries": lines, "segments": _as_segments(lines)})
         return cls(folder)
 
     @classmethod
@@ -94,10 +107,8 @@ class MutableIndex:
         """
         manifest = json.loads(_read(source))
         segments = [read_segment(source / line["file"]) for line in manifest["segments"]]
-        index = cls.create(folder, manifest["lineage"], manifest["dim"], manifest["compatible"])
-        for segment in segments:
-            index.put(segment.session, segment.docs, segment.vectors)
-        return index
+        rows = [(segment.session, segment.docs, segment.vectors) for segment in segments]
+        return cls.create(folder, manifest["lineage"], manifest["dim"], manifest["compatible"], rows)
 
     def __len__(self) -> int:
         return sum(len(entry.live) for entry in self._entries)
@@ -109,6 +120,10 @@ class MutableIndex:
     @property
     def dim(self) -> int:
         return int(self._manifest["dim"])
+
+    def dim_of(self, session: int) -> int:
+        """The dimension of the vectors of a model."""
+        return self.dim
 
     @property
     def sessions(self) -> list[int]:
@@ -132,7 +147,8 @@ class MutableIndex:
     def vectors(self, session: int | None = None) -> NDArray[np.float32]:
         """A copy of the rows, (n, d)."""
         blocks = [block.numpy() for block in self.blocks(session)]
-        return np.concatenate([np.empty((0, self.dim), np.float32), *blocks])
+        dim = self.dim if session is None else self.dim_of(session)
+        return np.concatenate([np.empty((0, dim), np.float32), *blocks])
 
     def refresh(self) -> None:
         """Read the changes of other processes.
@@ -208,7 +224,7 @@ class MutableIndex:
                 part = pending[first : first + batch]
                 part = part[np.isin(part, self.not_by(session))]
                 before = self._serials(part)
-                vectors = embed(part) if len(part) else np.empty((0, self.dim), np.float32)
+                vectors = embed(part) if len(part) else np.empty((0, self.dim_of(session)), np.float32)
                 with self._changing():
                     same = (self._serials(part) == before) & (before >= 0)
                     if same.any():
@@ -229,7 +245,7 @@ class MutableIndex:
             for session in self.sessions:
                 docs = self.docs(session)
                 order = np.argsort(docs)
-                lines.append(self._written(number, session, docs[order], self.vectors(session)[order]))
+                lines.append(_written(self.folder, number, session, docs[order], self.vectors(session)[order]))
                 number += 1
             self._commit(lines)
             listed = {line["file"] for line in lines}
@@ -252,22 +268,15 @@ class MutableIndex:
             serials[np.isin(docs, entry.docs[entry.live])] = entry.serial
         return serials
 
-    def _append(self, session: int, docs: NDArray[np.int64], vectors: NDArray[np.float32]) -> None:
-        if vectors.shape != (len(docs), self.dim):
-            raise ValueError(f"vectors have shape {vectors.shape}, not {(len(docs), self.dim)}")
+    def _append(self, session: int, docs: NDArray[np.int64], vectors: NDArray[np.float32], **about: Any) -> None:
+        """Store rows in a lock; ``about`` are keys of the manifest that change with them."""
+        if vectors.shape != (len(docs), self.dim_of(session)):
+            raise ValueError(f"vectors have shape {vectors.shape}, not {(len(docs), self.dim_of(session))}")
         if len(np.unique(docs)) < len(docs):
             raise ValueError("a document occurs twice among those to store")
         if len(docs):
-            self._commit([*self._lines(), self._written(self._next(), session, docs, vectors)])
-
-    def _written(
-        self, serial: int, session: int, docs: NDArray[np.int64], vectors: NDArray[np.float32]
-    ) -> dict[str, Any]:
-        """Write a file of rows. Returns its line of the manifest."""
-        segment = Segment(session, docs, vectors, checksum(docs, vectors))
-        name = f"rows-{serial:08d}.arrow"
-        write_segment(self.folder / name, segment)
-        return {"serial": serial, "file": name, "session": session, "rows": len(docs), "crc32": segment.crc32}
+            line = _written(self.folder, self._next(), session, docs, vectors)
+            self._commit([*self._lines(), line], **about)
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
@@ -282,16 +291,14 @@ class MutableIndex:
     def _next(self) -> int:
         return int(self._manifest["next"])
 
-    def _commit(self, lines: list[dict[str, Any]]) -> None:
+    def _commit(self, lines: list[dict[str, Any]], **about: Any) -> None:
         """Replace the manifest, which is what makes a change."""
         last = max([self._next() - 1, *(line["serial"] for line in lines)])
-        content = {**self._manifest, "next": last + 1, "entries": lines}
+        content = {**self._manifest, **about, "next": last + 1, "entries": lines}
         content.pop("segments", None)
         if all(len(entry.live) == len(entry.docs) for entry in self._opened(lines)):
             # Every row counts: this is also a manifest of the append-only index.
-            content["segments"] = [
-                {name: line[name] for name in ("file", "session", "rows", "crc32")} for line in lines
-            ]
+            content["segments"] = _as_segments(lines)
         _write(self.folder, content)
         self.refresh()
 
@@ -330,6 +337,21 @@ class MutableIndex:
                 raise DataError(what, file=self.folder / line["file"], fix=LOST_FILE_FIX)
             self._segments[key] = segment
         return self._segments[key]
+
+
+def _written(
+    folder: Path, serial: int, session: int, docs: NDArray[np.int64], vectors: NDArray[np.float32]
+) -> dict[str, Any]:
+    """Write a file of rows. Returns its line of the manifest."""
+    segment = Segment(session, docs, vectors, checksum(docs, vectors))
+    name = f"rows-{serial:08d}.arrow"
+    write_segment(folder / name, segment)
+    return {"serial": serial, "file": name, "session": session, "rows": len(docs), "crc32": segment.crc32}
+
+
+def _as_segments(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Lines of the manifest as those of the append-only index."""
+    return [{name: line[name] for name in ("file", "session", "rows", "crc32")} for line in lines]
 
 
 def _live(docs: list[NDArray[np.int64]], deletions: list[bool]) -> list[NDArray[np.int64]]:

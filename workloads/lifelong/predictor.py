@@ -24,6 +24,8 @@ from ..encoders.served_text import ServedTextEncoder, text_columns
 _FLOOR = 1e-8
 _BLOCK = 8192
 _TEXTS = 64
+_FOREIGN = 2**20
+"""Rows with such a session are of a model of another lineage; see ``live_index.py``."""
 
 
 class Predictor:
@@ -126,6 +128,11 @@ def _open(folder: Path, lineage: dict[str, Any]) -> list[tuple[NDArray[Any], NDA
     lines = manifest["entries"] if "entries" in manifest else manifest["segments"]
     segments = [line for line in lines if "file" in line]
     written = {int(segment["session"]) for segment in segments}
+    if written and max(written) >= _FOREIGN:
+        raise ValueError(
+            f"the index in {folder} has rows of a model of another lineage, in another space. "
+            "Search it with `orchestrator index`"
+        )
     if written and (
         max(written) > lineage["session"] or (not lineage["compatible"] and written != {lineage["session"]})
     ):
