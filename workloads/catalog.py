@@ -29,7 +29,7 @@ class Entry:
     ``data`` are the kinds of built-in datasets that the parameter ``dataset`` can name; these are checked before
     training starts. If it is empty, ``dataset`` is an ordinary parameter. ``predictor`` is the file of the served
     model, in the folder of the workload's module. ``candidates`` is a function that gives the candidates of questions
-    over a graph.
+    over a graph. ``index`` is the class of the index of registered models that ``orchestrator index`` changes.
     """
 
     params: str
@@ -40,6 +40,7 @@ class Entry:
     data: tuple[str, ...] = ()
     predictor: str = "predictor.py"
     candidates: str | None = None
+    index: str | None = None
 
     def load_params(self) -> type[BaseModel]:
         return cast("type[BaseModel]", _load(self.params))
@@ -58,6 +59,10 @@ class Entry:
     def load_candidates(self) -> Callable[..., Any]:
         assert self.candidates is not None
         return cast("Callable[..., Any]", _load(self.candidates))
+
+    def load_index(self) -> type[Any]:
+        assert self.index is not None
+        return cast("type[Any]", _load(self.index))
 
     def load_published(self) -> tuple[Published, ...]:
         return cast("tuple[Published, ...]", _load(self.published)) if self.published else ()
@@ -105,6 +110,7 @@ BUILT_IN = {
         "Retrieval over documents that arrive in sessions, with an index that is only ever appended to.",
         "workloads.lifelong.published:PUBLISHED",
         data=("retrieval",),
+        index="workloads.lifelong.live_index:LiveIndex",
     ),
 }
 

@@ -1,4 +1,4 @@
-"""The verbs of the model registry: promote, rollback, promotions, predict, export, evaluate and serve."""
+"""The verbs of the model registry: promote, rollback, promotions, predict, export, evaluate, index and serve."""
 
 from __future__ import annotations
 
@@ -178,6 +178,50 @@ def evaluate_command(
     measured = evaluate(settings, model, data, to, depth, Console(json=as_json).say)
     if as_json:
         print(json.dumps(measured))
+
+
+@app.command("index")
+def index_command(
+    model: Annotated[str, typer.Argument(metavar="MODEL@ALIAS", help="Model of lifelong whose index it is.")],
+    to: Annotated[Path, typer.Option("--to", metavar="FOLDER", help="Its copy, which the first change makes.")],
+    delete: Annotated[
+        str | None, typer.Option("--delete", metavar="FILE", help="Documents to delete: a column document.")
+    ] = None,
+    embed_again: Annotated[
+        str | None, typer.Option("--embed-again", metavar="NEW@ALIAS", help="Model to embed documents again with.")
+    ] = None,
+    share: Annotated[
+        float | None, typer.Option("--share", help="Share of the documents to embed again, in all.  [default: 1]")
+    ] = None,
+    order: Annotated[
+        str | None, typer.Option("--order", help="newest, oldest or random ones first.  [default: newest]")
+    ] = None,
+    batch: Annotated[int | None, typer.Option("--batch", help="Documents stored at once.  [default: 1024]")] = None,
+    add: Annotated[
+        str | None, typer.Option("--add", metavar="FILE", help="New or changed documents: columns document, text.")
+    ] = None,
+    compact: Annotated[bool, typer.Option("--compact", help="Remove rows and texts that are out of use.")] = False,
+    search: Annotated[
+        str | None, typer.Option("--search", metavar="FILE", help="Queries to search for: a column query.")
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option("--output", help="File of --search.  [default: JSON lines to stdout]")
+    ] = None,
+    k: Annotated[int | None, typer.Option("--k", help="Documents of a query.  [default: 10]")] = None,
+    tracking: Tracking = None,
+) -> None:
+    """Change and search a copy of a lifelong model's index.
+
+    Without a change it shows the state. A call that was killed goes on when it is repeated; other processes may search.
+
+    Example: orchestrator index search@champion --to live --embed-again new@latest --share 0.1
+    """
+    settings = resolved(tracking=tracking)
+    reachable(settings)
+    from orchestrator.registry import live_index
+
+    request = live_index.Request(to, delete, embed_again, share, order, batch, add, compact, search, target, k)
+    live_index.run(settings, model, request, Console(json=search is not None).say)
 
 
 @app.command("serve")

@@ -105,7 +105,7 @@ def rank_collection(model: Model, name: str, folder: Path, depth: int) -> tuple[
 
     Raises UserError.
     """
-    data = _load(name, model.settings)
+    data = load_collection(name, model.settings)
     queries = _queries(data, name, model)
     ranked = RANKERS[str(model.version.workload)](model, data, queries, depth, name)
     folder.mkdir(parents=True)
@@ -153,7 +153,7 @@ def check_candidates(model: Model, name: str) -> None:
     )
 
 
-def _load(name: str, settings: Settings) -> Retrieval:
+def load_collection(name: str, settings: Settings) -> Retrieval:
     from workloads.data.errors import DataError
     from workloads.data.questions.collection import as_collection
     from workloads.data.questions.load import load_questions
@@ -274,7 +274,7 @@ def _searched(model: Model, data: Retrieval, queries: NDArray[np.int64], depth: 
     if model.config.get("scoring") == "cross":
         raise UserError(f"{model.version.name} is a cross-encoder of sentences, which cannot search")
     predictor = model.predictor()
-    documents = _document_encoder(model) or predictor.encoder
+    documents = document_encoder(model) or predictor.encoder
     with torch.inference_mode():
         vectors, empty, _ = predictor.encoder(data.queries.take(queries).to_pylist(), BATCH)
         docs = documents(data.docs.to_pylist(), BATCH).vectors
@@ -285,7 +285,7 @@ def _searched(model: Model, data: Retrieval, queries: NDArray[np.int64], depth: 
     return ranked
 
 
-def _document_encoder(model: Model) -> ServedTextEncoder | None:
+def document_encoder(model: Model) -> ServedTextEncoder | None:
     """The encoder of documents of a model of lifelong with ``encoders=apart``, which is with its training weights."""
     from safetensors.numpy import load_file
 
