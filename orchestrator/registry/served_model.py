@@ -5,24 +5,26 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from orchestrator.errors import UserError, one_line
 from orchestrator.registry import models as registry
-from orchestrator.registry.serving_formats import BadRequest, row_wise
+from orchestrator.registry.serving_formats import BadRequest, Batching, answer_lengths, batching
 from orchestrator.storage.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A loaded version. ``together``: rows of several requests can be predicted in one call."""
+    """A loaded version, and how rows of several requests can be predicted in one call."""
 
     uri: str
     version: str
     model: Any
-    together: bool
+    batching: Batching
 
 
 def current(settings: Settings, reference: str) -> str:
@@ -41,35 +43,51 @@ def load(settings: Settings, uri: str) -> Served:
     model = registry.load(settings, uri)
     example = model.input_example
     frame = example[0] if isinstance(example, tuple) else example
-    together = isinstance(frame, pd.DataFrame) and row_wise(model.predict, frame)
-    return Served(uri, uri.rpartition("/")[2], model, together)
+    how = batching(model.predict, frame) if isinstance(frame, pd.DataFrame) else "none"
+    return Served(uri, uri.rpartition("/")[2], model, how)
 
 
 def answers(served: Served, requests: Sequence[tuple[pd.DataFrame, Mapping[str, Any]]]) -> list[Any]:
     """The predictions of each request, or a :class:`BadRequest` in their place.
 
     Requests with equal columns and parameters are predicted in one call where the model's rows do not depend on each
-    other; if that call fails, each by itself, so that one wrong row refuses its own request alone.
+    other, and equal ones once; if that call fails, each by itself, so that one wrong row refuses its own request alone.
     """
     groups: dict[Any, list[int]] = {}
+    first: dict[Any, int] = {}
+    equal = []  # the first request with the same rows
     for number, (frame, params) in enumerate(requests):
         alike = (tuple(frame.columns), json.dumps(dict(params), sort_keys=True, default=str))
-        groups.setdefault(alike if served.together else number, []).append(number)
+        alone = number if served.batching == "none" else None
+        same = first.setdefault((alone, alike, repr(frame.to_numpy().tolist())), number)
+        equal.append(same)
+        if same == number:
+            groups.setdefault((alone, alike), []).append(number)
     outputs: list[Any] = [None] * len(requests)
     for numbers in groups.values():
         frames = [requests[number][0] for number in numbers]
         params = requests[numbers[0]][1]
-        output = _predicted(served, pd.concat(frames, ignore_index=True) if len(frames) > 1 else frames[0], params)
-        if isinstance(output, BadRequest) or (len(frames) > 1 and len(output) != sum(map(len, frames))):
-            for number, frame in zip(numbers, frames):
-                outputs[number] = output if len(frames) == 1 else _predicted(served, frame, params)
-            continue
-        start = 0
-        for number, frame in zip(numbers, frames):
-            end = start + len(frame) if len(frames) > 1 else len(output)
-            outputs[number] = output[start:end]
-            start = end
-    return outputs
+        inputs = pd.concat(frames, ignore_index=True) if len(frames) > 1 else frames[0]
+        parts = _parts(served, frames, inputs, _predicted(served, inputs, params))
+        if parts is None:
+            parts = [_predicted(served, frame, params) for frame in frames]
+        for number, part in zip(numbers, parts):
+            outputs[number] = part
+    return [outputs[number] for number in equal]
+
+
+def _parts(served: Served, frames: Sequence[pd.DataFrame], inputs: pd.DataFrame, output: Any) -> list[Any] | None:
+    """The part of the output that answers each frame; None where it cannot be told."""
+    if len(frames) == 1:
+        return [output]
+    if isinstance(output, BadRequest):
+        return None
+    lengths = [1] * len(output) if served.batching == "rows" else answer_lengths(inputs, output)
+    if lengths is None or len(lengths) != len(inputs):
+        return None
+    ends = np.cumsum([0, *lengths])
+    rows = np.cumsum([0, *map(len, frames)])
+    return [output[ends[begin] : ends[end]] for begin, end in pairwise(rows)]
 
 
 def _predicted(served: Served, frame: pd.DataFrame, params: Mapping[str, Any]) -> Any:

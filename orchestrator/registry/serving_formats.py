@@ -5,11 +5,15 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
+import numpy as np
 import pandas as pd
 
 from orchestrator.errors import one_line
+
+Batching: TypeAlias = Literal["rows", "lists", "none"]
+"""What a model answers a row with: a row, or a list of rows, that do not depend on other rows; or neither."""
 
 FORMS = ("dataframe_split", "dataframe_records", "inputs")
 
@@ -49,16 +53,38 @@ def as_json(predictions: Any) -> str:
     return json.dumps({"predictions": list(predictions)})
 
 
-def row_wise(predict: Callable[[pd.DataFrame], Any], example: pd.DataFrame) -> bool:
-    """Whether a model gives each row of its example, twice in a table, what it gives the row alone."""
-    twice = pd.concat([example, example], ignore_index=True)
-    together = predict(twice)
+def batching(predict: Callable[[pd.DataFrame], Any], example: pd.DataFrame) -> Batching:
+    """How rows of several requests can be predicted in one call, by the rows of the example.
+
+    They can where each row of the example, twice in a table, is answered with what the row alone is.
+    """
     alone = [predict(example.iloc[[row]].reset_index(drop=True)) for row in range(len(example))]
-    if not isinstance(together, pd.DataFrame) or len(together) != len(twice) or any(len(one) != 1 for one in alone):
-        return False
-    apart = pd.concat([*alone, *alone], ignore_index=True)
+    together = predict(pd.concat([example, example], ignore_index=True))
+    if not all(isinstance(one, pd.DataFrame) for one in [*alone, together]):
+        return "none"
+    apart = pd.concat(alone, ignore_index=True)
     try:
-        pd.testing.assert_frame_equal(together, apart, check_dtype=False, rtol=1e-4, atol=1e-5)
+        twice = pd.concat([apart, apart], ignore_index=True)
+        pd.testing.assert_frame_equal(together, twice, check_dtype=False, rtol=1e-4, atol=1e-5)
     except AssertionError:
-        return False
-    return True
+        return "none"
+    lengths = [len(one) for one in alone]
+    if max(lengths) == 1 == min(lengths):
+        return "rows"
+    return "lists" if answer_lengths(example, apart) == lengths else "none"
+
+
+def answer_lengths(inputs: pd.DataFrame, output: Any) -> list[int] | None:
+    """The number of rows that each row of ``inputs`` is answered with; None where that is not known.
+
+    The answer to a row repeats the row's values in the columns that both tables have. Neighbours must differ there.
+    """
+    shared = [column for column in inputs.columns if column in getattr(output, "columns", ())]
+    if not shared or not len(output):
+        return None
+    keys = output[shared].to_numpy(dtype=object)
+    starts = np.flatnonzero(np.r_[True, (keys[1:] != keys[:-1]).any(axis=1)])
+    if len(starts) != len(inputs) or (keys[starts] != inputs[shared].to_numpy(dtype=object)).any():
+        return None
+    lengths: list[int] = np.diff([*starts, len(output)]).tolist()
+    return lengths

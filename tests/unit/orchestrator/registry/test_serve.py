@@ -17,7 +17,7 @@ import pytest
 from orchestrator.errors import UserError
 from orchestrator.registry import models as registry
 from orchestrator.registry.served_model import Served, answers, current, load
-from orchestrator.registry.serving_formats import BadRequest, as_json, frame_of, row_wise
+from orchestrator.registry.serving_formats import BadRequest, answer_lengths, as_json, batching, frame_of
 from orchestrator.storage.settings import Settings, resolve
 from tests.support.commands import Command, typed
 from tests.support.ports import free_port
@@ -69,7 +69,7 @@ def test_what_is_no_request_is_one_sentence(body: str, words: str) -> None:
 def test_requests_are_answered_together_and_a_wrong_row_refuses_its_own_alone() -> None:
     model = Doubling()
     frames = [pd.DataFrame({"a": values}) for values in ([1, 2], [3], [4, 5, 6])]
-    served = Served("models:/m/1", "1", model, together=True)
+    served = Served("models:/m/1", "1", model, "rows")
     found = answers(served, [(frame, {}) for frame in frames])
     assert [one["twice"].tolist() for one in found] == [[2, 4], [6], [8, 10, 12]]
     assert model.calls == 1
@@ -83,15 +83,47 @@ def test_requests_are_answered_together_and_a_wrong_row_refuses_its_own_alone() 
     with pytest.raises(BadRequest):
         as_json(found[1])
     model.calls = 0
-    answers(Served("models:/m/1", "1", model, together=False), [(frame, {}) for frame in frames])
+    answers(Served("models:/m/1", "1", model, "none"), [(frame, {}) for frame in frames])
     assert model.calls == 3
+
+
+def listed(frame: pd.DataFrame, params: Any = None) -> pd.DataFrame:
+    """For each row a list of as many rows as its number says."""
+    rows = [(a, rank) for a in frame["a"] for rank in range(int(a))]
+    return pd.DataFrame(rows, columns=["a", "rank"])
+
+
+def test_lists_of_several_requests_are_predicted_in_one_call() -> None:
+    calls: list[int] = []
+
+    class Lists:
+        def predict(self, frame: pd.DataFrame, params: Any = None) -> pd.DataFrame:
+            calls.append(len(frame))
+            return listed(frame)
+
+    frames = [pd.DataFrame({"a": values}) for values in ([2, 3], [1], [1], [4])]
+    served = Served("models:/m/1", "1", Lists(), "lists")
+    found = answers(served, [(frame, {}) for frame in frames])
+    assert [list(zip(one["a"], one["rank"])) for one in found] == [
+        list(listed(frame).itertuples(index=False, name=None)) for frame in frames
+    ]
+    assert calls == [4], "equal requests are predicted once"
+    calls.clear()
+    empty, ambiguous = pd.DataFrame({"a": [0]}), pd.DataFrame({"a": [4, 4]})
+    found = answers(served, [(frame, {}) for frame in (frames[3], empty, ambiguous)])
+    assert [len(one) for one in found] == [4, 0, 8]
+    assert calls == [4, 1, 1, 2], "what cannot be told apart is predicted again"
 
 
 def test_whether_rows_depend_on_each_other_is_seen_by_the_example() -> None:
     example = pd.DataFrame({"a": [1.0, 5.0]})
-    assert row_wise(Doubling().predict, example)
-    assert not row_wise(lambda frame: pd.DataFrame({"rank": frame["a"].rank()}), example)
-    assert not row_wise(lambda frame: pd.concat([frame, frame]), example)
+    assert batching(Doubling().predict, example) == "rows"
+    assert batching(listed, example) == "lists"
+    assert batching(lambda frame: pd.DataFrame({"rank": frame["a"].rank()}), example) == "none"
+    assert batching(lambda frame: pd.concat([frame, frame]), example) == "none"
+    assert batching(lambda frame: listed(frame)[["rank"]], example) == "none"  # whose a row is, is not said
+    assert answer_lengths(example, listed(example)) == [1, 5]
+    assert answer_lengths(example, listed(example[::-1])) is None
 
 
 @pytest.fixture
@@ -112,7 +144,7 @@ def refused(call: Callable[[], Any], *words: str) -> None:
 
 def test_the_version_of_an_alias_is_loaded(models: Settings, home: Path) -> None:
     served = load(models, current(models, "rec@champion"))
-    assert (served.uri, served.version, served.together) == ("models:/rec/1", "1", False)
+    assert (served.uri, served.version, served.batching) == ("models:/rec/1", "1", "lists")
     registry.client(models).set_registered_model_alias("rec", "champion", "2")
     assert current(models, "rec@champion") == current(models, "rec/2") == "models:/rec/2"
     refused(lambda: current(models, "rec@challenger"), "The model rec has no alias challenger any more")
