@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,7 @@ class Table:
     rows: Sequence[Sequence[Any]]
     marked: int | None = None
 
-    @property
+    @cached_property
     def numeric(self) -> list[bool]:
         """For each column, whether all its values are numbers."""
         columns = [[row[i] for row in self.rows if row[i] is not None] for i in range(len(self.columns))]

@@ -13,7 +13,7 @@ from orchestrator.config.plan import PLAN_KEYS
 from orchestrator.errors import UserError
 from orchestrator.report import trials
 from orchestrator.search import recorded, unit_values
-from orchestrator.search.ranking import ranked, repeats
+from orchestrator.search.ranking import REPEAT, ranked, repeats
 from orchestrator.search.unit_values import UnitValues
 from orchestrator.storage.names import TEST_UNITS, VALIDATION_UNITS
 from orchestrator.storage.records import SETTLED, RunFolder
@@ -109,10 +109,11 @@ def _winner(folder: RunFolder, split: Split) -> Iterator[Sample]:
 def _trials(folder: RunFolder) -> Iterator[Sample]:
     every = recorded.trials(folder)
     kept = unit_values.read(folder.path)
+    again = [trial for trial in every if REPEAT in trial.user_attrs]
     for trial in ranked(every, trials.objectives(folder)[0]):
-        for number, metrics in enumerate(_over_seeds(trial, every)):
+        for number, metrics in enumerate(_over_seeds(trial, again)):
             entry = _trial(folder, "validation", trial, number, metrics, None)
-            yield replace(entry, kept=kept.get(_seed_run(trial, every, number)))
+            yield replace(entry, kept=kept.get(_seed_run(trial, again, number)))
 
 
 def _seed_run(trial: Any, every: list[Any], number: int) -> tuple[int, int]:

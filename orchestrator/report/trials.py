@@ -54,6 +54,7 @@ def rows(trials: Sequence[FrozenTrial], objectives: Sequence[Objective], seeds: 
     and ``spread`` their standard deviation.
     """
     flat = []
+    again = [trial for trial in trials if REPEAT in trial.user_attrs]
     for trial in trials:
         attributes = trial.user_attrs
         complete = trial.state.name == "COMPLETE"
@@ -71,7 +72,7 @@ def rows(trials: Sequence[FrozenTrial], objectives: Sequence[Objective], seeds: 
         if seeds > 1:
             each = seed_values(trial)
             row |= {"seeds": each, "spread": summary(each).spread if each else None}
-        elif len(each := seed_values(trial, trials)) > 1:  # of a finalist
+        elif len(each := seed_values(trial, again)) > 1:  # of a finalist
             over = summary(each)
             row |= {"value": over.mean, "seeds": each, "spread": over.spread}
         params = attributes.get("params", {})  # PBT changes parameters after they were suggested

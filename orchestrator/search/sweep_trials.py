@@ -41,6 +41,8 @@ class SweepTrials:
         self.gain: gain.Gain | None = None
         """The last estimate for ``--until-gain``."""
         self._next_gain = gain.LEAST
+        self._additional = 0, 0
+        """The number of trials that :attr:`target` has seen, and of additional ones among them."""
 
     @property
     def trials(self) -> list[FrozenTrial]:
@@ -56,7 +58,11 @@ class SweepTrials:
     @property
     def target(self) -> int:
         """Total number of trials: the requested ones, and one for each retry and each added trial."""
-        return self.spec.search.trials + sum(map(is_additional, self.trials))
+        trials = self.trials
+        counted, additional = self._additional
+        additional += sum(map(is_additional, trials[counted:]))  # a trial is one from its creation on
+        self._additional = len(trials), additional
+        return self.spec.search.trials + additional
 
     def trial_of(self, seed_run: int) -> tuple[int, int]:
         """Trial number and seed of a seed run."""

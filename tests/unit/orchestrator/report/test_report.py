@@ -10,7 +10,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from orchestrator.engine.loop import Row
-from orchestrator.report import comparison_output, figures, listing, plots, report, run_page, trials
+from orchestrator.report import comparison_output, figures, html, listing, plots, report, run_page, trials
 from orchestrator.runs import plot_style
 from orchestrator.search import curves, recorded
 from orchestrator.search.curves import CURVES, Curves
@@ -61,6 +61,18 @@ def page(folder: RunFolder) -> str:
 @pytest.fixture
 def five(tmp_path: Path) -> RunFolder:
     return sweep(tmp_path, "five", [(3.0,), (1.0,), None, (2.0,), (5.0,), (4.0,), None])
+
+
+def test_a_cell_of_a_table_is_looked_at_twice_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So the time of a page is proportional to its trials."""
+    looked: list[object] = []
+    plain = html._is_number
+    monkeypatch.setattr(html, "_is_number", lambda value: looked.append(value) or plain(value))
+    html._template.cache_clear()
+    table = html.Table(["a", "b"], [[number, str(number)] for number in range(50)])
+    Reader(html.render("t", "", [html.Section("s", tables=[table])]))
+    html._template.cache_clear()
+    assert len(looked) <= 2 * 2 * 50
 
 
 def test_a_sweeps_page_has_all_of_it(five: RunFolder) -> None:

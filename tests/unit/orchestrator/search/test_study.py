@@ -15,7 +15,7 @@ from optuna.samplers import TPESampler
 from optuna.trial import TrialState
 
 from orchestrator.errors import UserError
-from orchestrator.search import samplers
+from orchestrator.search import samplers, sweep_trials
 from orchestrator.search.journal import open_study
 from orchestrator.search.study import Trial
 from tests.support.searching import at_rung, begin, complete, rows, states, study
@@ -297,6 +297,17 @@ def test_of_none_that_is_complete_there_is_no_best(tmp_path: Path) -> None:
     running = study(tmp_path)
     running.fail(begin(running).number, "diverged")
     assert running.best() is None
+
+
+def test_a_report_looks_at_new_trials_alone_for_the_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = []
+    monkeypatch.setattr(sweep_trials, "is_additional", lambda trial: looked.append(trial.number) or trial.number == 1)
+    running = study(tmp_path, trials=30)
+    for _ in range(3):
+        begin(running)
+        assert running.target == 30 + (len(running.trials) > 1)
+        assert running.target == 30 + (len(running.trials) > 1)
+    assert sorted(looked) == [0, 1, 2]
 
 
 # Another time
