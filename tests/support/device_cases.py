@@ -138,9 +138,20 @@ CASES: Mapping[str, Case] = {
     "bi-encoder-bcl-max": Case(
         BiEncoder, {**SMALL_BI_ENCODER, "loss": "bcl", "pooling": "max"}, {"precision": "bf16", "accumulate": 2}
     ),
+    "bi-encoder-cross": Case(BiEncoder, {**SMALL_BI_ENCODER, "scoring": "cross"}),
     "bi-encoder-cosent-cls": Case(BiEncoder, {**SMALL_BI_ENCODER, "loss": "cosent", "pooling": "cls"}),
     "bi-encoder-cosine-embedding": Case(BiEncoder, {**SMALL_BI_ENCODER, "loss": "cosine_embedding"}),
     "ranker-cross": Case(TextRanker, SMALL_RANKER),
+    "ranker-passages": Case(
+        TextRanker,
+        {
+            **SMALL_RANKER,
+            "long_documents": "best_passage",
+            "passage_words": 6,
+            "passage_stride": 4,
+            "passages": 3,
+        },
+    ),
     "ranker-bi-margin": Case(
         TextRanker,
         {**SMALL_RANKER, "scoring": "bi", "loss": "adaptive_margin", "learnable": True, "positives": 2, "hard": 0.5},
@@ -153,10 +164,13 @@ CASES: Mapping[str, Case] = {
         {"epochs": 2},
     ),
     "vera-documents": Case(Vera, TestPlateauOverDocuments.params),
+    "vera-messages": Case(Vera, {**SMALL_VERA, "graph_layers": 1, "evidence_map": "softplus"}),
+    "vera-encoder": Case(Vera, {**SMALL_VERA, "encoder_lr": 1e-3}),
     "vera-edl": Case(Vera, {**SMALL_VERA, "method": "edl", "stage_share": None}),
     "vera-isotonic": Case(Vera, {**SMALL_VERA, "method": "softmax", "recalibration": "isotonic", "stage_share": None}),
     "vera-group": Case(Vera, {**SMALL_VERA, "query_target": "group", "groups": "type"}),
     "lifelong": Case(Lifelong, SMALL_LIFELONG),
+    "lifelong-apart": Case(Lifelong, {**SMALL_LIFELONG, "encoders": "apart"}),
     "lifelong-steps": Case(Lifelong, SMALL_LIFELONG, {"log_every": 2}),
     "lifelong-ocs": Case(Lifelong, {**SMALL_LIFELONG, "memory": "ocs", "compatible": "no", "new": "random"}),
     "lifelong-frozen": Case(

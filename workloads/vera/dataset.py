@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +18,10 @@ from workloads.data.questions.types import PARTS
 from workloads.data.retrieval.bm25 import candidates
 from workloads.data.retrieval.load import load_retrieval
 from workloads.data.retrieval.types import Queries, split_queries
+from workloads.encoders.packing import pack
 from workloads.encoders.pooling import normalised
-from workloads.encoders.text import TextEncoder
-from workloads.encoders.tokens import Tokenizer, spans
+from workloads.encoders.text import TextEncoder, encode
+from workloads.encoders.tokens import Tokenizer, Tokens, spans
 from workloads.memory import bounded_cache
 from workloads.seeding import derive
 from workloads.transfer import all_to_device
@@ -37,7 +38,8 @@ class Block:
     (U,): indices of the distinct candidate texts. For each candidate, (P,): ``text_row``, its index in ``texts``;
     ``row`` and ``column``, its position in a block (B, C); ``pool_row``, its row in the pool. ``grades`` (B, C): 0 if
     not relevant. ``listed`` (B, C): False for padding. ``nodes`` (2, P): the subject and the object of each candidate
-    among the ``node_count`` entities of all queries, each query with its own; None if they are not needed.
+    among the ``node_count`` entities of all queries, each query with its own; None if they are not needed. ``on_host``:
+    ``queries`` and ``texts``.
     """
 
     lengths: list[int]
@@ -51,6 +53,7 @@ class Block:
     listed: torch.Tensor
     nodes: torch.Tensor | None = field(default=None, kw_only=True)
     node_count: int = field(default=0, kw_only=True)
+    on_host: tuple[NDArray[np.int64], NDArray[np.int64]] = field(kw_only=True)
 
     @property
     def positive(self) -> torch.Tensor:
@@ -69,6 +72,7 @@ class VeraData:
     Training queries have candidates; queries of the other parts may have none. ``queries`` (Q, d) and ``texts`` (T, d)
     are unit vectors; ``codes`` and ``numbers`` are those of the pool. All four are on the device. ``graph``: batches
     have the entities that candidates share. ``abstention``: the queries of the abstention part that have candidates.
+    ``tokens``: those of queries and texts, for an encoder that is trained.
     """
 
     pool: Pool
@@ -81,6 +85,28 @@ class VeraData:
     numbers: torch.Tensor
     graph: bool = field(default=False, kw_only=True)
     abstention: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64), kw_only=True)
+    tokens: tuple[Tokens, Tokens] | None = field(default=None, kw_only=True)
+
+    def tokenised(self) -> VeraData:
+        """With the tokens of queries and texts."""
+        return replace(self, tokens=(self.tokenizer(list(self.pool.queries)), self.tokenizer(list(self.pool.texts))))
+
+    def embedded(self, encoder: TextEncoder) -> VeraData:
+        """With the vectors that ``encoder`` gives to the tokens now, without its dropout."""
+        assert self.tokens is not None
+        queries, texts = (normalised(encode(encoder, side)) for side in self.tokens)
+        return replace(self, queries=queries, texts=texts)
+
+    def vectors(self, block: Block, encoder: TextEncoder | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Vectors of a block's queries (B, d) and texts (U, d): those kept here, or new ones by ``encoder``."""
+        if encoder is None:
+            return self.queries[block.queries], self.texts[block.texts]
+        assert self.tokens is not None
+        device = self.queries.device
+        queries, texts = (
+            normalised(encoder(pack(side.take(rows), device))) for side, rows in zip(self.tokens, block.on_host)
+        )
+        return queries, texts
 
     def block(self, queries: NDArray[np.int64]) -> Block:
         """A batch of some queries with all their candidates."""
@@ -108,7 +134,7 @@ class VeraData:
         tensors = [torch.from_numpy(np.ascontiguousarray(side)) for side in sides]
         placed = all_to_device(tensors, device)
         nodes_there = placed.pop() if self.graph else None
-        return Block(lengths.tolist(), *placed, nodes=nodes_there, node_count=count)
+        return Block(lengths.tolist(), *placed, nodes=nodes_there, node_count=count, on_host=(queries, texts))
 
     def relevant(self, queries: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
         """The relevant candidates of some queries: row in ``queries``, column in the list, and grade, (m,) each."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import NamedTuple
 
@@ -9,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from workloads.encoders.text import TextEncoder
 from workloads.losses.evidential import beta_parameters, log1mexp
 from workloads.seeding import derive
 from workloads.vera.dataset import Block, VeraData
@@ -102,11 +104,15 @@ class Backbone(nn.Module):
         self.dropout = nn.Dropout(params.dropout)
         self.register_buffer("mean", torch.zeros(numbers))
         self.register_buffer("deviation", torch.ones(numbers))
+        self.encoder: TextEncoder | None = None
+        """The text encoder, if it is trained."""
 
     def forward(self, data: VeraData, block: Block) -> HeadInputs:
-        """z of each candidate. The unit vectors of the texts are scaled so that their entries are about one."""
-        queries = data.queries[block.queries]
-        texts = data.texts[block.texts]
+        """z of each candidate. The unit vectors of the texts are scaled so that their entries are about one.
+
+        An encoder that is trained computes them while there are gradients; else ``data`` has those of its last state.
+        """
+        queries, texts = data.vectors(block, self.encoder if torch.is_grad_enabled() else None)
         cosine = (queries @ texts.T)[block.row, block.text_row]
         scale = queries.shape[1] ** 0.5
         query = self.query(queries * scale)
@@ -170,6 +176,8 @@ class Retriever(nn.Module):
             last = nn.Linear(params.hidden, 2)
             context = 5 + self.backbone.standing if params.evidence_context else 0
             self.evidence = nn.Sequential(nn.Linear(params.hidden + context, params.hidden), nn.GELU(), last)
+        if params.encoder_lr is not None:
+            self.backbone.encoder = copy.deepcopy(data.encoder).requires_grad_()
         last.bias.data = torch.tensor([START_A, START_B])
 
     def forward(

@@ -99,7 +99,13 @@ class Params(RetrievalParams):
     encoder: Annotated[str, AfterValidator(sources.check)] = Field(
         "tiny",
         min_length=1,
-        description="Frozen encoder: minilm, bert-base, tiny (random), a folder, or a name on the Hugging Face hub.",
+        description="Encoder, frozen without encoder_lr: minilm, bert-base, tiny (random), a folder, or a name on the "
+        "Hugging Face hub.",
+    )
+    encoder_lr: LearningRate | None = Field(
+        None,
+        description="Train the encoder too, where the backbone is trained, with this learning rate (note 2); unset: "
+        "frozen. Each step then encodes the candidates of its questions.",
     )
     max_length: int = Field(128, ge=8, le=8192, description="Tokens of a text. Longer ones are cut.")
     hidden: int = Field(128, ge=2, le=8192, description="Width of the backbone.")

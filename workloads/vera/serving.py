@@ -15,6 +15,9 @@ from workloads.vera.input_columns import ENDS, input_columns
 from workloads.vera.model import CONTEXT_SCALE, GAP_UNIT, LINEAR_FROM, MAX_GAP, Retriever
 from workloads.vera.params import Params
 
+ENCODER = "backbone.encoder."
+"""Where the weights of an encoder that is trained are in the model."""
+
 _EXAMPLE = 4  # candidates
 
 
@@ -25,10 +28,10 @@ def servable(
 
     ``table``: of the abstention part, if there is one.
     """
-    encoder = {f"encoder.{name}": value for name, value in data.encoder.model.state_dict().items()}
+    encoder = (model.backbone.encoder or data.encoder).model.state_dict()
     weights = {
-        **encoder,
-        **model.state_dict(),
+        **{f"encoder.{name}": value for name, value in encoder.items()},
+        **{name: value for name, value in model.state_dict().items() if not name.startswith(ENCODER)},
         "map": choice.map_k.values.reshape(-1),
         **(table.weights if table else {}),
     }

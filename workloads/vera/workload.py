@@ -17,7 +17,7 @@ from workloads.contract import Evaluation, Metrics, Objective, Runtime, Servable
 from workloads.distributed import reduce_sum, without_sync, wrap
 from workloads.encoders.optimisation import load_optimizer_state, optimizer_state
 from workloads.encoders.sources import TINY
-from workloads.initial_weights import copy_weights
+from workloads.initial_weights import check_tokenizer, copy_weights
 from workloads.losses.evidential import group_rates, quantile_groups
 from workloads.schedule import Progress, steps_per_pass
 from workloads.seeding import derive, generator, seeded
@@ -31,7 +31,7 @@ from workloads.vera.inference import FrozenFeatures, frozen_features, rank
 from workloads.vera.loss_calls import NAMES, Counts, losses, weights
 from workloads.vera.model import Retriever
 from workloads.vera.params import Params as VeraParams
-from workloads.vera.serving import servable
+from workloads.vera.serving import ENCODER, servable
 from workloads.vera.stages import Stage, Stages
 
 _LEAST_IN_GROUP = 50  # queries (E-V1)
@@ -41,7 +41,7 @@ _HEAD = 2  # version of the evidential head's parametrisation
 class Vera:
     """Learns to rank in the first stage, and to estimate the ranking's reliability in the next two.
 
-    bf16 applies to the frozen encoder; backbone, heads, losses and metrics are float32.
+    bf16 applies to the encoder; backbone, heads, losses and metrics are float32.
     """
 
     Params: ClassVar[type[VeraParams]] = VeraParams
@@ -67,13 +67,21 @@ class Vera:
                 "documents. Set graph_layers=0"
             )
         self.data = replace(self.data, graph=params.graph_layers > 0)
+        if params.encoder_lr is not None:
+            self.data = self.data.tokenised()
         self.ranked_by, self.calibrated_by = split_training(self.data, params, runtime.seed)
         self.model = Retriever(self.data, params, runtime.seed).to(runtime.device)
         self.model.backbone.scale_to(self.data.numbers[self.data.block(self.ranked_by).pool_row])
         self.replica = wrap(self.model, runtime)
         self._step_log = StepLog(runtime.log_every, runtime.device)
+        encoder = self.model.backbone.encoder
+        trained = {} if encoder is None else dict.fromkeys(encoder.parameters())
         ranking = [*self.model.backbone.parameters(), *self.model.ranking.parameters()]
-        groups = [{"params": ranking}, {"params": list(self.model.evidence.parameters())}]
+        groups = [
+            {"params": [each for each in ranking if each not in trained]},
+            {"params": list(self.model.evidence.parameters())},
+            *([{"params": list(trained)}] if trained else []),
+        ]
         self.optimizer = torch.optim.AdamW(groups, lr=params.lr, weight_decay=params.weight_decay, fused=True)
         self.choice = Choice(params.eval_k if isinstance(params.eval_k, int) else 1)
         self._labels: dict[Split, LabelledQueries] = {}
@@ -113,6 +121,8 @@ class Vera:
         means = reduce_sum(total) / steps
         loss = (means * weights(stage, runtime.device)).sum().item()
         self.stages.finish(epoch, loss)
+        if stage.backbone:
+            self._embed()
         self._choose(stage)
         parts = {f"loss_{name}": value for name, value in zip(NAMES, means.tolist())}
         current = {"stage": float(stage.number), "k": float(self.choice.k), "threshold": self.choice.threshold}
@@ -124,9 +134,16 @@ class Vera:
 
     def _set_rates(self, stage: Stage, epochs: float) -> None:
         """Set the learning rates of the step after ``epochs`` epochs, a fraction."""
-        lr = self.params.lr * stage.lr * (stage.left(epochs) if self.params.lr_decay == "linear" else 1)
-        for group, factor in zip(self.optimizer.param_groups, (stage.backbone, stage.evidence)):
-            group["lr"], group["weight_decay"] = lr * factor, self.params.weight_decay
+        params = self.params
+        decay = stage.left(epochs) if params.lr_decay == "linear" else 1
+        factors = (params.lr * stage.backbone, params.lr * stage.evidence, (params.encoder_lr or 0) * stage.backbone)
+        for group, factor in zip(self.optimizer.param_groups, factors):
+            group["lr"], group["weight_decay"] = factor * stage.lr * decay, params.weight_decay
+
+    def _embed(self) -> None:
+        """Compute the vectors of all texts by the encoder as it is now, if it is trained."""
+        if self.model.backbone.encoder is not None:
+            self.data = self.data.embedded(self.model.backbone.encoder)
 
     def _backward(
         self, batch: NDArray[np.int64], stage: Stage, rates: torch.Tensor | None, cached: FrozenFeatures | None
@@ -222,22 +239,33 @@ class Vera:
         load_optimizer_state(self.optimizer, self.model, state["optimizer"])
         self.stages.progress = Progress(**state["stages"])
         self.choice = Choice.from_state(state["chosen"], self.params)
+        self._embed()
         self._ranked = None
 
     def load_weights(self, weights: Mapping[str, torch.Tensor], config: Mapping[str, Any]) -> None:
-        """Start from another model on the same frozen encoder. Stage, k, threshold and map are this run's.
+        """Start from another model, on the same encoder if it is frozen. Stage, k, threshold and map are this run's.
 
         Raises:
-            ValueError: the encoder is another one, or the layers differ.
+            ValueError: the frozen encoder is another one, or the layers differ.
         """
+        if self.model.backbone.encoder is not None:
+            check_tokenizer(self.data.tokenizer.definition, config.get("tokenizer"), self.params.encoder)
+            of_encoder = {name: value for name, value in weights.items() if name.startswith("encoder.")}
+            names = {name: f"{ENCODER}model.{name.removeprefix('encoder.')}" for name in of_encoder}
+            weights = {names.get(name, name): value for name, value in weights.items()}
+            self._copy(weights)
+            return
         frozen = self.data.encoder.model.state_dict()
         given = {name.removeprefix("encoder."): value for name, value in weights.items() if name.startswith("encoder.")}
         if given.keys() != frozen.keys() or not all(torch.equal(frozen[n].cpu(), value) for n, value in given.items()):
             why = ", whose weights depend on the seed" if self.params.encoder == TINY else ""
             raise ValueError(f"the weights do not fit: their frozen encoder is another {self.params.encoder!r}{why}")
+        self._copy(weights)
+
+    def _copy(self, weights: Mapping[str, torch.Tensor]) -> None:
         other = ("encoder.", "map", "abstention.")
-        rest = {name: value for name, value in weights.items() if not name.startswith(other)}
-        copy_weights(self.model, rest)
+        copy_weights(self.model, {name: value for name, value in weights.items() if not name.startswith(other)})
+        self._embed()
         self._ranked = None
 
     def servable(self) -> Servable:

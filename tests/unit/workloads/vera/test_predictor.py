@@ -53,6 +53,7 @@ def test_the_figure_runs_each_dataset_as_the_table_does() -> None:
     [
         {}, {"evidence_context": False, "recalibration": "platt"},
         {"graph_layers": 2, "evidence_map": "softplus"},
+        {"encoder_lr": 1e-3},
         {"method": "edl", "recalibration": "isotonic", **BASELINE},
         {"method": "softmax", "recalibration": "temperature", **BASELINE},
         {"dataset": "synthetic-retrieval", "recalibration": "temperature", "batch_size": 8},

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,6 +22,8 @@ from workloads.data.questions.load import load_questions
 from workloads.data.questions.types import GraphQuestions
 from workloads.data.retrieval.load import load_retrieval
 from workloads.data.retrieval.types import Retrieval
+from workloads.encoders.pooling import normalised
+from workloads.encoders.text import encode
 from workloads.schedule import Progress
 from workloads.testing import Conformance, values
 from workloads.vera import dataset, inference, workload
@@ -63,6 +67,13 @@ class TestMessagesWithSoftplus(VeraConformance):
     test_two_processes_equal_one = None  # type: ignore[assignment]  # dear; the first one's holds
 
 
+class TestTrainedEncoder(VeraConformance):
+    params: ClassVar[Mapping[str, Any]] = {**SMALL, "encoder_lr": 1e-3}
+    earlier: ClassVar[tuple[Path, ...]] = ()
+    test_another_seed_other_metrics = None  # type: ignore[assignment]  # dear; the first one's holds
+    test_training_never_reads_the_test_split = None  # type: ignore[assignment]
+
+
 class TestPlateauOverDocuments(VeraConformance):
     """Documents, a backbone that goes on learning, and stages that end early."""
 
@@ -92,6 +103,28 @@ def weights(vera: Vera, part: str) -> torch.Tensor:
     return torch.cat(
         [side.flatten().clone() for name, side in vera.model.state_dict().items() if name.startswith(part)]
     )
+
+
+def test_an_encoder_is_trained_with_the_backbone_alone() -> None:
+    """In the first stage; the vectors of all texts are those of its present weights."""
+    plain, trained = build(), build(encoder_lr=1e-3)
+    encoder = trained.model.backbone.encoder
+    assert encoder is not None
+    before = copy.deepcopy(encoder.state_dict())
+    first = [one.evaluate("validation").metrics for one in (plain, trained)]
+    assert first[0] == first[1]
+    seen = []
+    for epoch in (1, 2, 3):
+        trained.train_epoch(epoch)
+        vectors = normalised(encode(encoder, trained.data.tokenizer(list(trained.data.pool.texts))))
+        torch.testing.assert_close(trained.data.texts, vectors)
+        seen.append(copy.deepcopy(encoder.state_dict()))
+    states = [before, *seen]
+    moved = [any(not torch.equal(one[name], other[name]) for name in one) for one, other in pairwise(states)]
+    assert moved == [True, True, False], "stage 3 begins with epoch 3"
+    assert torch.equal(plain.data.encoder.state_dict()["model.embeddings.word_embeddings.weight"], before[
+        "model.embeddings.word_embeddings.weight"
+    ]), "other trials keep theirs"  # fmt: skip
 
 
 def test_each_stage_trains_what_it_should() -> None:
