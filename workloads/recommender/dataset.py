@@ -174,8 +174,13 @@ def prepare(data: Interactions, split_seed: int, holdout: bool, device: torch.de
     return divide(data, split_seed, holdout, device)
 
 
-def divide(data: Interactions, split_seed: int, holdout: bool, device: torch.device) -> RecommenderData:
-    """Split and convert a dataset. Without ``holdout`` all interactions are in train, and validation is empty."""
+def divide(
+    data: Interactions, split_seed: int, holdout: bool, device: torch.device, listed: bool | None = None
+) -> RecommenderData:
+    """Split and convert a dataset. Without ``holdout`` all interactions are in train, and validation is empty.
+
+    ``listed``: form of ``unobserved``; None decides by size.
+    """
     if not holdout:
         held: NDArray[np.bool_] = np.zeros(len(data.train), np.bool_)
     elif data.held_out is None:
@@ -189,7 +194,7 @@ def divide(data: Interactions, split_seed: int, holdout: bool, device: torch.dev
         for pairs in (data.train[~held], data.train[evaluated], data.train, data.test)
     )
     indptr = torch.from_numpy(train.indptr).to(device)
-    unobserved = Unobserved(indptr, train.items, data.n_items)
+    unobserved = Unobserved(indptr, train.items, data.n_items, listed)
     pairs = torch.stack([train.users, train.items + data.n_users])
     pairs = pairs[:, unobserved.counts[train.users] > 0]
     wrong = None

@@ -15,15 +15,15 @@ from workloads.data.cache import cache_dir, replacing
 from workloads.data.conversion_cache import build_once
 from workloads.memory import bounded_cache
 from workloads.recommender.dataset import History, RecommenderData, divide, prepare
+from workloads.recommender.shared_writer import HISTORIES, write_by_users
 from workloads.sampling.negatives import Unobserved
+from workloads.sampling.pairs import LISTED
 
 SHARED_FROM = 2**22
 """Number of training interactions from which prepared data is shared: below it, preparing takes about a second."""
 
 FORMAT = 1
 """Version of the file's layout, part of its name."""
-
-_HISTORIES = ("train", "validation", "seen", "test")
 
 
 def prepare_on_node(
@@ -52,16 +52,18 @@ def _shared(data: Interactions, split_seed: int, holdout: bool, device: torch.de
     path = cache_dir() / "prepared" / f"{name}.safetensors"
 
     def write() -> None:
-        tensors = _tensors(divide(data, split_seed, holdout, torch.device("cpu")))
         with replacing(path) as file:
-            save_file(tensors, file.name)
+            if data.n_users * data.n_items > LISTED:
+                write_by_users(file, data, split_seed, holdout)
+            else:
+                save_file(_tensors(divide(data, split_seed, holdout, torch.device("cpu"))), file.name)
 
     return build_once(path, lambda path: _load(path, data, device), write)
 
 
 def _tensors(data: RecommenderData) -> dict[str, torch.Tensor]:
     tensors = {"pairs": data.pairs}
-    for name in _HISTORIES:
+    for name in HISTORIES:
         history: History = getattr(data, name)
         tensors |= {f"{name}.indptr": torch.from_numpy(history.indptr), f"{name}.items": history.items}
         tensors[f"{name}.users"] = history.users
@@ -73,7 +75,7 @@ def _load(path: Path, data: Interactions, device: torch.device) -> RecommenderDa
     """The content of a file; None if it is missing or incomplete."""
     try:
         tensors = load_file(path)
-        histories = {name: _history(name, tensors, device) for name in _HISTORIES}
+        histories = {name: _history(name, tensors, device) for name in HISTORIES}
         train = histories["train"]
         indptr = torch.from_numpy(train.indptr).to(device)
         parts = {name: tensor.to(device) for name, tensor in _below("unobserved.", tensors).items()}

@@ -32,7 +32,7 @@ class PairSet:
         ``made``: :meth:`tensors` of the same set, which then are not computed again.
         """
         self._n_items = n_items
-        self._shift = 64 - max(6, (32 * len(users)).bit_length())
+        self._members = len(users)
         self._flags: torch.Tensor | None = None
         self._bits: torch.Tensor | None = None
         if made is not None:
@@ -44,9 +44,8 @@ class PairSet:
             self._flags = torch.zeros(n_users * n_items, dtype=torch.bool, device=users.device)
             self._flags[self._keys] = True
         elif users.device.type == "cpu":
-            slots = self._slots(self._keys).unique()  # type: ignore[no-untyped-call]
-            self._bits = torch.zeros(1 << (61 - self._shift), dtype=torch.uint8)
-            self._bits.index_add_(0, slots >> 3, (1 << (slots & 7)).to(torch.uint8))
+            self._bits = torch.zeros(table_bytes(len(users)), dtype=torch.uint8)
+            set_bits(self._bits, table_slots(self._keys, len(users)).unique())  # type: ignore[no-untyped-call]
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """All that was computed, by name."""
@@ -60,18 +59,34 @@ class PairSet:
             return self._flags.index_select(0, keys.flatten()).view(keys.shape)
         if self._bits is None:
             return self._searched(keys)
-        slots = self._slots(keys.flatten())
+        slots = table_slots(keys.flatten(), self._members)
         is_pair = ((self._bits.index_select(0, slots >> 3) >> (slots & 7).to(torch.uint8)) & 1).bool()
         maybe = is_pair.nonzero().squeeze(1)
         is_pair[maybe] = self._searched(keys.flatten()[maybe])
         return is_pair.view(keys.shape)
-
-    def _slots(self, keys: torch.Tensor) -> torch.Tensor:
-        """The bit of each key."""
-        return (keys * _HASH).bitwise_right_shift_(self._shift).bitwise_and_((1 << (64 - self._shift)) - 1)
 
     def _searched(self, keys: torch.Tensor) -> torch.Tensor:
         if not len(self._keys):
             return torch.zeros_like(keys, dtype=torch.bool)
         at = torch.searchsorted(self._keys, keys).clamp_max(len(self._keys) - 1)
         return self._keys[at] == keys
+
+
+def table_bytes(members: int) -> int:
+    """Size of the bit table of a set."""
+    return 1 << (61 - _shift(members))
+
+
+def table_slots(keys: torch.Tensor, members: int) -> torch.Tensor:
+    """The bit of each key in the table of a set."""
+    shift = _shift(members)
+    return (keys * _HASH).bitwise_right_shift_(shift).bitwise_and_((1 << (64 - shift)) - 1)
+
+
+def set_bits(table: torch.Tensor, slots: torch.Tensor) -> None:
+    """Set bits of a table, uint8: distinct ones, none of which is set."""
+    table.index_add_(0, slots >> 3, (1 << (slots & 7)).to(torch.uint8))
+
+
+def _shift(members: int) -> int:
+    return 64 - max(6, (32 * members).bit_length())

@@ -14,7 +14,9 @@ from workloads.data.errors import DataError
 _USER_BITS = 28  # of 64 bits, for the user; the random draw has the other 36
 
 
-def hold_out(pairs: NDArray[np.integer[Any]], n_users: int, fraction: float = 0.1, seed: int = 0) -> NDArray[np.bool_]:
+def hold_out(
+    pairs: NDArray[np.integer[Any]], n_users: int, fraction: float = 0.1, seed: int = 0, skip: int = 0
+) -> NDArray[np.bool_]:
     """Choose each user's validation interactions at random. Returns a boolean mask (n,), True is held out.
 
     Of a user's n interactions round(fraction n) are held out (halves up), at least one if n >= 2, and never all. The
@@ -26,6 +28,7 @@ def hold_out(pairs: NDArray[np.integer[Any]], n_users: int, fraction: float = 0.
         n_users: number of users.
         fraction: share of each user's interactions, in (0, 1).
         seed: non-negative.
+        skip: number of pairs of the users before these, if the choice is to be that among all users.
 
     Raises:
         ValueError: an argument is out of its bounds.
@@ -35,17 +38,22 @@ def hold_out(pairs: NDArray[np.integer[Any]], n_users: int, fraction: float = 0.
     if n_users > 1 << _USER_BITS:
         raise ValueError(f"at most {1 << _USER_BITS} users, got {n_users}")
     counts = _counts(pairs, n_users)
-    held_out = np.floor(fraction * counts + 0.5).astype(np.int64)
-    held_out = np.clip(held_out, np.minimum(counts - 1, 1), counts - 1)
-
+    held_out = held_out_counts(counts, fraction)
     by_pair = np.argsort(_codes(pairs), kind="stable")
     users = np.repeat(np.arange(n_users), counts)
-    draws = np.random.PCG64(seed).random_raw(len(pairs)) >> _USER_BITS
+    draws = np.random.PCG64(seed).advance(skip).random_raw(len(pairs)) >> _USER_BITS
     shuffled = by_pair[np.argsort(draws | users.astype(np.uint64) << 64 - _USER_BITS, kind="stable")]
     position = np.arange(len(pairs)) - _starts(counts)[users]
     mask = np.empty(len(pairs), np.bool_)
     mask[shuffled] = position < held_out[users]
     return mask
+
+
+def held_out_counts(counts: NDArray[np.int64], fraction: float) -> NDArray[np.int64]:
+    """How many of each user's ``counts`` (U,) interactions :func:`hold_out` chooses."""
+    most = np.maximum(counts - 1, 0)
+    held_out: NDArray[np.int64] = np.floor(fraction * counts + 0.5).astype(np.int64)
+    return np.clip(held_out, np.minimum(most, 1), most)
 
 
 def check_parts(train: NDArray[np.integer[Any]], test: NDArray[np.integer[Any]], files: Sequence[Path] = ()) -> None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from workloads.contract import Runtime
 from workloads.data import load_interactions
 from workloads.data.errors import CacheUnwritable
-from workloads.recommender import shared
+from workloads.recommender import shared, shared_writer
 from workloads.recommender.dataset import History, RecommenderData, divide
 from workloads.recommender.params import Params
 from workloads.recommender.workload import Recommender
@@ -34,8 +36,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 @pytest.mark.parametrize("listed", [2**25, 0], ids=["few pairs", "many pairs"])
 @pytest.mark.parametrize("holdout", [True, False])
 def test_it_is_what_a_process_prepares_itself(holdout: bool, listed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pairs, "LISTED", listed)
-    monkeypatch.setattr(negatives, "LISTED", listed)
+    for module in (pairs, negatives, shared):
+        monkeypatch.setattr(module, "LISTED", listed)
     data = load_interactions("synthetic", Path(), noise=0.1)
     expected = divide(data, 1, holdout, CPU)
     found = shared.prepare_on_node(data, 1, holdout, CPU, "synthetic")
@@ -54,6 +56,40 @@ def test_it_is_what_a_process_prepares_itself(holdout: bool, listed: int, monkey
     items = torch.arange(data.n_items).expand(data.n_users, -1)
     contained = found.unobserved.observed.contains(users[:, None], items)
     assert torch.equal(contained, expected.unobserved.observed.contains(users[:, None], items))
+
+
+@pytest.mark.parametrize("holdout", [True, False])
+@pytest.mark.parametrize("by_time", [True, False])
+def test_users_that_are_prepared_in_turn_are_those_prepared_together(
+    holdout: bool, by_time: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At most so many interactions and bytes of the table are in memory at a time."""
+    data = load_interactions("synthetic", Path(), noise=0.1)
+    source = np.random.default_rng(0)
+    order = source.permutation(len(data.train))
+    assert data.noise is not None
+    data = replace(data, train=data.train[order], noise=data.noise[order])
+    data = replace(data, held_out=source.random(len(order)) < 0.1 if by_time else None)
+    for module in (pairs, negatives):
+        monkeypatch.setattr(module, "LISTED", 0)
+    expected = shared._tensors(divide(data, 1, holdout, CPU))
+    rows: list[int] = []
+    monkeypatch.setattr(shared_writer, "ROWS", 1000)
+    monkeypatch.setattr(shared_writer, "TABLE_BYTES", 30_000)
+    monkeypatch.setattr(
+        shared_writer,
+        "divide",
+        lambda some, *given, **more: rows.append(len(some.train)) or divide(some, *given, **more),
+    )
+    with (tmp_path / "written").open("wb") as file:
+        shared_writer.write_by_users(file, data, 1, holdout)
+    written = load_file(tmp_path / "written")
+    assert written.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert written[name].dtype == tensor.dtype
+        assert torch.equal(written[name], tensor)
+    assert sum(rows) == len(data.train)
+    assert max(rows) <= 1000
 
 
 def test_it_is_made_once_and_mapped(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
