@@ -77,7 +77,7 @@ def answers(served: Served, requests: Sequence[tuple[pd.DataFrame, Mapping[str, 
 
 
 def _parts(served: Served, frames: Sequence[pd.DataFrame], inputs: pd.DataFrame, output: Any) -> list[Any] | None:
-    """The part of the output that answers each frame; None where it cannot be told."""
+    """The part of the output that answers each frame; None where that is not known."""
     if len(frames) == 1:
         return [output]
     if isinstance(output, BadRequest):

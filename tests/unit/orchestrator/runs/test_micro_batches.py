@@ -151,8 +151,6 @@ def test_a_batch_of_one_that_does_not_fit_fails(home: Path) -> None:
     ("workload", "params", "reason"),
     [
         ("simclr", {}, "batch normalisation uses the statistics of a micro-batch"),
-        ("recommender", {"optimizer": "sgd"}, "optimizer=sgd cannot be trained in micro-batches"),
-        ("recommender", {"loss": "denoise_truncated"}, "loss=denoise_truncated cannot be trained in micro-batches"),
         ("recommender", {}, None),
         ("bi_encoder", {}, None),
     ],
@@ -165,6 +163,20 @@ def test_where_the_result_would_change_it_is_refused(workload: str, params: dict
         return
     with pytest.raises(UserError, match=reason):
         preflight.micro_batches(workload, complete, Plan(accumulate="auto"))
+
+
+@pytest.mark.parametrize("accumulate", [2, "auto"])
+@pytest.mark.parametrize(
+    ("params", "reason"),
+    [
+        ({"optimizer": "sgd"}, "optimizer=sgd takes one triple at a time"),
+        ({"loss": "denoise_truncated"}, "loss=denoise_truncated ranks the losses of a whole batch"),
+    ],
+)
+def test_a_batch_that_cannot_be_split_is_refused(params: dict[str, Any], reason: str, accumulate: Any) -> None:
+    complete = preflight.parameters("recommender", params)
+    with pytest.raises(UserError, match=f"{reason}.*got accumulate={accumulate}"):
+        preflight.limits("recommender", complete, Resources(), Plan(accumulate=accumulate))
 
 
 @pytest.mark.parametrize(
