@@ -1,7 +1,7 @@
 """Predictions of a trained sentence encoder: vectors of sentences, or similarities of pairs.
 
-Exported with the model together with ``served_text.py``, ``search.py`` and the rule for abstaining; needs nothing else
-of the package.
+Exported with the model together with ``served_text.py``, ``search.py``, ``approximate.py`` and the rule for abstaining;
+needs nothing else of the package.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from ..abstention.decision import Rule, rule
 from ..abstention.scores import by
-from ..encoders.search import exact_topk
+from ..encoders.approximate import CollectionSearch, check
 from ..encoders.served_text import ServedTextEncoder, text_columns
 
 _QUERY = "query"
@@ -41,6 +41,7 @@ class Predictor:
         self.config = config
         self.table = {name: side for name, side in weights.items() if name.startswith("abstention.")}
         self.doc_ids: list[str] = []
+        self._search = CollectionSearch()
         tokenizer = bytes(weights["tokenizer"].tobytes()).decode()
         self.encoder = ServedTextEncoder(
             weights, "model.", config["model"], tokenizer, int(config["max_length"]), config["pooling"]
@@ -54,8 +55,9 @@ class Predictor:
 
     @torch.inference_mode()
     def predict(
-        self, inputs: pd.DataFrame, *, unit_length: bool = False, batch_size: int = 64, k: int = 10, **abstention: Any
-    ) -> pd.DataFrame:
+        self, inputs: pd.DataFrame, *, unit_length: bool = False, batch_size: int = 64, k: int = 10,
+        recall: float = 1.0, **abstention: Any,
+    ) -> pd.DataFrame:  # fmt: skip
         """Embed each ``sentence``, and compare each ``sentence1`` with its ``sentence2``, in the order of the input.
 
         Args:
@@ -65,6 +67,8 @@ class Predictor:
                 Of a model with a collection also ``query`` alone, with texts.
             batch_size: number of texts encoded at once.
             k: number of documents for a query.
+            recall: below 1 a large collection is searched by lists, so many that this share of the best documents is
+                found; see ``approximate.py``. The first call then makes them.
             abstention: of a model with a collection, ``risk`` and what it is promised by; see ``PARAMS`` and ``rule``
                 in ``decision.py``.
 
@@ -72,16 +76,18 @@ class Predictor:
             ``vector``, d numbers, of a sentence; ``similarity``, a cosine from -1 to 1, of a pair, or a cross-encoder's
             from 0 to 1, which has pairs only; and ``truncated``:
             whether a text of the row was longer than the encoder's limit and was cut. For queries one row per query
-            and document, best first: ``query``, ``rank`` from 1, ``document`` and ``score``, a cosine; with ``risk``
-            also ``abstain`` and its ``reason``. An empty query has no rows.
+            and document, best first: ``query``, ``rank`` from 1, ``document`` and ``score``, a cosine; with ``recall``
+            below 1 also ``recall``, as it was measured against exact search; with ``risk`` also ``abstain`` and its
+            ``reason``. An empty query has no rows.
 
         Raises:
             ValueError: columns are missing, a row is neither a sentence nor a pair (the message names its number),
-                ``batch_size`` or ``k`` is below 1, or the risk cannot be promised.
+                ``batch_size`` or ``k`` is below 1, ``recall`` is not valid, or the risk cannot be promised.
         """
         promised = rule(self.table, self.config, **abstention)
         if self.doc_ids and _QUERY in inputs.columns:
-            return self._searched(inputs, batch_size, k, promised)
+            check(recall, promised is not None)
+            return self._searched(inputs, batch_size, k, recall, promised)
         if promised is not None:
             raise ValueError("risk= is promised for queries of the collection, in a column 'query'")
         if self.head is not None:
@@ -101,14 +107,18 @@ class Predictor:
             output["similarity"] = similarity
         return pd.DataFrame({**output, "truncated": cut[first] | (paired & cut[second])}, index=inputs.index)
 
-    def _searched(self, inputs: pd.DataFrame, batch_size: int, k: int, promised: Rule | None) -> pd.DataFrame:
+    def _searched(
+        self, inputs: pd.DataFrame, batch_size: int, k: int, recall: float, promised: Rule | None
+    ) -> pd.DataFrame:
         """The best documents of the collection for each query."""
         (queries,) = text_columns(inputs, _QUERY)
         vectors, empty, _ = self.encoder(queries, batch_size)
         own = np.flatnonzero(~empty)
         unit = functional.normalize(vectors, eps=_FLOOR)[torch.from_numpy(own).to(vectors.device)]
         depth = self.config["depth"] if promised is not None else 0
-        scores, docs = (side.cpu().numpy() for side in exact_topk(unit, self.vectors, max(k, depth) if k > 0 else k))
+        most = max(k, depth) if k > 0 else k
+        *searched, measured = self._search(unit, self.vectors, len(self.vectors), most, recall)
+        scores, docs = (side.cpu().numpy() for side in searched)
         number = scores[:, :k].shape[1]
         output = pd.DataFrame(
             {
@@ -118,6 +128,8 @@ class Predictor:
                 "score": scores[:, :k].ravel().astype(np.float32),
             }
         )
+        if recall < 1:
+            output = output.assign(recall=measured)[docs.ravel() >= 0]
         if promised is not None:
             decisive = by(promised.score, scores[:, :depth], promised.k, promised.temperature)
             promised.spread(output, decisive, np.repeat(np.arange(len(own)), number))

@@ -57,7 +57,7 @@ def servable(
             **(searched.config if searched else {}),
         },
         example=_EXAMPLE if head is None else _PAIRS,
-        params={"unit_length": False, "batch_size": 64, **({"k": 10, **PARAMS} if searched else {})},
+        params={"unit_length": False, "batch_size": 64, **({"k": 10, "recall": 1.0, **PARAMS} if searched else {})},
         alternatives=_QUERIES if searched else {},
         requirements=REQUIREMENTS,
     )

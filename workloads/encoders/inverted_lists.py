@@ -1,13 +1,14 @@
 """Approximate search for the rows with the highest inner products: rows in lists by their nearest centre (IVF).
 
 Jégou, Douze and Schmid, 2011, without compression: the lists of the centres nearest to a query are searched exactly.
+Exported with predictors of collections.
 """
 
 from __future__ import annotations
 
 import torch
 
-from workloads.clustering import kmeans
+from .lloyd import lloyd
 
 _SAMPLE = 64
 """Rows for each list from which the centres are made."""
@@ -25,7 +26,7 @@ class InvertedLists:
         Args:
             rows: (N, d).
             lists: number of lists, from 1 to N.
-            key: of the random sample and the centres' start.
+            key: of the random sample of rows, the first of which are the centres' start.
 
         Raises:
             ValueError: the number of lists is out of its bounds.
@@ -34,7 +35,8 @@ class InvertedLists:
             raise ValueError(f"lists must be from 1 to the {len(rows)} rows, got {lists}")
         generator = torch.Generator().manual_seed(key)
         sample = torch.randperm(len(rows), generator=generator)[: _SAMPLE * lists]
-        self.centres, _ = kmeans(rows[sample.to(rows.device)], lists, key)
+        drawn = rows[sample.to(rows.device)]
+        self.centres, _ = lloyd(drawn, drawn[:lists])
         half = self.centres.square().sum(1) / 2
         nearest = torch.cat([(part @ self.centres.T - half).argmax(1) for part in torch.split(rows, _AT_ONCE)])
         self.row = nearest.argsort(stable=True)

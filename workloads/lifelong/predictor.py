@@ -1,7 +1,7 @@
 """Search with a trained retrieval model and its index.
 
-Exported with the model together with ``served_text.py``, ``search.py`` and the rule for abstaining; needs nothing else
-of the package.
+Exported with the model together with ``served_text.py``, ``search.py``, ``approximate.py`` and the rule for abstaining;
+needs nothing else of the package.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from ..abstention.decision import rule
 from ..abstention.scores import by
-from ..encoders.search import exact_topk
+from ..encoders.approximate import CollectionSearch, check
 from ..encoders.served_text import ServedTextEncoder, text_columns
 
 _FLOOR = 1e-8
@@ -61,29 +61,36 @@ class Predictor:
         else:
             self.index = _mapped(Path(self.lineage["index"]), self.lineage["segments"])
 
+        self._search = CollectionSearch()
+
     @torch.inference_mode()
-    def predict(self, inputs: pd.DataFrame, *, k: int = 10, index: str = "", **abstention: Any) -> pd.DataFrame:
+    def predict(
+        self, inputs: pd.DataFrame, *, k: int = 10, index: str = "", recall: float = 1.0, **abstention: Any
+    ) -> pd.DataFrame:
         """The best documents of each query.
 
         Args:
             inputs: column ``query`` with texts.
             k: number of documents per query; all documents if there are fewer.
             index: folder of another index of the same lineage, such as a later state of the index.
+            recall: below 1 the model's own index, if it is large, is searched by lists, so many that this share of
+                the best documents is found; see ``approximate.py``. The first call then makes them.
             abstention: of a model with an abstention part, ``risk`` and what it is promised by; see ``PARAMS`` and
                 ``rule`` in ``decision.py``.
 
         Returns:
             One row per query and document, in the order of the input, best first: ``query``, ``rank`` from 1,
-            ``document`` and ``score``, a cosine. With ``risk`` also ``abstain`` and its ``reason``. An empty query has
-            no rows.
+            ``document`` and ``score``, a cosine. With ``recall`` below 1 also ``recall``, as it was measured against
+            exact search. With ``risk`` also ``abstain`` and its ``reason``. An empty query has no rows.
 
         Raises:
-            ValueError: the column is missing or has non-texts, ``k`` is below 1, the model cannot read the index, or
-                the risk cannot be promised.
+            ValueError: the column is missing or has non-texts, ``k`` is below 1, ``recall`` is not valid, the model
+                cannot read the index, or the risk cannot be promised.
         """
         promised = rule(self.table, self.config, **abstention)
         if promised is not None and index:
             raise ValueError("risk= holds for the index that the model was registered with, not for another index=")
+        check(recall, promised is not None)
         (queries,) = text_columns(inputs, "query")
         segments = _open(Path(index), self.lineage) if index else self.index
         vectors, empty, _ = self.encoder(queries, _TEXTS)
@@ -94,7 +101,9 @@ class Predictor:
             for first in range(0, len(rows), _BLOCK)
         )
         depth = self.config["depth"] if promised is not None else 0
-        scores, index_rows = exact_topk(vectors, blocks, max(k, depth) if k > 0 else k)
+        count = sum(len(numbers) for numbers, _ in segments)
+        most = max(k, depth) if k > 0 else k
+        scores, index_rows, measured = self._search(vectors, blocks, count, most, 1.0 if index else recall)
         listed = scores[:, :depth].cpu().numpy()
         scores, index_rows = scores[:, :k], index_rows[:, :k]
         docs = np.concatenate([np.empty(0, np.int64), *(numbers for numbers, _ in segments)])[index_rows.cpu().numpy()]
@@ -108,6 +117,8 @@ class Predictor:
                 "score": scores[non_empty].cpu().numpy().ravel().astype(np.float32),
             }
         )
+        if recall < 1:
+            output = output.assign(recall=measured)[(index_rows[non_empty] >= 0).ravel().cpu().numpy()]
         if promised is not None:
             own = by(promised.score, listed[non_empty], promised.k, promised.temperature)
             promised.spread(output, own, np.repeat(np.arange(len(non_empty)), number))

@@ -89,7 +89,7 @@ def servable(
             **({**table.config, "depth": DEPTH} if table else {}),
         },
         example={"query": np.array(["wing flutter at high speed", "blood pressure"], dtype=object)},
-        params={"k": 10, "index": "", **(PARAMS if table else {})},
+        params={"k": 10, "index": "", "recall": 1.0, **(PARAMS if table else {})},
         requirements=(*REQUIREMENTS, "pyarrow"),
         tags={
             "lineage": index.lineage,

@@ -6,15 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from workloads import clustering
-from workloads.clustering import ITERATIONS, kmeans
+from workloads.clustering import kmeans
+from workloads.encoders import lloyd
+from workloads.encoders.lloyd import ITERATIONS
 from workloads.sampling.negatives import permutation
 
 
 @pytest.mark.parametrize("at_once", [2**26, 20])
 def test_kmeans_is_lloyds_algorithm(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """In blocks of points, too."""
-    monkeypatch.setattr(clustering, "_AT_ONCE", at_once)
+    monkeypatch.setattr(lloyd, "_AT_ONCE", at_once)
     points = torch.randn(60, 3, generator=torch.Generator().manual_seed(1))
     centres = points[permutation(7, 60, points.device)[:4]].double().numpy()
     for _ in range(ITERATIONS):

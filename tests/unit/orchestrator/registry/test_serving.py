@@ -31,7 +31,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_predictor_is_exported_with_what_it_imports(folder: Path) -> None:
     files = {file.relative_to(folder).as_posix() for file in folder.rglob("*.*")}
     assert files == {
-        "predictor.py", "encoders/served_text.py", "encoders/search.py", "abstention/decision.py",
+        "predictor.py", "encoders/served_text.py", "encoders/search.py", "encoders/approximate.py",
+        "encoders/inverted_lists.py", "encoders/lloyd.py", "abstention/decision.py",
         "abstention/guarantees.py", "abstention/scores.py", "weights.safetensors", "config.json", "servable.json",
     }  # fmt: skip
 

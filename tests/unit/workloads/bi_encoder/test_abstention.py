@@ -16,6 +16,7 @@ from workloads.bi_encoder.predictor import Predictor
 from workloads.bi_encoder.workload import BiEncoder
 from workloads.contract import Runtime, Servable
 from workloads.data.retrieval.load import load_retrieval
+from workloads.encoders import approximate
 from workloads.encoders.pooling import normalised
 from workloads.encoders.text import encode
 
@@ -33,7 +34,9 @@ def loaded(served: Servable) -> Predictor:
     return Predictor(weights, json.loads(json.dumps(dict(served.config))))
 
 
-def test_the_collection_is_searched_and_its_queries_are_the_calibrated_ones(workload: BiEncoder) -> None:
+def test_the_collection_is_searched_and_its_queries_are_the_calibrated_ones(
+    workload: BiEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     served = workload.servable()
     predictor = loaded(served)
     data = load_retrieval(NAME, Path())
@@ -58,6 +61,15 @@ def test_the_collection_is_searched_and_its_queries_are_the_calibrated_ones(work
     sentences = predictor.predict(pd.DataFrame({"sentence": texts[:2]}))
     expected = encode(workload.encoder, workload.tokenizer(texts[:2]))
     np.testing.assert_allclose(np.stack(sentences["vector"]), expected, rtol=1e-4, atol=1e-5)
+    exact = predictor.predict(pd.DataFrame({"query": texts}), k=3)
+    monkeypatch.setattr(approximate, "LEAST_ROWS", 10)
+    near = predictor.predict(pd.DataFrame({"query": texts}), k=3, recall=0.7)
+    shared = near.merge(exact, on=["query", "document"])
+    assert len(texts) <= approximate.SAMPLE
+    assert near["recall"][0] >= 0.7
+    assert len(shared) / len(exact) == pytest.approx(near["recall"][0], abs=1e-6)
+    with pytest.raises(ValueError, match="holds for exact search"):
+        predictor.predict(pd.DataFrame({"query": texts}), recall=0.7, risk=0.97, promise="crc")
     with pytest.raises(ValueError, match="risk= is promised for queries of the collection"):
         predictor.predict(pd.DataFrame({"sentence": texts[:2]}), risk=0.97, promise="crc")
 

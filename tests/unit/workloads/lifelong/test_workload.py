@@ -22,6 +22,7 @@ from workloads.contract import MID_RUN, Runtime, Servable
 from workloads.data import fingerprint
 from workloads.data.errors import DataError
 from workloads.data.retrieval.bm25 import search
+from workloads.encoders import approximate
 from workloads.lifelong import dataset, index_encoder
 from workloads.lifelong import workload as module
 from workloads.lifelong.dataset import prepare
@@ -306,6 +307,28 @@ def test_the_served_model_ranks_as_the_trained_one(finished: Lifelong) -> None:
         assert found.loc[found["query"] == query, "document"].tolist() == expected
     example = finished.servable().example
     assert len(served_by(finished).predict(pd.DataFrame(example), k=2)) == 4
+
+
+def test_a_large_index_is_searched_by_lists_with_its_recall(
+    finished: Lifelong, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From a number of rows on; the model's own index alone."""
+    frame = pd.DataFrame({"query": [*finished.data.data.queries.to_pylist()[:30], ""]})
+    served = served_by(finished)
+    exact = served.predict(frame, k=5)
+    assert "recall" not in exact
+    small = served.predict(frame, k=5, recall=0.6)
+    pd.testing.assert_frame_equal(small.drop(columns="recall"), exact)
+    assert small["recall"].eq(1).all()
+    monkeypatch.setattr(approximate, "LEAST_ROWS", 10)
+    found = served.predict(frame, k=5, recall=0.6)
+    names = ["query", "document"]
+    shared = len(found.merge(exact, on=names))
+    assert shared / len(exact) == pytest.approx(found["recall"][0], abs=1e-6)
+    assert 0.6 <= found["recall"][0] < 1
+    assert set(found["document"]) <= set(finished.data.data.doc_ids.to_pylist())
+    with pytest.raises(ValueError, match="recall must be above 0"):
+        served.predict(frame, recall=0.0)
 
 
 def test_a_lineage_goes_with_the_model(finished: Lifelong) -> None:
