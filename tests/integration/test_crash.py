@@ -20,7 +20,8 @@ TRIALS = 4
 SWEEP = ["sweep", "toy", "--space", f"{SPACES}:space", "--scheduler", "none", "--trials", str(TRIALS)]
 
 
-@pytest.mark.parametrize("place", ["local", pytest.param("ray", marks=pytest.mark.faults)])
+@pytest.mark.faults
+@pytest.mark.parametrize("place", ["local", "ray"])
 def test_a_sweep_survives_its_drivers_death(place: str, home: Path, start: Start) -> None:
     epochs, store = 10, Store(home)
     extra = ["--local"] if place == "local" else []
@@ -116,12 +117,13 @@ def test_a_run_goes_on_when_a_train_worker_is_killed(home: Path, start: Start) -
     assert steps == list(range(1, epochs + 1))
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize(
     "words",
     [
         ["run", "toy", "epochs=400", "slow=0.1", "--local"],
-        pytest.param(["run", "toy", "epochs=400", "slow=0.1", "--cpus-per-worker", "1"], marks=pytest.mark.faults),
-        pytest.param([*SWEEP, "epochs=400", "slow=0.1"], marks=pytest.mark.faults),
+        ["run", "toy", "epochs=400", "slow=0.1", "--cpus-per-worker", "1"],
+        [*SWEEP, "epochs=400", "slow=0.1"],
     ],
     ids=["run-local", "run-ray", "sweep-ray"],
 )
