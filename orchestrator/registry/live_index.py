@@ -246,7 +246,7 @@ def _numbers(source: str, number: Mapping[str, int]) -> NDArray[np.int64]:
     names = [name for (name,) in _rows(source, "document")]
     if unknown := [name for name in names if name not in number]:
         raise UserError(
-            f"{source} names {len(unknown)} documents that the index does not know", got=", ".join(unknown[:3]),
+            f"{source} names documents that the index does not know ({len(unknown)})", got=", ".join(unknown[:3]),
             fix="Nothing was changed: correct the column document",
         )  # fmt: skip
     return np.array([number[name] for name in names], np.int64)

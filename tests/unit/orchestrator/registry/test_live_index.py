@@ -141,7 +141,7 @@ def test_bad_input_is_one_sentence(call: Call, table: Callable[..., str], settin
         (("search/1", *again, "--order", "best"), ("--order is not valid: got best; allowed: newest, oldest, random",)),
         (("search/1", "--share", "0.1"), ("--share needs --embed-again",)),
         (("search/1", "--delete", "none.csv"), ("The input none.csv does not exist",)),
-        (("search/1", "--delete", table(document=["x", "y"])), ("names 2 documents that the index does not", "x, y")),
+        (("search/1", "--delete", table(document=["x", "y"])), ("that the index does not know (2): got", "x, y")),
         (("search/1", "--add", table(document=["x", "x"], text=["a", "b"])), ("occurs twice: got x",)),
         (("search/1", "--add", table(document=["x"], text=[" "])), ("has no text: got x",)),
         (("search/1", "--add", table(document=["x"])), ("lacks the column text",)),
