@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
+
+from workloads.safetensors_header import header
 
 if TYPE_CHECKING:
     import torch
@@ -41,23 +42,18 @@ def write(file: Path, tensors: Mapping[str, torch.Tensor]) -> Written:
     import torch
 
     layout = {}
-    end = 0
     for name, tensor in tensors.items():
-        start, end = end, end + tensor.nbytes
         kind = str(tensor.dtype).removeprefix("torch.")
         if kind not in DTYPES or tensor.layout != torch.strided:
             raise TypeError(f"a checkpoint cannot hold the tensor {name} of type {kind}, {tensor.layout}")
-        layout[name] = {"dtype": DTYPES[kind], "shape": list(tensor.shape), "data_offsets": [start, end]}
-    header = json.dumps(layout).encode()
-    header += b" " * (-len(header) % 8)
-    digest = hashlib.sha256()
+        layout[name] = DTYPES[kind], tensor.shape, tensor.nbytes
+    head = header(layout)
+    digest = hashlib.sha256(head)
     with file.open("wb") as stream:
-        for part in (len(header).to_bytes(8, "little"), header):
-            stream.write(part)
-            digest.update(part)
+        stream.write(head)
         for tensor in tensors.values():
             content = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
             for first in range(0, len(content), _CHUNK):
                 stream.write(content[first : first + _CHUNK].data)
                 digest.update(content[first : first + _CHUNK].data)
-    return Written(8 + len(header) + end, digest.hexdigest())
+    return Written(len(head) + sum(tensor.nbytes for tensor in tensors.values()), digest.hexdigest())

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from workloads.data import Interactions
 from workloads.data.interactions.splits import held_out_counts, hold_out
 from workloads.recommender.dataset import VALIDATION_FRACTION, History, divide
+from workloads.safetensors_header import header
 from workloads.sampling.pairs import set_bits, table_bytes, table_slots
 
 HISTORIES = ("train", "validation", "seen", "test")
@@ -35,19 +36,13 @@ class _TensorFile:
     """
 
     def __init__(self, file: BinaryIO, layout: Mapping[str, tuple[type[Any], tuple[int, ...]]]) -> None:
-        ends = np.cumsum([np.dtype(kind).itemsize * math.prod(shape) for kind, shape in layout.values()]).tolist()
-        ranges = dict(zip(layout, zip([0, *ends], ends)))
-        header = {
-            name: {"dtype": _TYPES[kind], "shape": shape, "data_offsets": ranges[name]}
-            for name, (kind, shape) in layout.items()
-        }
-        text = json.dumps(header).encode()
-        text += b" " * (-len(text) % 8)
-        file.write(len(text).to_bytes(8, "little") + text)
         self._file = file
         self._kinds = {name: np.dtype(kind) for name, (kind, _) in layout.items()}
-        self._starts = {name: file.tell() + start for name, (start, _) in ranges.items()}
-        file.truncate(file.tell() + ends[-1])
+        sizes = {name: self._kinds[name].itemsize * math.prod(shape) for name, (_, shape) in layout.items()}
+        file.write(header({name: (_TYPES[kind], shape, sizes[name]) for name, (kind, shape) in layout.items()}))
+        ends = accumulate(sizes.values(), initial=file.tell())
+        self._starts = dict(zip(layout, ends))
+        file.truncate(file.tell() + sum(sizes.values()))
 
     def put(self, name: str, first: int, values: NDArray[Any] | torch.Tensor) -> None:
         """Write values (n,) from an element of the flattened tensor on."""
