@@ -53,16 +53,17 @@ def answers(served: Served, requests: Sequence[tuple[pd.DataFrame, Mapping[str, 
     Requests with equal columns and parameters are predicted in one call where the model's rows do not depend on each
     other, and equal ones once; if that call fails, each by itself, so that one wrong row refuses its own request alone.
     """
+    if served.batching == "none" or len(requests) == 1:
+        return [_predicted(served, frame, params) for frame, params in requests]
     groups: dict[Any, list[int]] = {}
     first: dict[Any, int] = {}
     equal = []  # the first request with the same rows
     for number, (frame, params) in enumerate(requests):
         alike = (tuple(frame.columns), json.dumps(dict(params), sort_keys=True, default=str))
-        alone = number if served.batching == "none" else None
-        same = first.setdefault((alone, alike, repr(frame.to_numpy().tolist())), number)
+        same = first.setdefault((alike, repr(frame.to_numpy().tolist())), number)
         equal.append(same)
         if same == number:
-            groups.setdefault((alone, alike), []).append(number)
+            groups.setdefault(alike, []).append(number)
     outputs: list[Any] = [None] * len(requests)
     for numbers in groups.values():
         frames = [requests[number][0] for number in numbers]
