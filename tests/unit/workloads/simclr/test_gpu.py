@@ -60,8 +60,10 @@ def test_replayed_steps_learn_what_others_learn(params: dict[str, Any]) -> None:
         first = workload.evaluate("validation").metrics
         losses += [workload.train_epoch(epoch)["loss"] for epoch in (2, 3)]
         last = workload.evaluate("validation").metrics
-        seen.append([*losses, *(row[name] for row in (first, last) for name in ("alignment", "uniformity"))])
-    assert seen[0] == pytest.approx(seen[1], rel=1e-2)
+        seen.append((losses, [row[name] for row in (first, last) for name in ("alignment", "uniformity")]))
+    (plain, plain_metrics), (replayed, replayed_metrics) = seen
+    assert replayed == pytest.approx(plain, rel=2e-3)
+    assert replayed_metrics == pytest.approx(plain_metrics, rel=1e-2)  # as of a GPU and a CPU
 
 
 def test_bf16_stays_close() -> None:
