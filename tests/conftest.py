@@ -43,7 +43,9 @@ if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 4 * 2**30:
 # Compiled once for all workers and runs, and anew when one of these sources changes: numba itself looks at a function's
 # own file only. A test's own cache would be empty.
 root = Path(__file__).resolve().parents[1]
-sources = sorted((root / "workloads" / "recommender" / "sequential").glob("*.py"))
+recommender = root / "workloads" / "recommender"
+sources = [root / "workloads" / "compilation.py", recommender / "compiled_ranking.py"]
+sources += sorted((recommender / "sequential").glob("*.py"))
 digest = hashlib.blake2b(b"".join(source.read_bytes() for source in sources), digest_size=8).hexdigest()
 os.environ.setdefault("NUMBA_CACHE_DIR", str(root / ".cache" / "numba" / digest))
 

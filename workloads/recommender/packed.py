@@ -169,7 +169,8 @@ class RecommenderPack:
         """Rank for several members at once, with shared masks."""
         chosen = [self.members[index] for index in members]
         relevant, excluded = chosen[0].ranking_targets(split)
-        found = rank_users([member.scorer(excluded) for member in chosen], relevant, excluded)
+        scorers = [member.scorer(excluded) for member in chosen]
+        found = rank_users(scorers, relevant, excluded, evaluations=chosen[0].runtime.epochs)
         return [evaluation(*own, relevant, chosen[0].data.popularity) for own in zip(*found)]
 
 

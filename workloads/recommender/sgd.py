@@ -53,10 +53,7 @@ class BatchedSGD:
 
 
 class SequentialSGD:
-    """Plain SGD on a CPU, one triple at a time, by a loop that is compiled at the first epoch.
-
-    Evaluation alone compiles nothing.
-    """
+    """Plain SGD on a CPU, one triple at a time, by a loop that is compiled at the first epoch."""
 
     def __init__(self, params: Params, runtime: Runtime, data: RecommenderData, table: torch.Tensor) -> None:
         """``table``: embeddings of all nodes (N, d), updated in place.

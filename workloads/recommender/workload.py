@@ -222,8 +222,10 @@ class Recommender:
             ValueError: the validation split of a refit, which has been trained on.
         """
         relevant, excluded = self.ranking_targets(split)
-        rank = self.runtime.rank
-        values, lists = rank_users([self.scorer(excluded)], relevant, excluded, rank, self.runtime.world_size)
+        runtime = self.runtime
+        rank = runtime.rank
+        scorers = [self.scorer(excluded)]
+        values, lists = rank_users(scorers, relevant, excluded, rank, runtime.world_size, runtime.epochs)
         return evaluation(reduce_sum(values[0]), reduce_sum(lists[0]), relevant, self.data.popularity, rank)
 
     def scorer(self, known: History) -> Scorer:

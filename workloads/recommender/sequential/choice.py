@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from workloads.recommender.sequential.compiled import Int, Real, compiled, inlined
+from workloads.compilation import Int, Real, compiled, inlined
 from workloads.recommender.sequential.draws import Floats, Ints, Pairs, has
 
 _BITS = 11

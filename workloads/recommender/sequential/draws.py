@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from workloads.recommender.sequential.compiled import Int, Real, compiled, inlined
+from workloads.compilation import Int, Real, compiled, inlined
 
 Ints: TypeAlias = NDArray[np.int32]
 Floats: TypeAlias = NDArray[np.float32]

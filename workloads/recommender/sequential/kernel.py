@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from workloads.compilation import Int, Real, compiled, inlined
 from workloads.recommender.sequential.choice import Bayes, bayesian, hardest, ranked, reflect, score_all
-from workloads.recommender.sequential.compiled import Int, Real, compiled, inlined
 from workloads.recommender.sequential.draws import Floats, Ints, Pairs, Proposal, below, has, propose
 from workloads.recommender.sequential.updates import (
     GBPR,

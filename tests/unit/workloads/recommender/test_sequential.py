@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from workloads import compilation
 from workloads.data import load_interactions
 from workloads.data.cache import cache_dir
 from workloads.losses import pairwise
@@ -22,7 +23,7 @@ from workloads.recommender.dataset import prepare
 from workloads.recommender.evaluation import evaluation, rank_users
 from workloads.recommender.model import normal
 from workloads.recommender.scorers import Factors
-from workloads.recommender.sequential import choice, compiled, draws, updates
+from workloads.recommender.sequential import choice, draws, updates
 from workloads.recommender.sequential.mf import SequentialMF, Settings
 from workloads.sampling.negatives import random_bits
 from workloads.seeding import derive
@@ -639,21 +640,21 @@ def test_tables_are_those_of_the_caller() -> None:
 
 def test_without_numba_one_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "numba", None)
-    spec = importlib.util.spec_from_file_location("without_numba", compiled.__file__)
+    spec = importlib.util.spec_from_file_location("without_numba", compilation.__file__)
     assert spec is not None
     assert spec.loader is not None
-    with pytest.raises(ModuleNotFoundError, match="sequential SGD needs numba, which is not installed"):
+    with pytest.raises(ModuleNotFoundError, match="compiled loops need numba, which is not installed"):
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
 def test_what_is_compiled_is_kept_in_the_users_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("ORCHESTRATOR_CACHE", str(tmp_path))
-    monkeypatch.setattr(compiled.numba.config, "CACHE_DIR", "")
+    monkeypatch.setattr(compilation.numba.config, "CACHE_DIR", "")
 
     def twice(x: int) -> int:
         return 2 * x
 
-    assert compiled.compiled(twice)(3) == 6
+    assert compilation.compiled(twice)(3) == 6
     assert cache_dir() == tmp_path
     assert list((tmp_path / "numba").rglob("*.nbi"))
-    assert compiled.numba.config.CACHE_DIR == ""
+    assert compilation.numba.config.CACHE_DIR == ""

@@ -1,4 +1,4 @@
-"""Compilation by numba, without the GIL; compiled code is kept in the user's cache."""
+"""Compilation of loops by numba, without the GIL; compiled code is kept in the user's cache."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ try:
     import numba
 except ModuleNotFoundError as missing:
     raise ModuleNotFoundError(
-        "sequential SGD needs numba, which is not installed. Install numba, or train in batches", name="numba"
+        "compiled loops need numba, which is not installed. Install numba, or train in batches", name="numba"
     ) from missing
 
 Int: TypeAlias = Any
@@ -45,7 +45,7 @@ def inlined(function: _Function) -> _Function:
 
 def _compiled(function: _Function, inline: bool) -> _Function:
     given = numba.config.CACHE_DIR
-    numba.config.CACHE_DIR = given or str(_folder())
+    numba.config.CACHE_DIR = given or str(_folder(function))
     try:
         result: _Function = numba.njit(
             function, nogil=True, error_model="numpy", fastmath=_MATH, cache=_writable(), forceinline=inline
@@ -55,9 +55,9 @@ def _compiled(function: _Function, inline: bool) -> _Function:
         numba.config.CACHE_DIR = given
 
 
-def _folder() -> Path:
-    """A folder for each version of these sources: numba checks only a function's own file, not those it calls."""
-    sources = sorted(Path(__file__).parent.glob("*.py"))
+def _folder(function: Callable[..., Any]) -> Path:
+    """A cache folder for each version of the sources next to ``function``: numba checks only a function's own file."""
+    sources = sorted(Path(function.__code__.co_filename).parent.glob("*.py"))
     digest = hashlib.blake2b(b"".join(source.read_bytes() for source in sources), digest_size=8)
     return cache_dir() / "numba" / digest.hexdigest()
 
