@@ -12,13 +12,13 @@ from typing import Any
 def resume(storage: Path, name: str, space: str, leave: Callable[..., Any]) -> None:
     """Resume the sweep ``name``; ``leave`` is called in the place of connecting."""
     from orchestrator.console import Console
-    from orchestrator.storage import records, settings
+    from orchestrator.storage import run_lookup, settings
     from orchestrator.sweeps import sweep
 
     usual, sweep._on_ray = sweep._on_ray, leave
     try:
         resolved = settings.resolve({"storage": str(storage), "tracking": "none"})
-        folder = records.find(resolved.storage, name)
+        folder = run_lookup.find(resolved.storage, name)
         sweep.resume(folder, resolved, Console(), sweep.ResumeOptions(space=space))
     finally:
         sweep._on_ray = usual

@@ -60,13 +60,13 @@ def run(
     """
     from orchestrator.console import Console
     from orchestrator.runs import driver
-    from orchestrator.storage import records
+    from orchestrator.storage import run_lookup
     from orchestrator.sweeps import request
 
     settings = _settings(given)
     if resume is not None:
         _check_alone(run, given)
-        return driver.resume(records.find(settings.storage, resume, "run"), settings, Console())
+        return driver.resume(run_lookup.find(settings.storage, resume, "run"), settings, Console())
     named = request.by_name(given, python=True)
     console = Console()
     spec = request.experiment(workload, settings, overrides=settings_of_the_workload, say=console.say, **named)
@@ -127,7 +127,7 @@ def sweep(
     """
     from orchestrator.console import Console
     from orchestrator.runs import driver
-    from orchestrator.storage import records
+    from orchestrator.storage import run_lookup
     from orchestrator.sweeps import request
     from orchestrator.sweeps import sweep as sweeps
 
@@ -136,7 +136,7 @@ def sweep(
         code = named_code(given)
         _check_alone(sweep, given, "more_trials", "retry_failed", *code)
         resume_options = sweeps.ResumeOptions(more_trials, retry_failed, **code)
-        return sweeps.resume(records.find(settings.storage, resume, "sweep"), settings, Console(), resume_options)
+        return sweeps.resume(run_lookup.find(settings.storage, resume, "sweep"), settings, Console(), resume_options)
     if more_trials or retry_failed:
         raise UserError("more_trials and retry_failed continue a sweep", fix="Name it with resume=ID")
     named = request.by_name(given, python=True)

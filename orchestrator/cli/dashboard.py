@@ -12,7 +12,7 @@ from pathlib import Path
 from orchestrator.cli.ui import check_port
 from orchestrator.errors import UNAVAILABLE, UserError
 from orchestrator.search.journal import JOURNAL
-from orchestrator.storage import records
+from orchestrator.storage import run_lookup
 from orchestrator.storage.settings import Settings
 
 HOST = "127.0.0.1"
@@ -28,7 +28,7 @@ def serve(settings: Settings, reference: str, port: int) -> None:
             "The dashboard needs optuna-dashboard, which is not installed here",
             fix="Install ray-experiment-orchestrator[dashboard]", code=UNAVAILABLE,
         )  # fmt: skip
-    folder = records.find(settings.storage, reference, "sweep")
+    folder = run_lookup.find(settings.storage, reference, "sweep")
     original = folder.path / JOURNAL
     if not original.exists():
         raise UserError(f"{folder.id} has no trial yet", fix="Wait for the first one")

@@ -23,7 +23,7 @@ from orchestrator.cli import describe
 from orchestrator.cluster import connection, preflight
 from orchestrator.errors import DONE, UNAVAILABLE, UserError, mask
 from orchestrator.runs import driver_status
-from orchestrator.storage import conditional, disk, notifications, records, remote
+from orchestrator.storage import conditional, disk, notifications, remote, run_lookup
 from orchestrator.storage.settings import NAMES, Settings
 from workloads.data.datasets import DATASETS
 
@@ -251,7 +251,7 @@ def _data(settings: Settings) -> Iterator[Check]:
 
 
 def _runs(settings: Settings) -> Iterator[Check]:
-    every = [(folder, folder.status()) for folder in records.folders(settings.storage)]
+    every = [(folder, folder.status()) for folder in run_lookup.folders(settings.storage)]
     lost = [folder for folder, status in every if status == "lost"]
     for folder in lost:
         kind = folder.record["kind"]

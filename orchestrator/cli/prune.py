@@ -16,7 +16,7 @@ from orchestrator.cluster import preflight
 from orchestrator.console import aligned
 from orchestrator.errors import UserError, one_line
 from orchestrator.registry import models
-from orchestrator.storage import generations, lease, records, remote, sync_state
+from orchestrator.storage import generations, lease, records, remote, run_lookup, sync_state
 from orchestrator.storage.lease import LOCK
 from orchestrator.storage.names import HALF_WRITTEN, HISTORY, OUTCOME, RECORD, STUDY
 from orchestrator.storage.records import SETTLED, RunFolder
@@ -74,7 +74,7 @@ def stale(settings: Settings) -> list[Stale]:
     if settings.tracking is None:
         return []
     client = models.client(settings)
-    folders = {folder.id: folder for folder in records.folders(settings.storage)}
+    folders = {folder.id: folder for folder in run_lookup.folders(settings.storage)}
     stale_runs = []
     experiments = [experiment.experiment_id for experiment in client.search_experiments()]
     for run in all_runs(client.search_runs, experiments, "attributes.status = 'RUNNING'"):

@@ -87,11 +87,11 @@ def add(
     Example: orchestrator add latest lr=0.001
     """
     from orchestrator.config.parsing import read_overrides
-    from orchestrator.storage import records
+    from orchestrator.storage import run_lookup
     from orchestrator.sweeps import steering
 
     settings = resolved(storage=storage)
-    folder = records.find(settings.storage, sweep, "sweep")
+    folder = run_lookup.find(settings.storage, sweep, "sweep")
     params = steering.add(folder, settings, read_overrides(words))
     shown = "  ".join(f"{name}={value}" for name, value in params.items())
     out({"sweep": folder.id, "params": params}, f"{folder.id} takes one more trial: {shown}", as_json)
@@ -109,9 +109,9 @@ def sync(
     """
     settings = resolved(storage=storage, tracking=tracking)
     from orchestrator.runs import model_upload
-    from orchestrator.storage import records
+    from orchestrator.storage import run_lookup
 
-    print(model_upload.sync(settings, records.find(settings.storage, reference)))
+    print(model_upload.sync(settings, run_lookup.find(settings.storage, reference)))
 
 
 @app.command()
@@ -191,9 +191,9 @@ def best(
     Example: orchestrator best latest --top 5
     """
     from orchestrator.report import listing
-    from orchestrator.storage import records
+    from orchestrator.storage import run_lookup
 
-    trials = listing.best(records.find(resolved(storage=storage).storage, reference, "sweep"), top)
+    trials = listing.best(run_lookup.find(resolved(storage=storage).storage, reference, "sweep"), top)
     print(json.dumps(trials if top > 1 else trials[0]) if as_json else listing.best_as_text(trials))
 
 
@@ -265,11 +265,11 @@ def accounts(
     Example: orchestrator accounts --by person --since 2026-01-01
     """
     from orchestrator.report.device_hours import device_hours
-    from orchestrator.storage import records, usage_log
+    from orchestrator.storage import run_lookup, usage_log
 
     moment = None if since is None else usage_log.moment(since)
     settings = resolved(storage=storage)
-    rows, silent = usage_log.table(records.folders(settings.storage), by, moment)
+    rows, silent = usage_log.table(run_lookup.folders(settings.storage), by, moment)
     if settings.prices:
         rows = [row | {"cost": settings.prices.cost(row["gpu_hours"], row["cpu_hours"])} for row in rows]
     print(json.dumps(rows) if as_json else device_hours(rows, by, silent, settings.prices))
@@ -277,7 +277,7 @@ def accounts(
 
 def _folders(references: list[str], storage: str | None) -> list[RunFolder]:
     """The folders of the references, without duplicates."""
-    from orchestrator.storage import records
+    from orchestrator.storage import run_lookup
 
     root = resolved(storage=storage).storage
-    return list({folder.id: folder for folder in (records.find(root, name) for name in references)}.values())
+    return list({folder.id: folder for folder in (run_lookup.find(root, name) for name in references)}.values())

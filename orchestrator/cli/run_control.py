@@ -17,7 +17,7 @@ from orchestrator.config.spec import Resources
 from orchestrator.console import show
 from orchestrator.errors import DONE, FAILED, USAGE, UserError, nearest
 from orchestrator.report import listing
-from orchestrator.storage import records, remote
+from orchestrator.storage import records, remote, run_lookup
 from orchestrator.storage.records import RunFolder
 from orchestrator.storage.settings import Settings
 
@@ -36,7 +36,7 @@ def status(settings: Settings, reference: str, *, wait: bool, address: str | Non
         values = _run(target)
         while wait and values["status"] == "running":
             time.sleep(POLL_SECONDS)
-            values = _run(records.find(settings.storage, target.id))
+            values = _run(run_lookup.find(settings.storage, target.id))
         if values["kind"] == "sweep" and values["status"] not in records.SETTLED:
             with suppress(UserError):
                 values["search"] = listing.progress(target)
@@ -80,7 +80,7 @@ def stop(settings: Settings, reference: str, verdict: StopState = "pruned", *, a
     if slash and number.isdecimal():
         from orchestrator.sweeps import steering
 
-        when = steering.stop(records.find(settings.storage, sweep, "sweep"), int(number), verdict)
+        when = steering.stop(run_lookup.find(settings.storage, sweep, "sweep"), int(number), verdict)
         print(f"Trial {number} of {sweep} ends {when}, as {verdict}")
         return
     target = find(settings, reference, address)
@@ -107,7 +107,7 @@ def find(settings: Settings, reference: str, address: str | None) -> RunFolder |
     from orchestrator.jobs.dashboard import Dashboard, configured_address, dashboard_address
 
     named = address or configured_address()
-    folder = None if reference == "latest" and address else records.find_here(settings.storage, reference)
+    folder = None if reference == "latest" and address else run_lookup.find_here(settings.storage, reference)
     if folder and not (reference == "latest" and named):
         return folder
     where = f"the jobs at {dashboard_address(address)}"
@@ -122,7 +122,7 @@ def find(settings: Settings, reference: str, address: str | None) -> RunFolder |
         if named:
             raise
         where += f" ({error.got})"
-    ids = [folder.id for folder in records.folders(settings.storage)]
+    ids = [folder.id for folder in run_lookup.folders(settings.storage)]
     if reference == "latest" and not ids and not named:
         raise UserError("There is no run, sweep or job yet", fix=f"Looked in {settings.storage}")
     close = nearest(reference, ids)
@@ -139,7 +139,7 @@ def _run(folder: RunFolder) -> dict[str, Any]:
     state = folder.status()
     if state == "lost":  # it may just be starting or ending: read it again
         time.sleep(0.2)
-        folder = records.find(folder.path.parent, folder.id)
+        folder = run_lookup.find(folder.path.parent, folder.id)
         state = folder.status()
     record = folder.record
     result: Mapping[str, Any] = record.get("result") or {}
@@ -223,7 +223,7 @@ def _print_log(settings: Settings, folder: RunFolder, follow: bool) -> None:
         if not (follow and running):
             return
         time.sleep(POLL_SECONDS)
-        folder = records.find(settings.storage, folder.id)
+        folder = run_lookup.find(settings.storage, folder.id)
 
 
 def _print(line: str) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.cluster import usage
 from orchestrator.console import aligned, duration, show
 from orchestrator.runs import driver_status
-from orchestrator.storage import records
+from orchestrator.storage import run_lookup
 from orchestrator.storage.records import RunFolder
 from orchestrator.storage.settings import Settings
 
@@ -47,7 +47,7 @@ def top(settings: Settings, *, once: bool, as_json: bool, every: float) -> None:
 def snapshot(settings: Settings, cluster: usage.Usage | None) -> dict[str, Any]:
     """The current state: ``cluster`` (None: not configured), and ``runs``, running ones first, newest first."""
     now = time.time()
-    recent = [row for folder in records.folders(settings.storage) if (row := _row(folder, now))]
+    recent = [row for folder in run_lookup.folders(settings.storage) if (row := _row(folder, now))]
     recent.sort(key=lambda row: (row["status"] not in ALIVE, row["ago"]))
     return {"time": now, "cluster": asdict(cluster) if cluster else None, "runs": recent}
 

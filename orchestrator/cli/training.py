@@ -31,9 +31,9 @@ def run_command(given: Given, words: Words, as_json: Json) -> None:
     console = Console(json=as_json)
     if given["resume"] is not None:
         alone("--resume", words, given, api.run)
-        from orchestrator.storage import records
+        from orchestrator.storage import run_lookup
 
-        folder = records.find(settings.storage, given["resume"], "run")  # before PyTorch is loaded
+        folder = run_lookup.find(settings.storage, given["resume"], "run")  # before PyTorch is loaded
         from orchestrator.runs import driver
 
         result = driver.resume(folder, settings, console)
@@ -69,11 +69,11 @@ def sweep_command(given: Given, words: Words, as_json: Json) -> None:
     if given["resume"] is not None:
         code = named_code(given)
         alone("--resume", words, given, api.sweep, "more_trials", "retry_failed", *code)
-        from orchestrator.storage import records
+        from orchestrator.storage import run_lookup
         from orchestrator.sweeps import sweep
 
         resume_options = sweep.ResumeOptions(given["more_trials"], given["retry_failed"], **code)
-        folder = records.find(settings.storage, given["resume"], "sweep")
+        folder = run_lookup.find(settings.storage, given["resume"], "sweep")
         result = sweep.resume(folder, settings, console, resume_options)
     else:
         if given["more_trials"] or given["retry_failed"]:

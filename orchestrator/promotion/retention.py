@@ -15,7 +15,7 @@ from typing import Any
 from orchestrator.errors import UNAVAILABLE, UserError, one_line
 from orchestrator.promotion.audit_log import AuditLog
 from orchestrator.registry import models as registry
-from orchestrator.storage import records
+from orchestrator.storage import run_lookup
 from orchestrator.storage.settings import Settings
 from orchestrator.tracking.client import all_runs
 
@@ -179,7 +179,7 @@ def _logged_models(client: Any, experiments: Sequence[str]) -> Iterable[Any]:
 def _starting_points(settings: Settings, client: Any, experiments: Sequence[str]) -> set[str]:
     """The versions that ``init`` of a record here or in MLflow names: its repetition needs them."""
     references = [run.data.tags[INIT] for run in all_runs(client.search_runs, experiments, f"tags.`{INIT}` LIKE '%'")]
-    for folder in records.folders(settings.storage):
+    for folder in run_lookup.folders(settings.storage):
         spec = folder.record["spec"].get("experiment") or folder.record["spec"].get("sweep") or {}
         references.append(spec.get("plan", {}).get("init") or "")
     return {reference.partition("#")[0] for reference in references}

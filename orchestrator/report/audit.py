@@ -22,7 +22,7 @@ from orchestrator.report.statistics import standard_error
 from orchestrator.runs import worker
 from orchestrator.search import recorded
 from orchestrator.search.winners import WINNER
-from orchestrator.storage import look_ledger, records, remote
+from orchestrator.storage import look_ledger, remote, run_lookup
 from orchestrator.storage.look_ledger import Row
 from orchestrator.storage.names import TEST_UNITS
 from orchestrator.storage.records import SETTLED, RunFolder
@@ -93,7 +93,7 @@ def audits(settings: Settings, dataset: str) -> list[Audit]:
         chains = {name: look_ledger.rows(settings.storage, name) for name in look_ledger.chains(settings.storage)}
     except OSError as error:
         raise remote.unusable(remote.uri_of(settings.storage) or str(settings.storage), error) from None
-    folders = list(records.folders(settings.storage))
+    folders = list(run_lookup.folders(settings.storage))
     names = {name: _first(rows, "dataset") or _first(rows, "workload") for name, rows in chains.items()}
     for folder in folders:  # a chain may have been removed
         for look in _noted(folder):

@@ -17,7 +17,7 @@ from orchestrator.search import recorded
 from orchestrator.search.progress import search_progress
 from orchestrator.search.ranking import ranked
 from orchestrator.search.selection import Estimate
-from orchestrator.storage import records
+from orchestrator.storage import run_lookup
 from orchestrator.storage.names import TRIALS
 from orchestrator.storage.records import SETTLED, Kind, RunFolder
 from orchestrator.storage.settings import Settings
@@ -38,9 +38,9 @@ def listed(
     if status is not None and status not in STATUSES:
         raise unknown("status", status, STATUSES)
     if (kind, workload, status) == (None, None, None):
-        folders, total = records.started_last(settings.storage, limit)
+        folders, total = run_lookup.started_last(settings.storage, limit)
         return [_row(folder) for folder in folders], total
-    every = [folder for folder in records.folders(settings.storage) if kind in (None, folder.record["kind"])]
+    every = [folder for folder in run_lookup.folders(settings.storage) if kind in (None, folder.record["kind"])]
     workloads = {folder.record["workload"] for folder in every}
     if workload is not None and every and workload not in workloads:
         raise unknown("workload among the runs", workload, workloads)

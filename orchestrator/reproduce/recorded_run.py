@@ -20,7 +20,7 @@ from orchestrator.registry import models as registry
 from orchestrator.runs import worker
 from orchestrator.runs.session import adopt
 from orchestrator.search import recorded
-from orchestrator.storage import records
+from orchestrator.storage import run_lookup
 from orchestrator.storage.names import HISTORY, OUTCOME
 from orchestrator.storage.records import RunFolder
 from orchestrator.storage.settings import Settings
@@ -52,7 +52,7 @@ def find(settings: Settings, reference: str) -> Recorded:
     """Find the record of ``reference``: the id of a run, a sweep or an MLflow run, a trial (``SWEEP/7``), or
     ``latest``. Raises UserError."""
     owner = reference.partition("/")[0]
-    folder = records.find_here(settings.storage, owner)
+    folder = run_lookup.find_here(settings.storage, owner)
     if folder is not None and owner == reference:
         return _from_folder(folder)
     if folder is not None:

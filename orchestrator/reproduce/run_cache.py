@@ -21,7 +21,7 @@ from orchestrator.provenance.record import ENVIRONMENT
 from orchestrator.runs import driver
 from orchestrator.runs.session import Result
 from orchestrator.search.journal import JOURNAL
-from orchestrator.storage import generations, records
+from orchestrator.storage import generations, run_lookup
 from orchestrator.storage.object_sync import STOP
 from orchestrator.storage.records import RunFolder
 from orchestrator.storage.settings import Settings
@@ -82,7 +82,7 @@ def _stopped_in_time(name: str, settings: Settings) -> Iterator[None]:
     def stop() -> None:
         seconds = max(0.0, moment - time.monotonic())
         while not over.wait(seconds):
-            if folder := records.find_here(settings.storage, name):
+            if folder := run_lookup.find_here(settings.storage, name):
                 folder.stop()
             seconds = STOP_AGAIN_SECONDS
 
@@ -142,7 +142,7 @@ def name_of(spec: ExperimentSpec | SweepSpec, settings: Settings, about: str) ->
 
 def finished(name: str, settings: Settings) -> Done | None:
     """The finished run or sweep of this name; None if it is not finished."""
-    folder = records.find_here(settings.storage, name)
+    folder = run_lookup.find_here(settings.storage, name)
     if folder is None or folder.status() not in USABLE:
         return None
     folder = folder.fetch()
@@ -152,7 +152,7 @@ def finished(name: str, settings: Settings) -> Done | None:
 def _once(name: str, settings: Settings, start: Callable[[], Result], resume: Callable[[RunFolder], Result]) -> Done:
     if done := finished(name, settings):
         return done
-    folder = records.find_here(settings.storage, name)
+    folder = run_lookup.find_here(settings.storage, name)
     if folder is not None and _never_started(folder):
         for each in generations.of_run(settings.storage, name):
             shutil.rmtree(settings.storage / each)

@@ -26,7 +26,7 @@ from orchestrator.errors import USAGE, UserError, one_line
 from orchestrator.provenance import record as provenance
 from orchestrator.registry import servable, versions
 from orchestrator.search.winners import WINNER
-from orchestrator.storage import disk, records, remote
+from orchestrator.storage import disk, remote, run_lookup
 from orchestrator.storage.names import OUTCOME, TRAIN
 from orchestrator.storage.object_sync import download
 from orchestrator.storage.records import RunFolder
@@ -89,7 +89,7 @@ def source(settings: Settings, reference: str) -> Source:
     Of a run with a refit it is the state at the end of the selection.
     """
     name, _, recorded = reference.partition("@")
-    folder = records.find(settings.storage, name).fetch()
+    folder = run_lookup.find(settings.storage, name).fetch()
     if folder.has_live_driver():
         raise UserError(f"{folder.id} is still running", got=reference, fix="Wait for its end, or stop it")
     kept, digest = _selection(folder)
@@ -254,7 +254,7 @@ def _fetch(settings: Settings, workload: str, reference: str, target: Path) -> s
 
 def _from_run(settings: Settings, workload: str, name: str, target: Path) -> str:
     try:
-        folder = records.find(settings.storage, name).fetch()
+        folder = run_lookup.find(settings.storage, name).fetch()
     except UserError as error:
         if error.code != USAGE:
             raise

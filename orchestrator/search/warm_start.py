@@ -16,7 +16,7 @@ from orchestrator.search import points, recorded
 from orchestrator.search.constraints import Constraint, violations
 from orchestrator.search.journal import open_study
 from orchestrator.search.study import Study
-from orchestrator.storage import records
+from orchestrator.storage import run_lookup
 from orchestrator.storage.records import RunFolder
 from orchestrator.storage.settings import Settings
 from workloads.contract import Objective
@@ -38,7 +38,7 @@ def earlier_trials(
     for reference in spec.search.warm_start:
         if reference == PUBLISHED:
             continue
-        source = records.find(settings.storage, reference, "sweep")
+        source = run_lookup.find(settings.storage, reference, "sweep")
         _check(source, spec, settings)
         trials = recorded.own(open_study(source.path))
         fitting = [trial for trial in trials if fitting_trial(source.id, trial, objectives, distributions)]

@@ -16,10 +16,9 @@ import shutil
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -28,11 +27,9 @@ from orchestrator.errors import (
     FAILED,
     INTERRUPTED,
     UNAVAILABLE,
-    USAGE,
     Interrupted,
     RunFailed,
     UserError,
-    nearest,
     one_line,
 )
 from orchestrator.provenance import private_files
@@ -331,94 +328,6 @@ def user() -> str:
         return "unknown"
 
 
-def folders(storage: Path, kind: Kind | None = None) -> Iterator[RunFolder]:
-    """All run folders, newest first. Of a run that another machine drove last, only the record may be here."""
-    for _, open_one in _by_moment(storage):
-        folder = open_one()
-        if folder and kind in (None, folder.record["kind"]):
-            yield folder
-
-
-def started_last(storage: Path, count: int) -> tuple[list[RunFolder], int]:
-    """At most ``count`` runs, those started last first, and the number of all. Reads few records: a run was not started
-    after its record was changed last."""
-    every = _by_moment(storage)
-    newest: list[tuple[str, str, RunFolder]] = []
-    for moment, open_one in every:
-        if len(newest) >= count and datetime.fromisoformat(newest[count - 1][0]).timestamp() >= moment:
-            break
-        if folder := open_one():
-            newest.append((str(folder.record["started"]), folder.id, folder))
-            newest.sort(key=lambda one: one[:2], reverse=True)
-            del newest[count:]
-    return [folder for *_, folder in newest], len(every)
-
-
-def _by_moment(storage: Path) -> list[tuple[float, Callable[[], RunFolder | None]]]:
-    """The moment of each run's last event, or of its record's last change, and a function that opens it; newest first.
-
-    The function returns None for a damaged folder, which must not hide the others: naming it raises its error.
-    """
-    elsewhere = {name: RunFolder(storage / name, record) for name, record in _elsewhere(storage).items()}
-    changed = {}
-    for name in os.listdir(storage) if storage.is_dir() else ():
-        with suppress(FileNotFoundError, NotADirectoryError):
-            changed[name] = os.stat(f"{storage}/{name}/{RECORD}").st_mtime
-    moments = {
-        name: _moment(elsewhere[name].record) if name in elsewhere else changed[name]
-        for name, *_ in generations.by_run({*elsewhere, *changed}).values()
-    }
-
-    def open_one(name: str) -> RunFolder | None:
-        with suppress(UserError):
-            return elsewhere.get(name) or open_folder(storage / name)
-        return None
-
-    return [(moments[name], partial(open_one, name)) for name in sorted(moments, key=moments.__getitem__, reverse=True)]
-
-
-def find(storage: Path, reference: str, kind: Kind | None = None) -> RunFolder:
-    """The folder for ``latest``, an id, or an MLflow run id. Raises UserError for an unknown one."""
-    if NAME.fullmatch(reference):
-        sync_state.try_refresh_newest(storage, reference)
-    if reference in {generations.run_id(file.parent.name) for file in storage.glob(f"*/{RECORD}")}:
-        named = open_folder(generations.current(storage, reference))
-        if kind not in (None, named.record["kind"]):
-            is_a = named.record["kind"]
-            raise UserError(
-                f"{reference} is a {is_a}, not a {kind}", fix=f"Try: orchestrator {is_a} --resume {reference}"
-            )
-        return named
-    names = []
-    for folder in folders(storage, kind):
-        if reference in ("latest", folder.record.get("run_id")):
-            sync_state.try_refresh(folder.path)
-            return open_folder(folder.path)
-        names.append(folder.id)
-    if location := remote.location_of(storage):  # unknown, or the storage is out of reach
-        location.check()
-    what = kind or "run or sweep"
-    if not names:
-        raise UserError(
-            f"There is no {what} yet", got=repr(reference), fix=f"Looked in {remote.uri_of(storage) or storage}"
-        )
-    close = nearest(reference, names)
-    raise UserError(
-        f"Unknown {what}", got=repr(reference), allowed=["latest", *names[:5]],
-        fix=f"Did you mean {close}?" if close else None,
-    )  # fmt: skip
-
-
-def find_here(storage: Path, reference: str) -> RunFolder | None:
-    """As :func:`find`, but returns None for an unknown run."""
-    try:
-        return find(storage, reference)
-    except UserError as error:
-        if error.code != USAGE or (generations.current(storage, reference) / RECORD).exists():
-            raise  # out of reach or unreadable
-    return None
-
-
 def open_folder(path: Path) -> RunFolder:
     """Open the run in ``path``. Raises UserError if its record is damaged or of another format."""
     try:
@@ -438,22 +347,10 @@ def _read(path: Path) -> dict[str, Any]:
     return {}
 
 
-def _elsewhere(storage: Path) -> dict[str, dict[str, Any]]:
-    """Records by id of runs that another machine drove last. Empty if the storage is out of reach."""
-    with suppress(OSError):
-        return {name: record for name, record in sync_state.records(storage).items() if record.get("format") == FORMAT}
-    return {}
-
-
 def _in_use(name: str, kind: Kind) -> UserError:
     return UserError(
         f"The name {name} is in use", fix=f"Continue with it: orchestrator {kind} --resume {name}, or choose another"
     )
-
-
-def _moment(record: Mapping[str, Any]) -> float:
-    """Time of the last event in a record (Unix seconds)."""
-    return datetime.fromisoformat(record.get("ended") or record["started"]).timestamp()
 
 
 def _now() -> str:

@@ -26,7 +26,7 @@ from orchestrator.search.pbt import Population
 from orchestrator.search.study import Study
 from orchestrator.search.warm_start import PUBLISHED
 from orchestrator.search.winners import WINNER
-from orchestrator.storage import records
+from orchestrator.storage import records, run_lookup
 from orchestrator.storage.records import RunFolder
 from orchestrator.storage.settings import Settings
 from orchestrator.sweeps import pack_plan
@@ -68,7 +68,7 @@ def sweep(spec: SweepSpec, settings: Settings, options: Options, console: Consol
     if spec.search.warm_start:
         # Resolved to ids now: `latest` changes when this sweep gets its folder.
         sources = tuple(
-            source if source == PUBLISHED else records.find(settings.storage, source, "sweep").id
+            source if source == PUBLISHED else run_lookup.find(settings.storage, source, "sweep").id
             for source in spec.search.warm_start
         )
         spec = spec.model_copy(update={"search": spec.search.model_copy(update={"warm_start": sources})})

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.runs.prometheus import DEVICE_SECONDS, EPOCHS, SPOOL, TRIALS
-from orchestrator.storage import records, usage_log
+from orchestrator.storage import run_lookup, usage_log
 from orchestrator.storage.usage_log import Span
 from tests.cluster.services import until
 from tests.support.clusters import groups, logical
@@ -107,7 +107,7 @@ def test_neither_of_two_sweeps_starves_and_both_are_seen(home: Path, start: Star
     assert first.end() == 130, first.text()
     assert groups() == []
 
-    spans = {name: usage_log.spans(records.find(home / "storage", name)) for name in ("first", "second")}
+    spans = {name: usage_log.spans(run_lookup.find(home / "storage", name)) for name in ("first", "second")}
     began, ended = min(starts(spans["second"])), max(stops(spans["second"]))
     moments = [began + 0.1 * tenth for tenth in range(round((ended - began) / 0.1))]
     assert max(at_once(spans["second"], moment) for moment in moments) == CPUS // 2, "half is the second's"

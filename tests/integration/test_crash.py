@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.cluster.interrupts import ONE_PRESS_SECONDS
-from orchestrator.storage import records
+from orchestrator.storage import run_lookup
 from tests.support.commands import SPACES, Start, Store, trials, typed
 from tests.support.toy import LOST, TRAINED
 
@@ -136,7 +136,7 @@ def test_sigterm_and_ctrl_c_stop_cleanly_and_it_resumes(words: list[str], home: 
     assert first.end() == 130, first.text()
     assert "Traceback" not in first.text()
     assert "SIGTERM" not in first.text(), "Ray has seen it"
-    (folder,) = records.folders(home / "storage")
+    (folder,) = run_lookup.folders(home / "storage")
     assert (folder.record["status"], folder.record["exit_code"]) == ("interrupted", 130)
     assert folder.record["ended"]
     resume = first.text().split("Continue with: orchestrator ")[1].splitlines()[0]
@@ -163,13 +163,13 @@ def test_a_second_signal_while_it_saves_ends_it_at_once(home: Path, start: Start
     run.until(lambda: store.query("select run_uuid from runs where status = 'RUNNING'"))
     run.terminate()
     run.until(lambda: not store.query("select run_uuid from runs where status = 'RUNNING'"))
-    (folder,) = records.folders(home / "storage")
+    (folder,) = run_lookup.folders(home / "storage")
     assert (folder.record["status"], folder.record["exit_code"], folder.status()) == ("interrupted", 130, "running")
     run.until(lambda: "Press Ctrl-C again" in run.text())
     time.sleep(ONE_PRESS_SECONDS)
     run.terminate()
     assert run.end() == 130
-    assert records.find(home / "storage", folder.id).status() == "interrupted"
+    assert run_lookup.find(home / "storage", folder.id).status() == "interrupted"
 
 
 @pytest.mark.faults

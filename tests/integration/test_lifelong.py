@@ -20,7 +20,7 @@ from orchestrator.promotion.evidence import gather
 from orchestrator.registry import models as registry
 from orchestrator.registry import prediction
 from orchestrator.runs import driver, worker
-from orchestrator.storage import records
+from orchestrator.storage import run_lookup
 from orchestrator.storage.names import SEALED
 from orchestrator.storage.settings import Settings, resolve
 from workloads.contract import Evaluation, Workload
@@ -64,7 +64,7 @@ def test_every_session_is_a_version_and_its_index_goes_with_it(
     with pytest.raises(RunFailed, match="the machine is gone"):
         orchestrator.run("lifelong", local=True, register="search", name="first", index=str(index), **SMALL)
     settings = resolve()
-    folder = records.find_here(settings.storage, "first")
+    folder = run_lookup.find_here(settings.storage, "first")
     assert folder is not None
     assert driver.resume(folder, settings, Console()).extra["registered_version"] == "3"
     assert sealed[-2:] == [3, 4]

@@ -17,7 +17,7 @@ from orchestrator.errors import DONE, FAILED, USAGE, RunFailed, UserError
 from orchestrator.reproduce import recorded_run, repeat_run
 from orchestrator.runs import driver
 from orchestrator.runs.session import Result
-from orchestrator.storage import records
+from orchestrator.storage import run_lookup
 from orchestrator.storage.settings import Settings, resolve
 from orchestrator.sweeps import request, sweep
 from tests.support.commands import Store, typed
@@ -129,7 +129,7 @@ def test_a_sweep_is_repeated_with_its_space(
 def test_a_sweep_that_took_more_trials_is_repeated_with_all_of_them(
     swept: Result, settings: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = records.find(settings.storage, swept.id)
+    folder = run_lookup.find(settings.storage, swept.id)
     more = sweep.resume(folder, settings, Console(), sweep.ResumeOptions(more_trials=2))
     assert "refused" not in capsys.readouterr().out
     known = recorded_run.find(elsewhere(settings, tmp_path), str(swept.run_id))

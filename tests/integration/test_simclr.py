@@ -17,7 +17,7 @@ from PIL import Image
 from orchestrator.errors import UserError
 from orchestrator.registry import models, prediction, serving, tables
 from orchestrator.report import comparison_output
-from orchestrator.storage import records
+from orchestrator.storage import run_lookup
 from orchestrator.storage.settings import Settings, resolve
 from orchestrator.tracking.mlflow_globals import tracking_uri_set
 from tests.support.commands import typed
@@ -62,7 +62,7 @@ def test_the_tables_of_the_test_are_kept_and_drawn(trained: Trained, registry: S
     logged = models.client(registry)
     run_id = json.loads((trained.folder / "record.json").read_text())["run_id"]
     assert {Path(file.path).name for file in logged.list_artifacts(run_id, "tables")} == names
-    page = comparison_output.report([records.find(registry.storage, trained.folder.name)])
+    page = comparison_output.report([run_lookup.find(registry.storage, trained.folder.name)])
     assert "<figcaption>scores</figcaption>" in page
     assert "<figcaption>plane</figcaption>" in page
 

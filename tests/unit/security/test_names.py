@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from orchestrator.errors import UserError
 from orchestrator.registry.models import check_alias, check_name
 from orchestrator.runs import driver
-from orchestrator.storage import records, sync_state
+from orchestrator.storage import records, run_lookup, sync_state
 from orchestrator.tracking.names import fitting
 from workloads.data import datasets
 from workloads.data.errors import DataError
@@ -56,7 +56,7 @@ def test_a_reference_to_a_run_names_no_other_folder(name: str) -> None:
             place.mkdir(exist_ok=True, parents=True)
             (place / "record.json").write_text('{"format": 1, "kind": "run", "started": "2026-11-21T00:00:00+00:00"}')
         try:
-            found = records.find(storage, name)
+            found = run_lookup.find(storage, name)
         except UserError:
             return
         assert found.path == storage / "a"

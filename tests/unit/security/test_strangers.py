@@ -20,7 +20,7 @@ from orchestrator.report import report
 from orchestrator.reproduce import repeat_run
 from orchestrator.runs import driver, model_upload
 from orchestrator.runs.session import adopt
-from orchestrator.storage import records
+from orchestrator.storage import run_lookup
 from orchestrator.storage.settings import Settings, resolve
 from orchestrator.sweeps import request, sweep
 from orchestrator.sweeps.sweep import ResumeOptions
@@ -72,7 +72,7 @@ def theirs(settings: Settings, tmp_path: Path, canary: Path, monkeypatch: pytest
 
 def test_a_resume_does_not_run_the_search_space_of_a_record(theirs: Path, settings: Settings, canary: Path) -> None:
     with pytest.raises(UserError, match=r"would run code that was never named here.*--space"):
-        sweep.resume(records.find(settings.storage, "theirs"), settings, Console(), ResumeOptions(more_trials=1))
+        sweep.resume(run_lookup.find(settings.storage, "theirs"), settings, Console(), ResumeOptions(more_trials=1))
     assert not canary.exists()
 
 
@@ -89,11 +89,11 @@ def test_a_reproduction_does_not_run_it_either(theirs: Path, settings: Settings,
 
 
 def test_who_names_the_file_has_read_it(theirs: Path, settings: Settings, canary: Path) -> None:
-    folder = records.find(settings.storage, "theirs")
+    folder = run_lookup.find(settings.storage, "theirs")
     again = ResumeOptions(more_trials=1, space=f"{theirs / 'attack.py'}:space")
     assert sweep.resume(folder, settings, Console(), again).status == "finished"
     assert canary.exists()
-    sweep.resume(records.find(settings.storage, "theirs"), settings, Console(), ResumeOptions(more_trials=1))
+    sweep.resume(run_lookup.find(settings.storage, "theirs"), settings, Console(), ResumeOptions(more_trials=1))
 
 
 # The spool, and what a record says is still to be delivered
@@ -163,7 +163,7 @@ def test_a_link_in_a_folder_is_not_followed(outcome: Path, name: str, tmp_path: 
 
 @pytest.mark.parametrize("place", ["../../theirs", "/etc"])
 def test_what_a_record_owes_lies_in_its_folder(place: str, theirs: Path, settings: Settings) -> None:
-    folder = records.find(settings.storage, "theirs")
+    folder = run_lookup.find(settings.storage, "theirs")
     with pytest.raises(UserError, match="is outside its folder"):
         model_upload._complete(settings, folder, "run", {"outcome": place, "register": None})
 

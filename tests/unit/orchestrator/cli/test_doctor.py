@@ -23,7 +23,7 @@ from orchestrator.cli.doctor import Check
 from orchestrator.cluster import connection
 from orchestrator.errors import UserError, mask
 from orchestrator.runs.driver_status import DriverStatus, StatusPublisher
-from orchestrator.storage import records, remote
+from orchestrator.storage import records, remote, run_lookup
 from orchestrator.storage.settings import NAMES, Settings, resolve
 from workloads.data import datasets
 
@@ -355,7 +355,9 @@ def test_runs_whose_driver_died(settings: Settings) -> None:
         process.start()
         process.join()
     living = records.create(settings.storage, "run", "toy", {}, "orchestrator ...")
-    lost = {folder.record["kind"]: folder.id for folder in records.folders(settings.storage) if folder.id != living.id}
+    lost = {
+        folder.record["kind"]: folder.id for folder in run_lookup.folders(settings.storage) if folder.id != living.id
+    }
     lines = found(doctor._runs, settings)
     assert {level for level, _ in lines} == {"warning"}
     assert {text.partition(": ")[2] for _, text in lines} == {

@@ -18,7 +18,7 @@ from orchestrator.cli import prune
 from orchestrator.cli.prune import Orphan, orphans, remove, stale
 from orchestrator.cli.storage import clean
 from orchestrator.errors import FAILED
-from orchestrator.storage import lease, records, remote
+from orchestrator.storage import lease, records, remote, run_lookup
 from orchestrator.storage.records import RunFolder
 from orchestrator.storage.settings import Settings, resolve
 from orchestrator.tracking.client import OWNER
@@ -87,7 +87,7 @@ def test_what_runs_is_left_alone(settings: Settings) -> None:
     lose(folder)
     found = orphans(settings)
     assert found
-    again = records.find(settings.storage, "one")
+    again = run_lookup.find(settings.storage, "one")
     again.acquire()  # between looking and removing
     assert remove(found) == ([], [])
     assert (folder.path / "trials").exists()
@@ -198,7 +198,7 @@ def test_a_copy_goes_only_when_all_of_it_is_stored(home: Path, tmp_path: Path, m
     assert (orphan.kind, orphan.path) == (prune.COPY, folder.path)
     assert remove([orphan]) == ([orphan], [])
     assert stored.exists()
-    assert records.find(settings.storage, "one").status() == "finished"
+    assert run_lookup.find(settings.storage, "one").status() == "finished"
 
 
 def test_what_is_removed_here_is_removed_from_the_storage(
@@ -229,13 +229,13 @@ def test_the_folder_of_a_driver_that_was_overtaken_goes_when_its_successor_has_e
     write(folder, "history.jsonl")
     lose(folder)
     monkeypatch.setattr(socket, "gethostname", lambda: "two")
-    there = records.find(settings.storage, "one")
+    there = run_lookup.find(settings.storage, "one")
     there.acquire()
     there.release("finished", 0)
     (orphan,) = orphans(settings)
     assert (orphan.kind, orphan.path) == (prune.OVERTAKEN, folder.path)
     assert remove([orphan]) == ([orphan], [])
-    assert records.find(settings.storage, "one").path == there.path
+    assert run_lookup.find(settings.storage, "one").path == there.path
     assert orphans(settings) == []
 
 
@@ -244,7 +244,7 @@ def test_what_a_run_needs_again_by_now_stays(settings: Settings) -> None:
     lose(folder)
     found = orphans(settings)
     assert [orphan.path for orphan in found] == [folder.path]
-    again = records.find(settings.storage, "one")
+    again = run_lookup.find(settings.storage, "one")
     again.acquire()
     write(again, "history.jsonl")
     again.release("finished", 0)

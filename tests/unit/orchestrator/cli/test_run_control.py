@@ -25,7 +25,7 @@ from orchestrator.errors import UserError
 from orchestrator.jobs import dashboard
 from orchestrator.jobs import submission as jobs
 from orchestrator.jobs.job_state import EXIT_RECORD, Job, Lines, read, recorded
-from orchestrator.storage import records
+from orchestrator.storage import records, run_lookup
 from orchestrator.storage.records import RunFolder
 from orchestrator.storage.settings import Settings, resolve
 from tests.support.ports import free_port
@@ -34,7 +34,7 @@ from tests.support.waiting import HANG_SECONDS
 DRIVER = """
 import sys
 from pathlib import Path
-from orchestrator.storage import records
+from orchestrator.storage import records, run_lookup
 folder = records.create(Path(sys.argv[1]), sys.argv[2], "recommender", {}, "orchestrator run recommender")
 for epoch in range(1, 4):
     with folder.log.open("a") as log:
@@ -232,7 +232,7 @@ def test_stop_reaches_a_running_driver_and_only_that(
     settings: Settings, driver: Driver, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_control.stop(settings, driver.id, address=None)
-    folder = records.find(settings.storage, driver.id)
+    folder = run_lookup.find(settings.storage, driver.id)
     assert folder.stop_file.exists()
     assert f"orchestrator sweep --resume {driver.id}" in capsys.readouterr().out
 

@@ -24,7 +24,7 @@ from orchestrator.report import report
 from orchestrator.report.audit import Audit, audits
 from orchestrator.runs import driver
 from orchestrator.runs.driver import Options
-from orchestrator.storage import look_ledger, records
+from orchestrator.storage import look_ledger, run_lookup
 from orchestrator.storage.names import LOOKS, TEST_UNITS
 from orchestrator.storage.settings import Settings, resolve
 from orchestrator.sweeps import request
@@ -125,7 +125,7 @@ def test_more_seeds_are_more_looks_and_wider_intervals(settings: Settings, run: 
 def test_a_resumed_winner_is_visible(settings: Settings, tmp_path: Path) -> None:
     name = sweep(settings, tmp_path, trials=2, sampler="random")
     for _ in range(6):
-        folder = records.find(settings.storage, name, "sweep")
+        folder = run_lookup.find(settings.storage, name, "sweep")
         sweeps.resume(folder, settings, Console(), ResumeOptions(more_trials=3))
         if len(only(settings).rows) > 1:
             break
@@ -141,7 +141,7 @@ def test_a_run_that_died_after_its_look_is_visible(
         with pytest.raises(KeyboardInterrupt):
             run("one")
     assert len(only(settings).rows) == 1
-    driver.resume(records.find(settings.storage, "one"), settings, Console())
+    driver.resume(run_lookup.find(settings.storage, "one"), settings, Console())
     assert only(settings).notes == ["one looked 2 times with the same model: it was resumed after a look"]
 
 

@@ -13,7 +13,7 @@ from optuna.trial import TrialState
 from orchestrator.errors import UserError
 from orchestrator.report import listing
 from orchestrator.search.journal import JOURNAL, open_study
-from orchestrator.storage import records
+from orchestrator.storage import records, run_lookup
 from orchestrator.storage.names import RECORD
 from orchestrator.storage.settings import Settings, resolve
 from tests.support.finished import run, sweep
@@ -195,7 +195,7 @@ def test_rows_come_from_the_journal_until_it_is_settled(settings: Settings) -> N
     assert [(row["trial"], row["state"], row["value"]) for row in rows] == [(0, "complete", 3.0), (1, "fail", None)]
     assert rows[1]["cause"] == "train/loss is nan at epoch 2"
     assert rows[0]["params.lr"] == 0.01
-    records.find(settings.storage, "s").release("finished", 0)
+    run_lookup.find(settings.storage, "s").release("finished", 0)
     (folder.path / "trials.json").write_text('[{"trial": 7}]')
     folder.release("finished", 0)
     assert listing.trial_rows(folder) == [{"trial": 7}]

@@ -17,7 +17,7 @@ from orchestrator.console import Console
 from orchestrator.errors import DONE, FAILED, INTERRUPTED, UNAVAILABLE, Interrupted, RunFailed, UserError
 from orchestrator.runs import session
 from orchestrator.runs.session import Session
-from orchestrator.storage import records
+from orchestrator.storage import records, run_lookup
 from orchestrator.storage.names import RECORD
 from orchestrator.storage.records import RunFolder
 from orchestrator.storage.settings import resolve
@@ -35,7 +35,7 @@ def opened(folder: RunFolder, tracking: str | None = "none") -> Session:
 
 
 def ended(folder: RunFolder) -> tuple[str, Any, Any]:
-    again = records.find(folder.path.parent, folder.id)
+    again = run_lookup.find(folder.path.parent, folder.id)
     return again.status(), again.record["exit_code"], again.record.get("error")
 
 

@@ -21,7 +21,7 @@ from orchestrator.provenance import record as provenance
 from orchestrator.report import report
 from orchestrator.runs import start_point, worker
 from orchestrator.runs.session import Result
-from orchestrator.storage import records, remote
+from orchestrator.storage import records, remote, run_lookup
 from orchestrator.storage.settings import resolve
 from tests.support.commands import typed
 from tests.support.toy import Toy
@@ -81,7 +81,7 @@ def test_a_fork_has_its_own_settings_and_a_command_that_repeats_it(run: Run, hom
     again = typed(home, *shlex.split(spec.command())[1:], "--local", "--tracking=none", "--name=again")
     assert again.returncode == 0, again.stderr
     assert "Goes on from first after epoch 3, without a refit" in again.stdout
-    repeated = records.find(resolve({}).storage, "again")
+    repeated = run_lookup.find(resolve({}).storage, "again")
     assert ExperimentSpec.model_validate(repeated.record["spec"]["experiment"]).origin == spec.origin
     assert worker.outcome_of(repeated.path) is not None
     assert worker.outcome_of(repeated.path)["metrics"] == fork.metrics  # type: ignore[index]
@@ -227,7 +227,7 @@ def test_what_cannot_be_started_from_is_refused_in_a_sentence(run: Run, tmp_path
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Toy, "load_weights", lambda *of: _raise(ValueError("the weights do not fit: x is () there")))
         refused(lambda: run(init="first"), "Training cannot start from first: the weights do not fit: x is () there")
-    shutil.rmtree(records.find(resolve({}).storage, "first").checkpoints)
+    shutil.rmtree(run_lookup.find(resolve({}).storage, "first").checkpoints)
     refused(
         lambda: run(None, origin="first", epochs=9),
         "first has kept no state of a selection to go on from",

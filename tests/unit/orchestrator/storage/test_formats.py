@@ -17,7 +17,7 @@ import pytest
 from orchestrator.cli import app
 from orchestrator.engine import checkpoint
 from orchestrator.errors import DONE, USAGE, UserError
-from orchestrator.storage import records
+from orchestrator.storage import run_lookup
 from orchestrator.storage.settings import resolve
 from tests.recorded.record import HERE, SPACE
 from tests.support import tracked
@@ -68,7 +68,7 @@ def test_an_earlier_format_goes_on(
     (folder / "tracking.jsonl").unlink(missing_ok=True)  # tracking was off
     named = f" --space {SPACES}:space" if kind == "sweep" else ""  # no home of ours has run it yet
     assert orchestrator(f"{kind} --resume {kind}{named}") == DONE
-    ended = records.find(folder.parent, kind)  # from format 2 on in a folder of its generation: the host is unknown
+    ended = run_lookup.find(folder.parent, kind)  # from format 2 on in a folder of its generation: the host is unknown
     assert (ended.record["status"], ended.record["format"], ended.record["holds"]) == ("finished", 1, 2)
     if kind == "run":
         assert epochs(ended.path) == list(range(1, 31))
@@ -145,4 +145,4 @@ def test_a_tracking_journal_of_another_format_is_refused_and_kept(
     said = capsys.readouterr().err.splitlines()[-1]
     assert f"The journal {journal} has another format: got {form}; allowed: 1" in said
     assert journal.read_bytes() == before
-    assert records.find(folder.parent, "run").status() in ("lost", "failed")
+    assert run_lookup.find(folder.parent, "run").status() in ("lost", "failed")

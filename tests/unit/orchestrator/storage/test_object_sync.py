@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from orchestrator.errors import UNAVAILABLE, UserError
-from orchestrator.storage import lease, object_sync, records, remote, requests, sync_state
+from orchestrator.storage import lease, object_sync, records, remote, requests, run_lookup, sync_state
 from orchestrator.storage.object_sync import FolderSync, RemoteFolder, StopWatcher, download
 from orchestrator.storage.records import RunFolder
 from orchestrator.storage.remote import Remote
@@ -132,7 +132,7 @@ def test_a_checkpoint_whose_sender_died_on_the_way_is_not_brought(machine: Calla
     until(lambda: "checkpoints/checkpoint-00000001/checkpoint.json" in stored(bucket))
     crash(folder, following)
 
-    there = records.find(machine("two"), folder.id).fetch()
+    there = run_lookup.find(machine("two"), folder.id).fetch()
     brought = {path.parent.name for path in there.path.rglob("checkpoint-*/*")}
     assert brought == {"checkpoint-00000001"}
 
@@ -218,7 +218,7 @@ def test_what_was_delivered_before_is_not_sent_again(
     following.close()
     sent: list[str] = []
     monkeypatch.setattr(Remote, "send", lambda self, file, name: sent.append(name))
-    again = records.find(machine("one"), "run").fetch()
+    again = run_lookup.find(machine("one"), "run").fetch()
     again.acquire()
     start(again).close()
     assert sent == ["record.json"]
@@ -235,16 +235,16 @@ def test_another_machine_sees_it_and_goes_on_with_it(machine: Callable[[str], Pa
     checkpoint.mkdir(parents=True)
     (checkpoint / "checkpoint.json").write_text("{}")
     until(lambda: len(stored(bucket)) == 4)
-    seen = records.find(machine("two"), "latest")
+    seen = run_lookup.find(machine("two"), "latest")
     assert (seen.id, seen.status()) == ("run", "running")
     crash(folder, following)
-    assert records.find(machine("two"), "run").status() == "lost"
+    assert run_lookup.find(machine("two"), "run").status() == "lost"
 
-    (listed,) = records.folders(machine("three"))
+    (listed,) = run_lookup.folders(machine("three"))
     assert (listed.id, listed.status()) == ("run", "lost")
     assert not machine("three").exists(), "a list brings nothing"
 
-    there = records.find(machine("two"), "run")
+    there = run_lookup.find(machine("two"), "run")
     assert (there.path / "study.jsonl").read_text() == "1\n"
     assert not list(there.path.rglob("checkpoint.json")), "a look brings no checkpoints"
     there = there.fetch()
@@ -257,7 +257,7 @@ def test_another_machine_sees_it_and_goes_on_with_it(machine: Callable[[str], Pa
     assert further.close() is None
     assert set(stored(bucket)) == {"record.json", "study.jsonl"}
 
-    back = records.find(machine("one"), "run").fetch()
+    back = run_lookup.find(machine("one"), "run").fetch()
     assert back.status() == "finished"
     assert (back.path / "study.jsonl").read_text() == "1\n2\n"
     assert not (back.path / "trials").exists(), "the newer copy replaces the older"
@@ -271,7 +271,7 @@ def test_what_is_newest_here_is_not_replaced(machine: Callable[[str], Path], buc
     (folder.path / "study.jsonl").write_text("newer\n")
     crash(folder, following)
     away[0] = False
-    assert (records.find(machine("one"), "run").fetch().path / "study.jsonl").read_text() == "newer\n"
+    assert (run_lookup.find(machine("one"), "run").fetch().path / "study.jsonl").read_text() == "newer\n"
 
 
 def test_a_look_takes_nothing_away_that_nobody_else_has(
@@ -285,10 +285,10 @@ def test_a_look_takes_nothing_away_that_nobody_else_has(
     crash(folder, following)
     away[0] = False
     end_process(folder)
-    there = records.find(machine("two"), "run").fetch()
+    there = run_lookup.find(machine("two"), "run").fetch()
     there.acquire()
     start(there).close()
-    looked = records.find(machine("one"), "run")
+    looked = run_lookup.find(machine("one"), "run")
     assert looked.record["holds"] == 2
     assert (looked.path / "result").exists()
     assert not (looked.fetch().path / "result").exists()
@@ -313,25 +313,25 @@ def test_a_copy_that_somebody_looked_at_early_is_brought_up_to_date(
     folder = create(machine("one"))
     following = start(folder)
     until(lambda: is_known(bucket))
-    records.find(machine("two"), "run")
+    run_lookup.find(machine("two"), "run")
     (folder.path / "study.jsonl").write_text("1\n")
     until(lambda: "study.jsonl" in stored(bucket))
     crash(folder, following)  # the record has not changed since
-    assert (records.find(machine("two"), "run").fetch().path / "study.jsonl").read_text() == "1\n"
+    assert (run_lookup.find(machine("two"), "run").fetch().path / "study.jsonl").read_text() == "1\n"
 
 
 def test_two_drivers_on_two_machines(machine: Callable[[str], Path], bucket: Path) -> None:
     folder = create(machine("one"))
     following = start(folder)
     until(lambda: is_known(bucket))
-    there = records.find(machine("two"), "run").fetch()
+    there = run_lookup.find(machine("two"), "run").fetch()
     with pytest.raises(UserError, match="run is being driven by another process"):
         there.acquire()
     with pytest.raises(UserError, match="The name run is in use"):
         create(machine("two"))
     folder.release("interrupted", 130)
     following.close()
-    there = records.find(machine("two"), "run").fetch()
+    there = run_lookup.find(machine("two"), "run").fetch()
     there.acquire()
     with pytest.raises(UserError, match="being driven by another process"):
         folder.acquire()
@@ -361,8 +361,8 @@ def test_a_copy_that_others_went_past_can_not_be_held(machine: Callable[[str], P
     following = start(folder)
     folder.release("interrupted", 130)
     following.close()
-    here = records.find(machine("one"), "run").fetch()
-    there = records.find(machine("two"), "run").fetch()
+    here = run_lookup.find(machine("one"), "run").fetch()
+    there = run_lookup.find(machine("two"), "run").fetch()
     there.acquire()
     other = start(there)
     there.release("interrupted", 130)
@@ -378,11 +378,11 @@ def test_a_stop_reaches_a_driver_elsewhere(
     folder = create(machine("one"))
     following = start(folder)
     until(lambda: is_known(bucket))
-    records.find(machine("two"), "run").stop()
+    run_lookup.find(machine("two"), "run").stop()
     until(folder.stop_file.exists)
     folder.release("interrupted", 130)
     following.close()
-    there = records.find(machine("two"), "run").fetch()
+    there = run_lookup.find(machine("two"), "run").fetch()
     there.acquire()
     other = start(there)
     until(lambda: "stop" not in stored(bucket))
@@ -397,12 +397,12 @@ def test_a_request_reaches_a_driver_elsewhere_and_the_next_one(
     folder = create(machine("one"))
     following = start(folder)
     until(lambda: is_known(bucket))
-    records.find(machine("two"), "run").request({"stop": 7})
+    run_lookup.find(machine("two"), "run").request({"stop": 7})
     until(lambda: requests.read(folder.path))
     folder.release("interrupted", 130)
     following.close()
-    records.find(machine("two"), "run").request({"stop": 8})  # it has no driver now
-    there = records.find(machine("three"), "run").fetch()
+    run_lookup.find(machine("two"), "run").request({"stop": 8})  # it has no driver now
+    there = run_lookup.find(machine("three"), "run").fetch()
     assert [values for _, values in requests.read(there.path)] == [{"stop": 7}, {"stop": 8}]
 
 
@@ -412,11 +412,11 @@ def test_while_it_is_away_what_is_here_is_told(machine: Callable[[str], Path], a
     folder.release("finished", 0)
     following.close()
     away[0] = True
-    assert records.find(machine("one"), "run").status() == "finished"
-    assert [found.id for found in records.folders(machine("one"))] == ["run"]
+    assert run_lookup.find(machine("one"), "run").status() == "finished"
+    assert [found.id for found in run_lookup.folders(machine("one"))] == ["run"]
     for name in ("run", "latest"):
         with pytest.raises(UserError, match="cannot be used: nothing answers") as caught:
-            records.find(machine("two"), name)
+            run_lookup.find(machine("two"), name)
         assert caught.value.code == UNAVAILABLE
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.storage import lease, record_index, records, remote, sync_state
+from orchestrator.storage import lease, record_index, records, remote, run_lookup, sync_state
 from orchestrator.storage.remote import Remote
 
 RUNS = 5
@@ -54,7 +54,7 @@ def finished(storage: Path) -> None:
 
 
 def statuses(storage: Path) -> dict[str, str]:
-    return {folder.id: folder.record["status"] for folder in records.folders(storage)}
+    return {folder.id: folder.record["status"] for folder in run_lookup.folders(storage)}
 
 
 def test_settled_records_are_read_once(machine: Callable[[str], Path], read: list[str]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import re
 import secrets
 import signal
 import threading
@@ -16,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.errors import UNAVAILABLE, USAGE, UserError
-from orchestrator.storage import disk, records
+from orchestrator.errors import UNAVAILABLE, UserError
+from orchestrator.storage import disk, records, run_lookup
 from orchestrator.storage.records import RunFolder
 from tests.support.waiting import HANG_SECONDS
 
@@ -79,12 +78,12 @@ def test_a_driver_that_is_killed_while_it_saves_was_interrupted(tmp_path: Path) 
         return folder
 
     driver = elsewhere(begin)
-    folder = records.find(tmp_path, "latest")
+    folder = run_lookup.find(tmp_path, "latest")
     assert (folder.record["status"], folder.status()) == ("interrupted", "running")
     with pytest.raises(UserError, match="is being driven by another process"):
         folder.acquire()
     kill(driver)
-    again = records.find(tmp_path, "latest")
+    again = run_lookup.find(tmp_path, "latest")
     assert (again.status(), again.record["exit_code"]) == ("interrupted", 130)
     again.acquire()
     assert (again.record["status"], again.record["exit_code"]) == ("running", None)
@@ -121,7 +120,7 @@ def test_two_threads_change_one_record(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_release_is_the_truth_from_then_on(tmp_path: Path) -> None:
     folder = create(tmp_path)
     folder.release("finished", 0, run_id="abc")
-    again = records.find(tmp_path, folder.id)
+    again = run_lookup.find(tmp_path, folder.id)
     assert (again.status(), again.record["exit_code"], again.record["run_id"]) == ("finished", 0, "abc")
     assert again.record["ended"] >= again.record["started"]
     assert not again.has_live_driver()
@@ -130,9 +129,9 @@ def test_a_release_is_the_truth_from_then_on(tmp_path: Path) -> None:
 def test_a_folder_has_one_driver(tmp_path: Path) -> None:
     folder = create(tmp_path)
     with pytest.raises(UserError, match=f"{folder.id} is being driven by another process: got pid {os.getpid()}"):
-        records.find(tmp_path, folder.id).acquire()
+        run_lookup.find(tmp_path, folder.id).acquire()
     folder.release("interrupted", 130)
-    again = records.find(tmp_path, folder.id)
+    again = run_lookup.find(tmp_path, folder.id)
     again.acquire()
     assert (again.status(), again.record["ended"], again.record["exit_code"]) == ("running", None, None)
 
@@ -162,7 +161,7 @@ def test_what_ends_before_its_session_is_told_of(error: BaseException, status: s
 
 def test_a_driver_that_dies_without_a_word_is_lost_and_can_be_taken_over(tmp_path: Path) -> None:
     driver = elsewhere(lambda: create(tmp_path))
-    folder = records.find(tmp_path, "latest")
+    folder = run_lookup.find(tmp_path, "latest")
     assert folder.status() == "running"
     with pytest.raises(
         UserError, match=f"driven by another process: got pid {driver.pid}.*orchestrator stop {folder.id}"
@@ -171,16 +170,16 @@ def test_a_driver_that_dies_without_a_word_is_lost_and_can_be_taken_over(tmp_pat
     kill(driver)
     assert folder.status() == "lost"
     folder.acquire()
-    assert records.find(tmp_path, folder.id).record["pid"] == os.getpid()
+    assert run_lookup.find(tmp_path, folder.id).record["pid"] == os.getpid()
 
 
 def test_looking_at_a_folder_takes_nothing_away(tmp_path: Path) -> None:
     folder = create(tmp_path)
     folder.release("failed", 1)
-    looking = records.find(tmp_path, folder.id)
+    looking = run_lookup.find(tmp_path, folder.id)
     for _ in range(3):
         assert not looking.has_live_driver()
-    records.find(tmp_path, folder.id).acquire()
+    run_lookup.find(tmp_path, folder.id).acquire()
 
 
 def test_an_old_stop_does_not_stop_the_next_driver(tmp_path: Path) -> None:
@@ -213,9 +212,9 @@ def test_a_hold_that_fails_half_way_lets_go(tmp_path: Path, monkeypatch: pytest.
     with monkeypatch.context() as patch:
         patch.setattr(Path, "replace", full)
         with pytest.raises(UserError, match="cannot be written: got No space left on device"):
-            records.find(tmp_path, folder.id).acquire()
-    assert records.find(tmp_path, folder.id).status() == "interrupted"
-    records.find(tmp_path, folder.id).acquire()
+            run_lookup.find(tmp_path, folder.id).acquire()
+    assert run_lookup.find(tmp_path, folder.id).status() == "interrupted"
+    run_lookup.find(tmp_path, folder.id).acquire()
 
 
 def test_ctrl_c_in_the_making_of_a_folder_leaves_its_name_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,7 +238,7 @@ def test_a_release_that_can_not_be_written_lets_go(tmp_path: Path, monkeypatch: 
         patch.setattr(Path, "replace", full)
         with pytest.raises(OSError, match="No space"):
             folder.release("finished", 0)
-    assert records.find(tmp_path, folder.id).status() == "lost"
+    assert run_lookup.find(tmp_path, folder.id).status() == "lost"
 
 
 def test_a_stop_that_can_not_be_written_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,80 +262,13 @@ def test_a_killed_writer_leaves_the_old_record(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(Path, "replace", died)
     with pytest.raises(KeyboardInterrupt):
         folder.update(spec={"seed": 2})
-    assert records.find(tmp_path, folder.id).record["spec"] == {"seed": 1}
+    assert run_lookup.find(tmp_path, folder.id).record["spec"] == {"seed": 1}
 
 
 # Finding
 
 
-def older(folder: RunFolder, seconds: int) -> RunFolder:
-    file = folder.path / "record.json"
-    os.utime(file, (file.stat().st_mtime - seconds,) * 2)
-    return folder
-
-
-def test_latest_is_the_newest_of_its_kind(tmp_path: Path) -> None:
-    run, sweep = older(create(tmp_path, "run"), 20), older(create(tmp_path, "sweep"), 10)
-    newest = create(tmp_path, "run")
-    assert [folder.id for folder in records.folders(tmp_path)] == [newest.id, sweep.id, run.id]
-    assert records.find(tmp_path, "latest").id == newest.id
-    assert records.find(tmp_path, "latest", "sweep").id == sweep.id
-    assert [folder.id for folder in records.folders(tmp_path, "run")] == [newest.id, run.id]
-
-
-def test_it_is_found_by_its_mlflow_run_too(tmp_path: Path) -> None:
-    folder = create(tmp_path)
-    create(tmp_path)
-    folder.update(run_id="0123abcd")
-    assert records.find(tmp_path, "0123abcd").id == folder.id
-
-
-def test_an_unknown_id_gets_the_nearest(tmp_path: Path) -> None:
-    folder = create(tmp_path)
-    typo = folder.id[:-1]
-    with pytest.raises(UserError) as caught:
-        records.find(tmp_path, typo, "run")
-    assert str(caught.value) == (f"Unknown run: got '{typo}'; allowed: latest, {folder.id}. Did you mean {folder.id}?")
-    assert caught.value.code == USAGE
-
-
-def test_a_sweep_is_no_run(tmp_path: Path) -> None:
-    folder = create(tmp_path, "sweep")
-    message = f"{folder.id} is a sweep, not a run. Try: orchestrator sweep --resume {folder.id}."
-    with pytest.raises(UserError, match=re.escape(message)):
-        records.find(tmp_path, folder.id, "run")
-    with pytest.raises(UserError, match="There is no run yet"):
-        records.find(tmp_path, "latest", "run")
-
-
-def test_in_an_empty_storage_there_is_nothing_to_resume(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=f"There is no sweep yet: got 'latest'. Looked in {tmp_path}/none"):
-        records.find(tmp_path / "none", "latest", "sweep")
-
-
 # Damage
-
-
-@pytest.mark.parametrize("content", ["", '{"format": 1', "[]", "{}"])
-def test_a_damaged_record(content: str, tmp_path: Path) -> None:
-    folder = create(tmp_path)
-    (folder.path / "record.json").write_text(content)
-    with pytest.raises(UserError, match=f"record of {folder.path} is damaged"):
-        records.find(tmp_path, folder.id)
-
-
-def test_a_record_of_another_format(tmp_path: Path) -> None:
-    folder = create(tmp_path)
-    folder.update(format=99)
-    with pytest.raises(UserError, match="another format: got 99; allowed: 1"):
-        records.find(tmp_path, folder.id)
-
-
-def test_a_damaged_record_stands_in_the_way_of_no_other(tmp_path: Path) -> None:
-    healthy = older(create(tmp_path), 10)
-    (create(tmp_path).path / "record.json").write_text("{")
-    assert records.find(tmp_path, healthy.id).id == healthy.id
-    assert records.find(tmp_path, "latest").id == healthy.id
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from orchestrator.errors import UserError
-from orchestrator.storage import conditional, generations, lease, object_sync, records, remote, sync_state
+from orchestrator.storage import conditional, generations, lease, object_sync, records, remote, run_lookup, sync_state
 from orchestrator.storage.conditional import Changed, Objects
 from orchestrator.storage.lease import Lease
 from orchestrator.storage.object_sync import FolderSync, StopWatcher
@@ -143,7 +143,7 @@ def take_over(storage: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> tupl
     """Driver B, once A's lease has ended."""
     with monkeypatch.context() as later:
         later.setattr(lease, "SECONDS", 0.0)
-        folder = records.find(storage, name).fetch()
+        folder = run_lookup.find(storage, name).fetch()
         folder.acquire()
     following = folder.start_sync()
     assert isinstance(following, FolderSync)
@@ -169,7 +169,7 @@ def changes(folder: RunFolder) -> None:
 
 def seen(storage: Path, name: str) -> RunFolder:
     """The run as a machine that knows nothing of it sees it."""
-    return records.find(storage, name).fetch()
+    return run_lookup.find(storage, name).fetch()
 
 
 def steps(halt: Halt, storage: Path, take_over: Callable[[str], None]) -> Iterator[str]:
@@ -285,7 +285,7 @@ def test_on_a_shared_file_system_a_successor_has_a_folder_of_its_own(
     def take_over() -> None:
         forget_lock(folder)
         on_host("two")
-        there = records.find(tmp_path, "run")
+        there = run_lookup.find(tmp_path, "run")
         there.acquire()
         on_host("one")
         with (there.path / "study.jsonl").open("a") as study:
@@ -321,11 +321,11 @@ def test_on_a_shared_file_system_a_successor_has_a_folder_of_its_own(
     assert said == "run was taken over by another driver; what this one did since is not stored"
 
     (there,) = taken
-    seen = records.find(tmp_path, "run")
+    seen = run_lookup.find(tmp_path, "run")
     assert (seen.id, seen.path, seen.record["holds"]) == ("run", there.path, 2)
     assert seen.record["status"] == ("finished" if step % 2 else "running")
     assert (seen.path / "study.jsonl").read_text().endswith("B\n")
-    assert [found.path for found in records.folders(tmp_path)] == [there.path]
+    assert [found.path for found in run_lookup.folders(tmp_path)] == [there.path]
     with pytest.raises(UserError, match="The name run is in use"):
         records.create(tmp_path, "sweep", "toy", {}, "", "run")
 
@@ -339,7 +339,7 @@ def test_a_watch_stops_the_driver_that_was_overtaken_alone(
     watch = folder.start_sync()
     forget_lock(folder)
     on_host("two")
-    there = records.find(tmp_path, "run")
+    there = run_lookup.find(tmp_path, "run")
     there.acquire()
     deadline = time.monotonic() + 60
     while not folder.stop_file.exists():
@@ -360,7 +360,7 @@ def test_where_the_driver_before_is_known_to_be_gone_its_folder_is_used(
     else:
         forget_lock(folder)  # killed on this host: its lock is free
     on_host(host)
-    there = records.find(tmp_path, "run")
+    there = run_lookup.find(tmp_path, "run")
     there.acquire()
     assert there.path == folder.path
 
@@ -372,7 +372,7 @@ def test_a_run_of_an_earlier_version_goes_on_where_it_is(on_host: Callable[[str]
     folder.update()
     forget_lock(folder)
     on_host("two")
-    there = records.find(tmp_path, "run")
+    there = run_lookup.find(tmp_path, "run")
     there.acquire()
     assert there.path == folder.path
 
@@ -383,10 +383,10 @@ def test_a_generation_on_a_file_system_is_claimed_once(on_host: Callable[[str], 
     forget_lock(folder)
     (tmp_path / "run@2").mkdir()  # of one that died while it copied
     on_host("two")
-    there = records.find(tmp_path, "run")
+    there = run_lookup.find(tmp_path, "run")
     there.acquire()
     assert there.path == tmp_path / "run@3"
-    assert records.find(tmp_path, "run").path == there.path
+    assert run_lookup.find(tmp_path, "run").path == there.path
 
 
 # The lease and the record, which all generations share

@@ -21,7 +21,7 @@ from orchestrator.provenance import record as provenance
 from orchestrator.report import report
 from orchestrator.runs import driver
 from orchestrator.runs.session import Result
-from orchestrator.storage import records
+from orchestrator.storage import run_lookup
 from orchestrator.storage.settings import Settings, resolve
 from orchestrator.sweeps import request
 from orchestrator.sweeps import sweep as sweeps
@@ -92,7 +92,7 @@ def sweep(settings: Settings, file: Path, out: io.StringIO) -> Sweep:
 def resume(settings: Settings, out: io.StringIO) -> Sweep:
     def go_on(name: str, **more: Any) -> Result:
         return sweeps.resume(
-            records.find(settings.storage, name, "sweep"), settings, console(out), ResumeOptions(**more)
+            run_lookup.find(settings.storage, name, "sweep"), settings, console(out), ResumeOptions(**more)
         )
 
     return go_on
@@ -268,7 +268,7 @@ def test_an_objective_that_no_trial_reports_stops_the_sweep_in_its_first_epoch(
         "Unknown objective: validation does not report it: got 'eror'; allowed: error, x. Did you mean 'error'?",
     )
     assert trained == [1]
-    folder = records.find(settings.storage, "s")
+    folder = run_lookup.find(settings.storage, "s")
     assert (folder.status(), folder.record["exit_code"]) == ("failed", USAGE)
 
 
@@ -424,7 +424,7 @@ def test_a_sweep_whose_trials_all_fail_stops_and_goes_on_when_the_cause_is_gone(
             sweep(trials=9, name="s")
     for words in ("stopped, 5 of 5 trials failed with: FileNotFoundError: no such file: /typo", "--retry-failed"):
         assert words in str(caught.value)
-    folder = records.find(settings.storage, "s", "sweep")
+    folder = run_lookup.find(settings.storage, "s", "sweep")
     assert (folder.status(), folder.record["exit_code"]) == ("failed", FAILED)
     result = resume("s", retry_failed=True)
     assert [row["state"] for row in rows(result)] == ["fail"] * 5 + ["complete"] * 9
@@ -442,7 +442,7 @@ def test_a_lost_accelerator_ends_the_process_and_no_trial(
         sweep("broken", trials=4, name="s")
     for words in ("the accelerator was lost: CUDA error: an illegal memory", "orchestrator sweep --resume s"):
         assert words in str(caught.value)
-    assert records.find(settings.storage, "s", "sweep").status() == "failed"
+    assert run_lookup.find(settings.storage, "s", "sweep").status() == "failed"
     toy.lost.clear()  # another process
     result = resume("s")
     assert (result.exit_code, [row["state"] for row in rows(result)]) == (DONE, ["complete"] * 4)
@@ -512,7 +512,7 @@ def test_an_objective_that_has_changed(sweep: Sweep, resume: Sweep, monkeypatch:
 def test_a_sweep_of_before_there_were_contracts_goes_on(sweep: Sweep, resume: Sweep, settings: Settings) -> None:
     with interrupted_at(2):
         sweep(trials=3, name="s")
-    folder = records.find(settings.storage, "s")
+    folder = run_lookup.find(settings.storage, "s")
     del folder.record["spec"]["contract"]
     folder.update()
     assert resume("s").exit_code == DONE
@@ -521,7 +521,7 @@ def test_a_sweep_of_before_there_were_contracts_goes_on(sweep: Sweep, resume: Sw
 def test_two_at_once_on_one_id(sweep: Sweep, resume: Sweep, settings: Settings) -> None:
     with interrupted_at(2):
         sweep(trials=3, name="s")
-    other = records.find(settings.storage, "s")
+    other = run_lookup.find(settings.storage, "s")
     other.acquire()
     refused(lambda: resume("s"), "s is being driven by another process", "orchestrator stop s")
     other.release("interrupted", 130)

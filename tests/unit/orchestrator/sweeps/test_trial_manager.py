@@ -25,7 +25,7 @@ from orchestrator.search import unit_values
 from orchestrator.search.pbt import Population
 from orchestrator.search.schedulers import rungs
 from orchestrator.search.study import Study
-from orchestrator.storage import records, usage_log
+from orchestrator.storage import records, run_lookup, usage_log
 from orchestrator.sweeps import budget as budget_module
 from orchestrator.sweeps import trial_manager
 from orchestrator.sweeps.trial_manager import TrialManager
@@ -76,7 +76,7 @@ class Driver:
     def __init__(self, storage: Path, spec: SweepSpec) -> None:
         found = storage / "sweep"
         if found.exists():
-            self.folder = records.find(storage, "sweep")
+            self.folder = run_lookup.find(storage, "sweep")
             self.folder.acquire()
         else:
             self.folder = records.create(storage, "sweep", "toy", {}, "orchestrator sweep toy", "sweep")

@@ -18,7 +18,7 @@ from orchestrator.runs import driver, model_upload
 from orchestrator.runs.session import Result
 from orchestrator.search import winners
 from orchestrator.search.selection import NO_NOISE
-from orchestrator.storage import records
+from orchestrator.storage import run_lookup
 from orchestrator.storage.records import RunFolder
 from orchestrator.storage.settings import Settings, resolve
 from orchestrator.sweeps import request, sweep, winner
@@ -87,7 +87,7 @@ def console(out: io.StringIO) -> Console:
 
 
 def folder(settings: Settings) -> RunFolder:
-    return records.find(settings.storage, "s", "sweep")
+    return run_lookup.find(settings.storage, "s", "sweep")
 
 
 def logged(database: Path, name: str) -> list[tuple[int, float]]:

@@ -1,0 +1,85 @@
+"""Runs are found by ``latest``, their ids and their MLflow runs, and a damaged one hides no other."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.errors import USAGE, UserError
+from orchestrator.storage import records, run_lookup
+from orchestrator.storage.records import RunFolder
+
+
+def create(storage: Path, kind: Any = "run") -> RunFolder:
+    return records.create(storage, kind, "toy", {"seed": 1}, "orchestrator run toy")
+
+
+def older(folder: RunFolder, seconds: int) -> RunFolder:
+    file = folder.path / "record.json"
+    os.utime(file, (file.stat().st_mtime - seconds,) * 2)
+    return folder
+
+
+def test_latest_is_the_newest_of_its_kind(tmp_path: Path) -> None:
+    run, sweep = older(create(tmp_path, "run"), 20), older(create(tmp_path, "sweep"), 10)
+    newest = create(tmp_path, "run")
+    assert [folder.id for folder in run_lookup.folders(tmp_path)] == [newest.id, sweep.id, run.id]
+    assert run_lookup.find(tmp_path, "latest").id == newest.id
+    assert run_lookup.find(tmp_path, "latest", "sweep").id == sweep.id
+    assert [folder.id for folder in run_lookup.folders(tmp_path, "run")] == [newest.id, run.id]
+
+
+def test_it_is_found_by_its_mlflow_run_too(tmp_path: Path) -> None:
+    folder = create(tmp_path)
+    create(tmp_path)
+    folder.update(run_id="0123abcd")
+    assert run_lookup.find(tmp_path, "0123abcd").id == folder.id
+
+
+def test_an_unknown_id_gets_the_nearest(tmp_path: Path) -> None:
+    folder = create(tmp_path)
+    typo = folder.id[:-1]
+    with pytest.raises(UserError) as caught:
+        run_lookup.find(tmp_path, typo, "run")
+    assert str(caught.value) == (f"Unknown run: got '{typo}'; allowed: latest, {folder.id}. Did you mean {folder.id}?")
+    assert caught.value.code == USAGE
+
+
+def test_a_sweep_is_no_run(tmp_path: Path) -> None:
+    folder = create(tmp_path, "sweep")
+    message = f"{folder.id} is a sweep, not a run. Try: orchestrator sweep --resume {folder.id}."
+    with pytest.raises(UserError, match=re.escape(message)):
+        run_lookup.find(tmp_path, folder.id, "run")
+    with pytest.raises(UserError, match="There is no run yet"):
+        run_lookup.find(tmp_path, "latest", "run")
+
+
+def test_in_an_empty_storage_there_is_nothing_to_resume(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"There is no sweep yet: got 'latest'. Looked in {tmp_path}/none"):
+        run_lookup.find(tmp_path / "none", "latest", "sweep")
+
+
+@pytest.mark.parametrize("content", ["", '{"format": 1', "[]", "{}"])
+def test_a_damaged_record(content: str, tmp_path: Path) -> None:
+    folder = create(tmp_path)
+    (folder.path / "record.json").write_text(content)
+    with pytest.raises(UserError, match=f"record of {folder.path} is damaged"):
+        run_lookup.find(tmp_path, folder.id)
+
+
+def test_a_record_of_another_format(tmp_path: Path) -> None:
+    folder = create(tmp_path)
+    folder.update(format=99)
+    with pytest.raises(UserError, match="another format: got 99; allowed: 1"):
+        run_lookup.find(tmp_path, folder.id)
+
+
+def test_a_damaged_record_stands_in_the_way_of_no_other(tmp_path: Path) -> None:
+    healthy = older(create(tmp_path), 10)
+    (create(tmp_path).path / "record.json").write_text("{")
+    assert run_lookup.find(tmp_path, healthy.id).id == healthy.id
+    assert run_lookup.find(tmp_path, "latest").id == healthy.id
