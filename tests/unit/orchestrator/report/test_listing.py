@@ -221,7 +221,7 @@ def test_a_short_list_of_many_reads_few_records(settings: Settings, monkeypatch:
     late.update(tracking="none")  # changed last, started early
     opened: list[Path] = []
     open_folder = records.open_folder
-    monkeypatch.setattr(records, "open_folder", lambda path: opened.append(path) or open_folder(path))
+    monkeypatch.setattr(run_lookup, "open_folder", lambda path: opened.append(path) or open_folder(path))
     rows, known = listing.listed(settings, limit=3)
     assert [row["id"] for row in rows] == ["r11", "r10", "r09"]
     assert known == 12
