@@ -134,7 +134,7 @@ def _draw(panels: Panels, form: str, title: str) -> bytes:
                 axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2))
         for axes in grid[count:]:
             axes.set_visible(False)
-        figure.suptitle(title)
+        figure.suptitle(title, wrap=True)
         figure.savefig(
             stream, format=form, dpi=144, facecolor="white", metadata={"Date": None} if form == "svg" else {}
         )
@@ -170,7 +170,7 @@ def _markdown(redrawn: Redrawn, result: Mapping[str, Any]) -> str:
     lines += [table_report.written(result), ""]
     lines += [f"{line}  " for line in _conditions(redrawn)]
     for title, columns, rows in _tables(redrawn):
-        lines += ["", f"### {title}", "", markdown_table(columns, rows)]
+        lines += [*(["", f"### {title}"] if title else []), "", markdown_table(columns, rows)]
     return "\n".join(lines).rstrip()
 
 
