@@ -1,7 +1,7 @@
 """Full ranking of all users of ML-100K: scores, masking, top-k and all metrics, compared with RecBole's evaluation.
 
 All 943 users against 1,682 items on the test split. RecBole measures six metrics at k = 5, 10, 20; ours measures
-eight and AUC. The first call of a process does not count.
+nine and the AUC, and four of what is shown. The first call of a process, which loads compiled code, does not count.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def main() -> None:
         )
         what = f"all users ranked and measured{suffix}"
         bench.hold(what, "s", f"ours{suffix}", at_most=0.3)
-        bench.compare(what, "s", f"ours{suffix}", f"RecBole{suffix}")
+        bench.compare(what, "s", f"ours{suffix}", f"RecBole{suffix}", at_most=1)
     bench.finish()
 
 
