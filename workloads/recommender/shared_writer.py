@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -14,17 +14,15 @@ from numpy.typing import NDArray
 
 from workloads.data import Interactions
 from workloads.data.interactions.splits import held_out_counts, hold_out
+from workloads.data.partition import blocks, key_counts, partition, ranges
 from workloads.recommender.dataset import VALIDATION_FRACTION, History, divide
 from workloads.safetensors_header import header
 from workloads.sampling.pairs import set_bits, table_bytes, table_slots
 
 HISTORIES = ("train", "validation", "seen", "test")
 
-ROWS = 2**20
-"""Interactions that are prepared at a time: those of some users, or all of one user."""
-
-TABLE_BYTES = 2**26
-"""Bytes of the bit table that are in memory at a time. For each the keys are read once."""
+TABLE_BYTES = 2**23
+"""Bytes of the bit table that are in memory at a time."""
 
 _TYPES = {np.int64: "I64", np.uint8: "U8", np.bool_: "BOOL"}
 
@@ -49,13 +47,11 @@ class _TensorFile:
         self._file.seek(self._starts[name] + first * self._kinds[name].itemsize)
         self._file.write(np.ascontiguousarray(values, self._kinds[name]).data)
 
-    def blocks(self, name: str, size: int) -> Iterator[torch.Tensor]:
-        """A tensor's elements, flattened, at most :data:`ROWS` at a time; ``size`` of them."""
+    def part(self, name: str, rows: slice) -> torch.Tensor:
+        """Elements of the flattened tensor that have been written."""
         self._file.flush()
-        for first in range(0, size, ROWS):
-            start = self._starts[name] + first * self._kinds[name].itemsize
-            count = min(ROWS, size - first)
-            yield torch.from_numpy(np.fromfile(self._file.name, self._kinds[name], count, offset=start))
+        start = self._starts[name] + rows.start * self._kinds[name].itemsize
+        return torch.from_numpy(np.fromfile(self._file.name, self._kinds[name], rows.stop - rows.start, offset=start))
 
 
 def write_by_users(file: BinaryIO, data: Interactions, split_seed: int, holdout: bool) -> None:
@@ -76,8 +72,8 @@ def write_by_users(file: BinaryIO, data: Interactions, split_seed: int, holdout:
     tensors = _TensorFile(file, layout)
     for name in HISTORIES:
         tensors.put(f"{name}.indptr", 0, starts[name])
-    for first, last in _users(starts["seen"]):
-        some = _only(data, first, last)
+    firsts = ranges(starts["seen"][1:] - starts["seen"][:-1])
+    for first, some in zip(firsts.tolist(), _by_users(data, firsts)):
         if holdout and data.held_out is None:
             held_out = hold_out(some.train, some.n_users, VALIDATION_FRACTION, split_seed, int(starts["seen"][first]))
             some = replace(some, held_out=held_out)
@@ -94,71 +90,54 @@ def write_by_users(file: BinaryIO, data: Interactions, split_seed: int, holdout:
         tensors.put("pairs", size["pairs"] + at["pairs"], made.pairs[1] + (data.n_users - some.n_users))
         if made.wrong is not None:
             tensors.put("wrong", at["pairs"], made.wrong)
-    for first in range(0, table_bytes(size["train"]), TABLE_BYTES):
-        table = torch.zeros(min(TABLE_BYTES, table_bytes(size["train"]) - first), dtype=torch.uint8)
-        for keys in tensors.blocks("unobserved.keys", size["train"]):
-            slots = table_slots(keys, size["train"]) - 8 * first
-            slots = slots[(slots >= 0) & (slots < 8 * len(table))].unique()  # type: ignore[no-untyped-call]
-            is_set = (table[slots >> 3] >> (slots & 7).to(torch.uint8)) & 1
-            set_bits(table, slots[is_set == 0])
+    _write_bits(tensors, size["train"])
+
+
+def _write_bits(tensors: _TensorFile, members: int) -> None:
+    """Write the bit table of the set of keys, a part of it after the other."""
+
+    def slots(rows: slice) -> NDArray[np.int64]:
+        slots: NDArray[np.int64] = table_slots(tensors.part("unobserved.keys", rows), members).numpy()
+        return slots
+
+    size = table_bytes(members)
+    firsts = np.append(np.arange(0, size, TABLE_BYTES), size)
+    for first, (chosen,) in zip(firsts.tolist(), partition(members, slots, 8 * firsts, [slots])):
+        table = torch.zeros(min(TABLE_BYTES, size - first), dtype=torch.uint8)
+        for rows in blocks(len(chosen)):
+            some = torch.from_numpy(chosen[rows] - 8 * first).unique()  # type: ignore[no-untyped-call]
+            is_set = (table[some >> 3] >> (some & 7).to(torch.uint8)) & 1
+            set_bits(table, some[is_set == 0])
         tensors.put("unobserved.bits", first, table)
 
 
 def _counts(data: Interactions, holdout: bool) -> dict[str, NDArray[np.int64]]:
     """How many interactions each user (U,) has in each history and in the pairs that are trained on."""
-
-    def count(pairs: NDArray[np.int32], chosen: NDArray[np.bool_] | None = None) -> NDArray[np.int64]:
-        total = np.zeros(data.n_users, np.int64)
-        for first in range(0, len(pairs), ROWS):
-            users = pairs[first : first + ROWS, 0]
-            users = users if chosen is None else users[chosen[first : first + ROWS]]
-            total += np.bincount(users, minlength=data.n_users)
-        return total
-
-    seen = count(data.train)
+    seen = key_counts(data.train[:, 0], data.n_users)
     if not holdout:
         held = np.zeros_like(seen)
     elif data.held_out is None:
         held = held_out_counts(seen, VALIDATION_FRACTION)
     else:
-        held = count(data.train, data.held_out)
+        held = key_counts(data.train[:, 0], data.n_users, data.held_out)
     train = seen - held
     return {
         "train": train,
         "validation": np.where(train > 0, held, 0),
         "seen": seen,
-        "test": count(data.test),
+        "test": key_counts(data.test[:, 0], data.n_users),
         "pairs": np.where(train < data.n_items, train, 0),
     }
 
 
-def _users(starts: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-    """Ranges of users that have :data:`ROWS` interactions at most, or are one user."""
-    first = 0
-    while first < len(starts) - 1:
-        last = max(first + 1, int(np.searchsorted(starts, starts[first] + ROWS, "right")) - 1)
-        yield first, last
-        first = last
-
-
-def _only(data: Interactions, first: int, last: int) -> Interactions:
-    """The interactions of users ``first`` to ``last``, who are numbered from 0."""
-
-    def rows(pairs: NDArray[np.int32]) -> NDArray[np.int64]:
-        blocks = [np.empty(0, np.int64)]
-        for start in range(0, len(pairs), ROWS):
-            users = pairs[start : start + ROWS, 0]
-            blocks.append(start + np.flatnonzero((first <= users) & (users < last)))
-        return np.concatenate(blocks)
-
-    train = rows(data.train)
-    offset = np.array([first, 0], np.int32)
-    return Interactions(
-        last - first,
-        data.n_items,
-        data.train[train] - offset,
-        data.test[rows(data.test)] - offset,
-        truth=None if data.truth is None else data.truth[first:last],
-        noise=None if data.noise is None else data.noise[train],
-        held_out=None if data.held_out is None else data.held_out[train],
-    )
+def _by_users(data: Interactions, firsts: NDArray[np.int64]) -> Iterator[Interactions]:
+    """The interactions of the users of each range, who are numbered from 0."""
+    marks = {name: mark for name in ("noise", "held_out") if (mark := getattr(data, name)) is not None}
+    train = partition(len(data.train), data.train[:, 0], firsts, [data.train, *marks.values()])
+    test = partition(len(data.test), data.test[:, 0], firsts, [data.test])
+    for (first, last), (pairs, *chosen), (tested,) in zip(pairwise(firsts.tolist()), train, test):
+        offset = np.array([first, 0], np.int32)
+        truth = None if data.truth is None else data.truth[first:last]
+        yield Interactions(
+            last - first, data.n_items, pairs - offset, tested - offset, truth=truth, **dict(zip(marks, chosen))
+        )

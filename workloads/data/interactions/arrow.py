@@ -23,17 +23,18 @@ def write_interactions(path: Path, interactions: Interactions) -> None:
     Raises:
         OSError: the file cannot be written.
     """
+    import numpy as np
     import pyarrow as pa
 
     lists: dict[str, Any] = {}
     layout: dict[str, Any] = {}
     for name, array in interactions.arrays().items():
         kind = array.dtype.name if array.dtype.name in _NUMBERS else "uint8"  # booleans and text are written as bytes
-        data = array.tobytes()
+        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)  # not copied: it may be mapped from a file
         size = array.size if kind in _NUMBERS else len(data)
         values = pa.Array.from_buffers(pa.type_for_alias(kind), size, [None, pa.py_buffer(data)])
         lists[name] = pa.LargeListArray.from_arrays([0, size], values)
-        layout[name] = {"dtype": array.dtype.str, "shape": array.shape, "crc32": zlib.crc32(data)}
+        layout[name] = {"dtype": array.dtype.str, "shape": array.shape, "crc32": zlib.crc32(data.data)}
     meta = {"n_users": interactions.n_users, "n_items": interactions.n_items, "arrays": layout}
     batch = pa.record_batch(lists)
     schema = batch.schema.with_metadata({_META: json.dumps(meta)})

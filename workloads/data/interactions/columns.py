@@ -1,12 +1,14 @@
-"""Read the columns of a table of interactions, CSV or Parquet, by name. Errors name the line."""
+"""Read the columns of a table of interactions, CSV or Parquet, by name, in blocks of rows. Errors name the line."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from workloads.data.errors import DataError
-from workloads.data.files import content
+from workloads.data.files import opened
 
 if TYPE_CHECKING:
     import numpy as np
@@ -18,6 +20,8 @@ FORMS = (".parquet", ".csv", ".csv.gz", ".tsv", ".tsv.gz")
 _EXPECTED = "columns user and item and, where there are any, rating and timestamp"
 _SHOWN = 60
 _LONGEST = 255  # longest id, in bytes
+_BLOCK_BYTES = 2**22  # of text that are read at a time
+_BLOCK_ROWS = 2**17  # of Parquet
 _ROLES = {
     **dict.fromkeys(("user", "user_id", "userid"), "user"),
     **dict.fromkeys(("item", "item_id", "itemid"), "item"),
@@ -26,87 +30,105 @@ _ROLES = {
 }
 
 
-class Columns(NamedTuple):
-    """Users and items as Arrow arrays, int64 or large_string; rating float32 and timestamp int64 (seconds), (n,)."""
+Fault: TypeAlias = Callable[[int, str, str, str], DataError]
+"""The error for a row of a block, counted from 0: what, got, expected."""
 
-    file: Path
+
+class Columns(NamedTuple):
+    """Some rows of a table: users and items as Arrow arrays, int64 or large_string; rating float32 and timestamp
+    int64 (seconds), (n,)."""
+
     user: Any
     item: Any
     rating: NDArray[np.float32] | None
     timestamp: NDArray[np.int64] | None
 
-    def error(self, row: int, what: str, got: str, expected: str) -> DataError:
-        """The error for a row, counted from 0."""
-        return _fault(self.file, row, what, got, expected)
 
-
-def read_columns(file: Path) -> Columns:
-    """Read a table. Ignores columns with other names.
+def read_columns(file: Path) -> Iterator[Columns]:
+    """Read a table, some thousands of rows at a time. Ignores columns with other names.
 
     Raises:
         DataError: a column is missing, a line has another number of fields, an id is missing or neither an integer nor
             text, a rating or time is not a number, or there is no row. It names file and line (in Parquet the row).
     """
-    columns = _parquet(file) if file.suffix == ".parquet" else _text(file)
-    if not len(columns["user"]):
+    first = 0
+    for columns in _parquet(file) if file.suffix == ".parquet" else _text(file):
+        fault = partial(row_error, file, first)
+        user, item = (_ids(file, role, columns[role], fault) for role in ("user", "item"))
+        yield Columns(user, item, _ratings(columns.get("rating"), fault), _times(columns.get("timestamp"), fault))
+        first += len(user)
+    if not first:
         raise DataError("the file is empty", file=file, line=1, got="no interaction", expected="a row for each")
-    user, item = (_ids(file, role, columns[role]) for role in ("user", "item"))
-    return Columns(file, user, item, _ratings(file, columns.get("rating")), _times(file, columns.get("timestamp")))
 
 
-def _text(file: Path) -> dict[str, Any]:
+def _text(file: Path) -> Iterator[Mapping[str, Any]]:
     """Columns of a CSV or TSV file by role, as text."""
     import csv as lines
 
     import pyarrow as pa
     from pyarrow import csv
 
-    text = content(file).removeprefix(b"\xef\xbb\xbf")
+    with opened(file) as text:
+        first = text.readline().removeprefix(b"\xef\xbb\xbf").decode(errors="backslashreplace").rstrip("\r\n")
+        is_empty = not text.read(1)
     separator = "\t" if ".tsv" in file.suffixes else ","
-    first = text.partition(b"\n")[0].decode(errors="backslashreplace").rstrip("\r")
-    names = next(lines.reader([first], delimiter=separator), [])
-    roles = _roles(file, names, repr(first[:_SHOWN]))
+    roles = _roles(file, next(lines.reader([first], delimiter=separator), []), repr(first[:_SHOWN]))
+    if is_empty:
+        return
     uneven: list[Any] = []
-    try:
-        table = csv.read_csv(
-            pa.py_buffer(text),
-            # One thread: with more, Arrow does not number the rows.
-            read_options=csv.ReadOptions(use_threads=False),
-            parse_options=csv.ParseOptions(
-                delimiter=separator,
-                ignore_empty_lines=False,
-                invalid_row_handler=lambda row: uneven.append(row) or "skip",  # type: ignore[func-returns-value]
-            ),
-            convert_options=csv.ConvertOptions(
-                column_types=dict.fromkeys(roles.values(), pa.large_string()), include_columns=list(roles.values())
-            ),
-        )
-    except pa.ArrowInvalid as error:
-        for number, line in enumerate(text.splitlines(), 1):
-            if b"\x00" in line or line.decode(errors="ignore").encode() != line:
-                got = repr(line[:_SHOWN])
-                raise DataError("the line is not UTF-8 text", file=file, line=number, got=got) from None
-        raise DataError("the table cannot be parsed", file=file, got=str(error)) from None
+    with opened(file) as text:
+        try:
+            batches = csv.open_csv(
+                text,
+                # One thread: with more, Arrow does not number the rows.
+                read_options=csv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES),
+                parse_options=csv.ParseOptions(
+                    delimiter=separator,
+                    ignore_empty_lines=False,
+                    invalid_row_handler=lambda row: uneven.append(row) or "skip",  # type: ignore[func-returns-value]
+                ),
+                convert_options=csv.ConvertOptions(
+                    column_types=dict.fromkeys(roles.values(), pa.large_string()),
+                    include_columns=list(roles.values()),
+                ),
+            )
+            for batch in batches:
+                if uneven:
+                    break
+                yield {role: batch.column(name) for role, name in roles.items()}
+        except pa.ArrowInvalid as error:
+            raise _unparsed(file) or DataError("the table cannot be parsed", file=file, got=str(error)) from None
     if uneven:
         row = uneven[0]
         what = "the line is truncated" if row.actual_columns < row.expected_columns else "the line has too many fields"
         got = repr(row.text[:_SHOWN])
         expected = f"{row.expected_columns} fields, as in the first line"
         raise DataError(what, file=file, line=row.number, got=got, expected=expected)
-    return {role: table.column(name).combine_chunks() for role, name in roles.items()}
 
 
-def _parquet(file: Path) -> dict[str, Any]:
+def _unparsed(file: Path) -> DataError | None:
+    """The error for the first line that is not text."""
+    with opened(file) as text:
+        for number, line in enumerate(text, 1):
+            if b"\x00" in line or line.decode(errors="ignore").encode() != line:
+                got = repr(line.rstrip(b"\r\n")[:_SHOWN])
+                return DataError("the line is not UTF-8 text", file=file, line=number, got=got)
+    return None
+
+
+def _parquet(file: Path) -> Iterator[Mapping[str, Any]]:
     import pyarrow as pa
     from pyarrow import parquet
 
     try:
-        names = parquet.read_schema(file).names
-        roles = _roles(file, names, ", ".join(names)[:_SHOWN] or "none")
-        table = parquet.read_table(file, columns=list(roles.values()), use_threads=False)
+        # Mapped, since buffers that a file is read into are kept until its end.
+        with parquet.ParquetFile(file, memory_map=True) as table:
+            names = table.schema_arrow.names
+            roles = _roles(file, names, ", ".join(names)[:_SHOWN] or "none")
+            for batch in table.iter_batches(_BLOCK_ROWS, columns=list(roles.values()), use_threads=False):
+                yield {role: batch.column(name) for role, name in roles.items()}
     except pa.ArrowInvalid as error:
         raise DataError("the file is not Parquet, or is damaged", file=file, got=str(error)[:_SHOWN]) from None
-    return {role: table.column(name).combine_chunks() for role, name in roles.items()}
 
 
 def _roles(file: Path, names: list[str], got: str) -> dict[str, str]:
@@ -123,7 +145,7 @@ def _roles(file: Path, names: list[str], got: str) -> dict[str, str]:
     return roles
 
 
-def _ids(file: Path, role: str, column: Any) -> Any:
+def _ids(file: Path, role: str, column: Any, fault: Fault) -> Any:
     """Ids as int64 or large_string, without nulls."""
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -135,7 +157,7 @@ def _ids(file: Path, role: str, column: Any) -> Any:
         column = column.cast(kind)
     if column.null_count:
         row = pc.index(column.is_null(), True).as_py()
-        raise _fault(file, row, f"an id is missing in column {role}", "nothing", "integers or text")
+        raise fault(row, f"an id is missing in column {role}", "nothing", "integers or text")
     if kinds.is_integer(kind):
         try:
             return column.cast(pa.int64())
@@ -151,33 +173,33 @@ def _ids(file: Path, role: str, column: Any) -> Any:
     for wrong, what in ((pc.equal(lengths, 0), "is missing"), (pc.greater(lengths, _LONGEST), "is too long")):
         if (row := pc.index(wrong, True).as_py()) >= 0:
             got = repr(column[row].as_py()[:_SHOWN])
-            raise _fault(file, row, f"an id {what} in column {role}", got, f"1 to {_LONGEST} bytes")
+            raise fault(row, f"an id {what} in column {role}", got, f"1 to {_LONGEST} bytes")
     return column
 
 
-def _ratings(file: Path, column: Any) -> NDArray[np.float32] | None:
+def _ratings(column: Any, fault: Fault) -> NDArray[np.float32] | None:
     import numpy as np
 
     if column is None:
         return None
-    values = _numbers(file, "rating", column, "float64")
+    values = _numbers("rating", column, "float64", fault)
     if not np.isfinite(values).all():
         row = int(np.isfinite(values).argmin())
-        raise _fault(file, row, "column rating holds no number", repr(column[row].as_py()), "a finite number")
+        raise fault(row, "column rating holds no number", repr(column[row].as_py()), "a finite number")
     return values.astype(np.float32)
 
 
-def _times(file: Path, column: Any) -> NDArray[np.int64] | None:
+def _times(column: Any, fault: Fault) -> NDArray[np.int64] | None:
     import pyarrow as pa
 
     if column is None:
         return None
     if pa.types.is_timestamp(column.type):
         column = column.cast(pa.timestamp("s"), safe=False).cast(pa.int64())
-    return _numbers(file, "timestamp", column, "int64")
+    return _numbers("timestamp", column, "int64", fault)
 
 
-def _numbers(file: Path, role: str, column: Any, kind: str) -> NDArray[Any]:
+def _numbers(role: str, column: Any, kind: str, fault: Fault) -> NDArray[Any]:
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -190,7 +212,7 @@ def _numbers(file: Path, role: str, column: Any, kind: str) -> NDArray[Any]:
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         # Find the value that failed.
         row = next((at for at, value in enumerate(column) if not _casts(value, kind)), 0)
-    raise _fault(file, row, f"column {role} holds no number", repr(column[row].as_py()), expected)
+    raise fault(row, f"column {role} holds no number", repr(column[row].as_py()), expected)
 
 
 def _casts(value: Any, kind: str) -> bool:
@@ -203,7 +225,8 @@ def _casts(value: Any, kind: str) -> bool:
     return True
 
 
-def _fault(file: Path, row: int, what: str, got: str, expected: str) -> DataError:
+def row_error(file: Path, first: int, row: int, what: str, got: str, expected: str) -> DataError:
+    """The error for a row, counted from 0 behind the ``first`` rows."""
     if file.suffix == ".parquet":
-        return DataError(f"in row {row + 1} {what}", file=file, got=got, expected=expected)
-    return DataError(what, file=file, line=row + 2, got=got, expected=expected)
+        return DataError(f"in row {first + row + 1} {what}", file=file, got=got, expected=expected)
+    return DataError(what, file=file, line=first + row + 2, got=got, expected=expected)

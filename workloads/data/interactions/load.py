@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from workloads.data.conversion_cache import cache_path, checked_fingerprint, load_or_convert
+from workloads.data.conversion_cache import build_once, cache_path, checked_fingerprint, load_or_convert
 from workloads.data.datasets import dataset
 from workloads.data.interactions.arrow import FORMAT, read_interactions, write_interactions
 from workloads.data.interactions.types import Interactions
@@ -15,6 +15,12 @@ from workloads.memory import bounded_cache
 
 if TYPE_CHECKING:
     from workloads.data.interactions.variants import Split
+
+CACHED_FROM = 2**22
+"""Number of interactions from which another split of a dataset is written to the cache."""
+
+VARIANTS = 1
+"""Version of the splits and of the noise, in the names of these files."""
 
 
 def load_interactions(name: str, root: Path, split: Split = "official", noise: float = 0.0) -> Interactions:
@@ -34,20 +40,28 @@ def load_interactions(name: str, root: Path, split: Split = "official", noise: f
         DataError: the dataset is unknown, of another kind, missing or damaged, or does not have what the split needs.
         CacheUnwritable: the cache cannot be written.
     """
-    path = cache_path("interactions", name, checked_fingerprint(name, root, "interactions"), f"v{FORMAT}.arrow")
+    content = checked_fingerprint(name, root, "interactions")
+    path = cache_path("interactions", name, content, f"v{FORMAT}.arrow")
     data: Interactions = load_or_convert(name, root, path, read_interactions, write_interactions)
     if split == "official" and len(data.test) and not noise:
         return data
-    return _variant(name, data, split, noise)
+    ending = f"v{FORMAT}-{split}-{noise}-v{VARIANTS}.arrow"
+    return _variant(name, data, split, noise, cache_path("interactions", name, content, ending))
 
 
 @bounded_cache
-def _variant(name: str, data: Interactions, split: Split, noise: float) -> Interactions:
+def _variant(name: str, data: Interactions, split: Split, noise: float, path: Path) -> Interactions:
+    """Another split of a dataset, or with noise; that of a large one is made once a node, at ``path``."""
     # Imported here: they need NumPy, which most commands do not.
     from workloads.data.interactions.variants import resplit, with_noise
 
-    data = resplit(data, split, clean_from=dataset(name).clean_from)
-    return with_noise(data, noise) if noise else data
+    def made() -> Interactions:
+        divided = resplit(data, split, clean_from=dataset(name).clean_from)
+        return with_noise(divided, noise) if noise else divided
+
+    if len(data.train) + len(data.test) < CACHED_FROM:
+        return made()
+    return build_once(path, read_interactions, lambda: write_interactions(path, made()))
 
 
 def check(dataset: Dataset, root: Path, options: ReadOptions) -> None:

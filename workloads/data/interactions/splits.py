@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workloads.data.errors import DataError
+from workloads.data.partition import key_counts
 
 _USER_BITS = 28  # of 64 bits, for the user; the random draw has the other 36
 
@@ -67,7 +68,7 @@ def check_parts(train: NDArray[np.integer[Any]], test: NDArray[np.integer[Any]],
             "the test part is empty, so nothing can be measured", file=files[-1] if files else None,
             fix="Give it interactions",
         )  # fmt: skip
-    most = int(np.bincount(train[:, 0]).max()) if len(train) else 0
+    most = int(key_counts(train[:, 0]).max()) if len(train) else 0
     if most < 2:
         raise DataError(
             "no user can give an item for validation",
@@ -101,7 +102,7 @@ def _codes(pairs: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
 def _counts(pairs: NDArray[np.integer[Any]], n_users: int) -> NDArray[np.int64]:
     if len(pairs) and not 0 <= pairs[:, 0].min() <= pairs[:, 0].max() < n_users:
         raise ValueError(f"user ids must lie in [0, {n_users})")
-    return np.bincount(pairs[:, 0], minlength=n_users)
+    return key_counts(pairs[:, 0], n_users)
 
 
 def _starts(counts: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from workloads.data.cache import is_uri, local_path
 from workloads.data.errors import DataError
-from workloads.data.interactions.columns import FORMS, Columns, read_columns
+from workloads.data.interactions.columns import FORMS, Columns, read_columns, row_error
 from workloads.data.interactions.lightgcn import read_item_lists
 from workloads.data.interactions.types import Interactions
 from workloads.data.source import Dataset, own_dataset
@@ -78,83 +79,189 @@ def read_tables(folder: Path, files: tuple[str, ...]) -> Interactions:
     that the order of rows does not matter. Text that is always an integer is read as integers. Of rows with the same
     user and item the last one counts.
 
+    Memory is proportional to the users and items. Arrays that are larger than some MB are in files of the cache.
+
     Raises:
         DataError: as :func:`~workloads.data.interactions.columns.read_columns`; or a pair of the test part is also in
             the train part.
+        OSError: a file cannot be created in the cache.
     """
-    import numpy as np
-
-    tables = [read_columns(folder / file) for file in files]
-    users, user_ids = _number("user", [(table.file, table.user) for table in tables])
-    items, item_ids = _number("item", [(table.file, table.item) for table in tables])
-    codes = [user * len(item_ids) + item for user, item in zip(users, items)]
-    if len(tables) == 2:
-        _check_disjoint(tables, codes)
-    kept = [_last(code) for code in codes]
-    arrays: dict[str, list[NDArray[Any]]] = {
-        "": [np.stack([user[rows], item[rows]], axis=1, dtype=np.int32) for user, item, rows in zip(users, items, kept)]
-    }
-    for name, columns in (
-        ("_ratings", [table.rating for table in tables]),
-        ("_times", [table.timestamp for table in tables]),
-    ):
-        present = [column[rows] for column, rows in zip(columns, kept) if column is not None]
-        if len(present) == len(tables):
-            arrays[name] = present
+    users = _Numbering("user")
+    items = _Numbering("item")
+    tables = [_read(folder / file, users, items) for file in files]
+    kept = _last_rows(tables, users, items)
+    user_numbers, user_ids = users.sorted()
+    item_numbers, item_ids = items.sorted()
+    parts = [table.chosen(rows, user_numbers, item_numbers) for table, rows in zip(tables, kept)]
+    train, test = parts[0], parts[-1]
+    if len(parts) == 1:  # without a file, the test part is empty
+        test = {name: array[:0] for name, array in train.items()}
+    common = [name for name in train if name in test]
     return Interactions(
         len(user_ids),
         len(item_ids),
-        # Without a file, the test part is empty.
-        **{f"train{name}": parts[0] for name, parts in arrays.items()},
-        **{f"test{name}": parts[1] if len(parts) == 2 else parts[0][:0] for name, parts in arrays.items()},
+        **{f"train{name}": train[name] for name in common},
+        **{f"test{name}": test[name] for name in common},
         user_ids=_unless_counted(user_ids),
         item_ids=_unless_counted(item_ids),
     )
 
 
-def _number(role: str, columns: list[tuple[Path, Any]]) -> tuple[list[NDArray[np.int64]], NDArray[Any]]:
-    """Ids of each column as numbers from 0, and the id of each number, ascending."""
+class _Numbering:
+    """Numbers of a column's ids, in the order in which they come."""
+
+    def __init__(self, role: str) -> None:
+        self._role = role
+        self._file: Path | None = None
+        self.ids: Any = ()
+
+    def numbers(self, file: Path, column: Any) -> NDArray[np.int32]:
+        """The numbers of some rows of a file."""
+        import numpy as np
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        if self._file is None:
+            self._file = file
+            self.ids = column[:0]
+        elif column.type != self.ids.type:
+            raise DataError(
+                f"the parts differ in column {self._role}", file=file, got=str(column.type),
+                expected=f"{self.ids.type}, as in {self._file.name}",
+            )  # fmt: skip
+        encoded = column.dictionary_encode()
+        numbers = pc.fill_null(pc.index_in(encoded.dictionary, value_set=self.ids), -1).to_numpy().copy()
+        is_new = numbers < 0
+        numbers[is_new] = len(self.ids) + np.arange(is_new.sum())
+        self.ids = pa.concat_arrays([self.ids, encoded.dictionary.filter(pa.array(is_new))])
+        numbered: NDArray[np.int32] = numbers[encoded.indices.to_numpy()]
+        return numbered
+
+    def sorted(self) -> tuple[NDArray[np.int64], NDArray[Any]]:
+        """The place of each number among the ids in ascending order, and these ids."""
+        import numpy as np
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        ids = self.ids
+        if not pa.types.is_integer(ids.type) and pc.all(pc.match_substring_regex(ids, _INTEGER)).as_py():
+            ids = ids.cast(pa.int64())
+        is_integer = pa.types.is_integer(ids.type)
+        names = ids.to_numpy() if is_integer else np.array([text.encode() for text in ids.to_pylist()])
+        order = np.argsort(names)
+        places = np.empty(len(order), np.int64)
+        places[order] = np.arange(len(order))
+        return places, names[order]
+
+
+class _Table(NamedTuple):
+    """The rows of a file, with the numbers of users and items, int32 (n,)."""
+
+    file: Path
+    user: NDArray[np.int32]
+    item: NDArray[np.int32]
+    rating: NDArray[np.float32] | None
+    timestamp: NDArray[np.int64] | None
+
+    def chosen(
+        self, rows: NDArray[np.bool_], users: NDArray[np.int64], items: NDArray[np.int64]
+    ) -> dict[str, NDArray[Any]]:
+        """Pairs, ``_ratings`` and ``_times`` of the rows of a mask (n,), with new numbers of users and items."""
+        import numpy as np
+
+        from workloads.data.partition import select
+
+        def pairs(part: slice) -> NDArray[np.int32]:
+            return np.stack([users[self.user[part]], items[self.item[part]]], axis=1, dtype=np.int32)
+
+        arrays = {"": select(pairs, rows)}
+        for name, column in (("_ratings", self.rating), ("_times", self.timestamp)):
+            if column is not None:
+                arrays[name] = select(column, rows)
+        return arrays
+
+
+def _read(file: Path, users: _Numbering, items: _Numbering) -> _Table:
+    import numpy as np
+
+    from workloads.data.partition import Growing
+
+    columns = {"user": Growing(np.int32), "item": Growing(np.int32)}
+    for rows in _joined(read_columns(file), lambda: max(len(users.ids), len(items.ids))):
+        columns["user"].append(users.numbers(file, rows.user))
+        columns["item"].append(items.numbers(file, rows.item))
+        for name, values in (("rating", rows.rating), ("timestamp", rows.timestamp)):
+            if values is not None:
+                columns.setdefault(name, Growing(values.dtype)).append(values)
+    arrays = {name: column.array() for name, column in columns.items()}
+    return _Table(file, arrays["user"], arrays["item"], arrays.get("rating"), arrays.get("timestamp"))
+
+
+def _joined(blocks: Iterator[Columns], least: Callable[[], int]) -> Iterator[Columns]:
+    """The rows in blocks of at least so many: each looks up its ids among all, of which a table is made."""
     import numpy as np
     import pyarrow as pa
-    import pyarrow.compute as pc
 
-    kinds = [column.type for _, column in columns]
-    if len(set(kinds)) > 1:
-        raise DataError(
-            f"the parts differ in column {role}", file=columns[1][0], got=str(kinds[1]),
-            expected=f"{kinds[0]}, as in {columns[0][0].name}",
-        )  # fmt: skip
-    encoded = pa.concat_arrays([column for _, column in columns]).dictionary_encode()
-    ids = encoded.dictionary
-    if not pa.types.is_integer(ids.type) and pc.all(pc.match_substring_regex(ids, _INTEGER)).as_py():
-        ids = ids.cast(pa.int64())
-    names = ids.to_numpy() if pa.types.is_integer(ids.type) else np.array([text.encode() for text in ids.to_pylist()])
-    order = np.argsort(names)
-    number = np.empty(len(order), np.int64)
-    number[order] = np.arange(len(order))
-    ends = np.cumsum([len(column) for _, column in columns])[:-1]
-    return np.split(number[encoded.indices.to_numpy()], ends), names[order]
+    held: list[Columns] = []
+
+    def joined() -> Columns:
+        ratings, times = ([getattr(block, name) for block in held] for name in ("rating", "timestamp"))
+        return Columns(
+            pa.concat_arrays([block.user for block in held]),
+            pa.concat_arrays([block.item for block in held]),
+            None if ratings[0] is None else np.concatenate(ratings),
+            None if times[0] is None else np.concatenate(times),
+        )
+
+    for block in blocks:
+        held.append(block)
+        if sum(len(one.user) for one in held) >= least():
+            yield joined()
+            held.clear()
+    if held:
+        yield joined()
 
 
-def _check_disjoint(tables: list[Columns], codes: list[NDArray[np.int64]]) -> None:
+def _last_rows(tables: list[_Table], users: _Numbering, items: _Numbering) -> list[NDArray[np.bool_]]:
+    """For each table a mask (n,) of the rows that are the last of their pair.
+
+    Raises:
+        DataError: a pair of the second table is also in the first.
+    """
     import numpy as np
 
-    shared = np.flatnonzero(np.isin(codes[1], codes[0]))
-    if shared.size:
-        row = int(shared[0])
-        test = tables[1]
-        got = f"user {test.user[row].as_py()}, item {test.item[row].as_py()}, as in {tables[0].file.name}"
-        raise test.error(row, "a pair of the test part is also in the train part", got, "no pair in both")
+    from workloads.data.partition import key_counts, partition, ranges, row_numbers, scratch
+
+    counts = [key_counts(table.user, len(users.ids)) for table in tables]
+    firsts = ranges(np.sum(counts, axis=0))
+    kept = [scratch((len(table.user),), np.bool_) for table in tables]
+    divided = [
+        partition(len(table.user), table.user, firsts, (row_numbers, table.user, table.item)) for table in tables
+    ]
+    shared: list[int] = []
+    for parts in zip(*divided):
+        codes = [user * np.int64(len(items.ids)) + item for _, user, item in parts]
+        if len(tables) == 2:
+            shared += parts[1][0][np.isin(codes[1], codes[0])][:1].tolist()
+        for mask, (rows, _, _), code in zip(kept, parts, codes):
+            mask[rows[_last(code)]] = True
+    if shared:
+        row = min(shared)
+        train, test = tables
+        user, item = (ids.ids[int(column[row])].as_py() for ids, column in ((users, test.user), (items, test.item)))
+        got = f"user {user}, item {item}, as in {train.file.name}"
+        what = "a pair of the test part is also in the train part"
+        raise row_error(test.file, 0, row, what, got, "no pair in both")
+    return kept
 
 
 def _last(codes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The last row of each code, ascending."""
+    """The place of the last row of each code."""
     import numpy as np
 
     order = np.argsort(codes, kind="stable")
     ordered = codes[order]
-    rows: NDArray[np.int64] = np.sort(order[np.append(ordered[1:] != ordered[:-1], True)])
-    return rows
+    return order[np.append(ordered[1:] != ordered[:-1], True)] if len(order) else order
 
 
 def _unless_counted(ids: NDArray[Any]) -> NDArray[Any] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Literal, TypeAlias
 
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from workloads.data.errors import DataError
 from workloads.data.interactions.codes import decode, distinct, encode
 from workloads.data.interactions.types import Interactions
+from workloads.data.partition import blocks, key_counts, partition, ranges, row_numbers, scratch, select
 
 Split: TypeAlias = Literal["official", "random", "clean", "leave_last_out", "global_time"]
 
@@ -151,14 +153,45 @@ def _places_from_the_end(pairs: NDArray[np.int32], times: NDArray[np.int64]) -> 
 
 
 def _drawn(pairs: NDArray[np.int32], fraction: float, seed: int) -> NDArray[np.bool_]:
-    """Random mask (n,) of round(fraction n) pairs, halves up; at least one if n >= 2, never all."""
+    """Random mask (n,) of round(fraction n) pairs, halves up; at least one if n >= 2, never all.
+
+    Those with the smallest draws, of which the pairs in order of users and items have one each.
+    """
     n = len(pairs)
     count = int(np.clip(np.floor(fraction * n + 0.5), min(n - 1, 1), n - 1)) if n else 0
-    by_pair = np.lexsort((pairs[:, 1], pairs[:, 0]))
-    draws = np.random.PCG64(seed).random_raw(n)
-    mask = np.zeros(n, np.bool_)
-    mask[by_pair[np.argsort(draws, kind="stable")[:count]]] = True
+    mask = scratch((n,), np.bool_)
+    if not count:
+        return mask
+    limit, left = _limit(count, n, seed)
+    firsts = ranges(key_counts(pairs[:, 0]))
+    bits = np.random.PCG64(seed)
+    for rows, some in partition(n, pairs[:, 0], firsts, (row_numbers, pairs)):
+        by_pair = np.lexsort((some[:, 1], some[:, 0]))
+        draws = bits.random_raw(len(rows))
+        equal = np.flatnonzero(draws == limit)[:left]
+        left -= len(equal)
+        mask[rows[by_pair[draws < limit]]] = True
+        mask[rows[by_pair[equal]]] = True
     return mask
+
+
+def _limit(count: int, n: int, seed: int) -> tuple[np.uint64, int]:
+    """The largest of the ``count`` smallest of n draws, and how many equal to it are among them."""
+
+    def draws() -> Iterator[NDArray[np.uint64]]:
+        bits = np.random.PCG64(seed)
+        return (bits.random_raw(block.stop - block.start) for block in blocks(n))
+
+    shift = np.uint64(48)
+    counts = np.zeros(1 << 16, np.int64)
+    for some in draws():
+        counts += np.bincount(some >> shift, minlength=len(counts))
+    below = counts.cumsum()
+    part = int(np.searchsorted(below, count))
+    near = np.sort(np.concatenate([some[some >> shift == part] for some in draws()]))
+    before = int(below[part - 1]) if part else 0
+    limit = near[count - before - 1]
+    return limit, count - before - int(np.searchsorted(near, limit))
 
 
 def _divided(data: Interactions, test: NDArray[np.bool_]) -> Interactions:
@@ -167,8 +200,10 @@ def _divided(data: Interactions, test: NDArray[np.bool_]) -> Interactions:
     for name in ("", "_ratings", "_times"):
         parts = getattr(data, f"train{name}"), getattr(data, f"test{name}")
         if parts[0] is not None:
-            whole = np.concatenate(parts)
-            columns |= {f"train{name}": whole[~test], f"test{name}": whole[test]}
+            whole = _joined(*parts)
+            columns |= {
+                f"{part}{name}": select(whole, test, is_test) for part, is_test in (("train", False), ("test", True))
+            }
     return replace(data, **columns)
 
 
@@ -188,4 +223,9 @@ def _padded(values: NDArray[Any] | None, count: int) -> NDArray[Any] | None:
 
 
 def _pairs(data: Interactions) -> NDArray[np.int32]:
-    return np.concatenate([data.train, data.test])
+    return _joined(data.train, data.test)
+
+
+def _joined(train: NDArray[Any], test: NDArray[Any]) -> NDArray[Any]:
+    """The rows of both parts. Without a test part those of train are not copied."""
+    return np.concatenate([train, test]) if len(test) else train

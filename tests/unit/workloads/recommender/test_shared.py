@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from workloads.contract import Runtime
-from workloads.data import load_interactions
+from workloads.data import load_interactions, partition
 from workloads.data.errors import CacheUnwritable
 from workloads.recommender import shared, shared_writer
 from workloads.recommender.dataset import History, RecommenderData, divide
@@ -74,7 +74,7 @@ def test_users_that_are_prepared_in_turn_are_those_prepared_together(
         monkeypatch.setattr(module, "LISTED", 0)
     expected = shared._tensors(divide(data, 1, holdout, CPU))
     rows: list[int] = []
-    monkeypatch.setattr(shared_writer, "ROWS", 1000)
+    monkeypatch.setattr(partition, "ROWS", 1000)
     monkeypatch.setattr(shared_writer, "TABLE_BYTES", 30_000)
     monkeypatch.setattr(
         shared_writer,

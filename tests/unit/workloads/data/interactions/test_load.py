@@ -23,6 +23,7 @@ from workloads.data import (
     conversion_cache,
     load_interactions,
 )
+from workloads.data.interactions import load
 from workloads.data.interactions.arrow import read_interactions, write_interactions
 
 N_ROWS = 20_000
@@ -173,6 +174,21 @@ def test_every_array_survives(tmp_path: Path) -> None:
     mapped = read_interactions(tmp_path / "x.arrow")
     assert mapped is not None
     assert_same(mapped, data)
+
+
+def test_another_split_of_a_large_dataset_is_made_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = load_interactions("counted", root, noise=0.01)
+    monkeypatch.setattr(load, "CACHED_FROM", 1)
+    load._variant.cache_clear()
+    found = load_interactions("counted", root, noise=0.01)
+    assert len(list((root / "cache").rglob("*-official-0.01-*.arrow"))) == 1
+    for name, array in expected.arrays().items():
+        np.testing.assert_array_equal(found.arrays()[name], array, strict=True)
+    load._variant.cache_clear()
+    monkeypatch.setattr(load, "write_interactions", lambda *args: pytest.fail("made again"))
+    assert len(load_interactions("counted", root, noise=0.01).train) == len(expected.train)
+    with pytest.raises(pytest.fail.Exception):
+        load_interactions("counted", root, noise=0.02)
 
 
 def test_a_cache_that_can_not_be_written(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyarrow import csv as pa_csv
 from pyarrow import parquet
 
 from workloads.data import (
@@ -25,9 +26,12 @@ from workloads.data import (
     fetch,
     fingerprint,
     load_interactions,
+    partition,
     verify,
 )
+from workloads.data.interactions import columns
 from workloads.data.interactions.tables import read_tables
+from workloads.data.interactions.variants import resplit
 
 ROWS = "user,item,rating,timestamp\n7,b,3,10\n9,a,4.5,20\n7,a,1,30\n"
 
@@ -120,6 +124,52 @@ def test_the_order_of_the_rows_does_not_matter(
     random.shuffle(rows)
     again = written(rows)
     assert {*map(tuple, again.train.tolist())} == {*map(tuple, data.train.tolist())}
+
+
+@pytest.mark.parametrize("end", ["csv", "csv.gz", "parquet"])
+@pytest.mark.parametrize("text", [True, False])
+def test_a_table_that_is_read_in_blocks_is_the_same(
+    tmp_path: Path, end: str, text: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows, and bytes of an array, that are in memory at a time; also for a drawn test part."""
+    source = np.random.default_rng(0)
+    pairs = source.integers(0, 60, (3000, 2))
+    ids = [f"u{user}" for user in pairs[:, 0]] if text else pairs[:, 0].tolist()
+    table = pa.table(
+        {"user": ids, "item": pairs[:, 1].tolist(), "rating": source.random(3000), "timestamp": np.arange(3000)}
+    )
+    if end == "parquet":
+        parquet.write_table(table, tmp_path / "all.parquet", row_group_size=700)
+    else:
+        written = pa.BufferOutputStream()
+        pa_csv.write_csv(table, written)
+        content = written.getvalue().to_pybytes()
+        (tmp_path / f"all.{end}").write_bytes(gzip.compress(content) if end == "csv.gz" else content)
+    monkeypatch.setenv("ORCHESTRATOR_CACHE", str(tmp_path / "cache"))
+    whole = resplit(read_tables(tmp_path, (f"all.{end}",)), "official")
+    for module, name, value in (
+        (columns, "_BLOCK_BYTES", 2000),
+        (columns, "_BLOCK_ROWS", 90),
+        (partition, "ROWS", 100),
+        (partition, "IN_MEMORY", 0),
+    ):
+        monkeypatch.setattr(module, name, value)
+    blocks = [len(rows.user) for rows in columns.read_columns(tmp_path / f"all.{end}")]
+    assert sum(blocks) == 3000
+    assert max(blocks) < 200
+    found = resplit(read_tables(tmp_path, (f"all.{end}",)), "official")
+    assert found.arrays().keys() == whole.arrays().keys()
+    for name, array in whole.arrays().items():
+        np.testing.assert_array_equal(found.arrays()[name], array, strict=True)
+
+
+def test_an_error_in_a_later_block_names_the_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(columns, "_BLOCK_BYTES", 100)
+    rows = "".join(f"{n},{n}\n" for n in range(500))
+    for line, words in (("7", "truncated"), (",7", "an id is missing in column user"), ("\udcff,7", "not UTF-8")):
+        with pytest.raises(DataError, match=words) as caught:
+            read(tmp_path, all_csv=f"user,item\n{rows}{line}\n{rows}".encode(errors="surrogateescape"))
+        assert caught.value.line == 502
 
 
 def test_ids_with_leading_zeros_are_text(tmp_path: Path) -> None:
