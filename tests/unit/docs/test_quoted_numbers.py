@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import trial_cost
+from tests.support import growth_table, trial_cost
 from tests.support.quoted_numbers import RESULTS, Artefacts, Quoted, agree, quoted
 from tests.support.readme_tree import ROOT
 
@@ -163,6 +163,11 @@ def test_every_published_result_has_its_command_its_commit_and_its_date() -> Non
         assert "`orchestrator reproduce " in text, file.name
         stored = r"^Stored in commit [0-9a-f]{7,12} on \d{4}-\d\d-\d\d; the values by seed were not stored\.$"
         assert re.search(stored + r"|^Written at \d{4}-\d\d-\d\dT\S+ by .+\.$", text, re.MULTILINE), file.name
+
+
+def test_growth_of_costs_is_as_measured() -> None:
+    text = growth_table.PAGE.read_text()
+    assert growth_table.page(text) == text, "run: python -m tests.support.growth_table"
 
 
 @pytest.mark.parametrize("name", trial_cost.BLOCKS)
