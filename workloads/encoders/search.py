@@ -12,7 +12,7 @@ _SCORES = {"cpu": 2**24, "cuda": 2**26}
 
 
 def exact_topk(
-    queries: torch.Tensor, index: torch.Tensor | Iterable[torch.Tensor], k: int
+    queries: torch.Tensor, index: torch.Tensor | Iterable[torch.Tensor], k: int, share: tuple[int, int] = (0, 1)
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The k best rows of the index for each query, best first. Ties are ordered by row, so the result is deterministic.
 
@@ -23,9 +23,11 @@ def exact_topk(
         index: (N, d), or an iterable of its blocks in order. One block at a time is moved to the queries' device, so
             the index may be larger than the device's memory.
         k: at least 1.
+        share: a number from 0 and the number of shares. Of the parts of the index whose scores are in memory at once,
+            each share has those of every so many parts; the scores are those of a search of the whole index.
 
     Returns:
-        Scores (Q, min(k, N)) and rows of the index (Q, min(k, N)) int64, on the device of the queries.
+        Scores (Q, min(k, N)) and rows of the index (Q, min(k, N)) int64, on the device of the queries. N: of the share.
 
     Raises:
         ValueError: k is below 1, or the dimensions differ.
@@ -34,11 +36,10 @@ def exact_topk(
         raise ValueError(f"k must be at least 1, got {k}")
     scores = queries.new_empty(len(queries), 0)
     rows = torch.empty(len(queries), 0, dtype=torch.int64, device=queries.device)
-    first = 0
-    for block in _scored(queries, [index] if isinstance(index, torch.Tensor) else index):
+    blocks = [index] if isinstance(index, torch.Tensor) else index
+    for first, block in _scored(queries, blocks, share):
         best_scores, places = _best(block, k)
         places += first
-        first += block.shape[1]
         if scores.shape[1]:
             # Earlier rows come first here too, so ties by position are ties by row.
             scores = torch.cat([scores, best_scores], 1)
@@ -49,25 +50,33 @@ def exact_topk(
     return scores, rows
 
 
-def _scored(queries: torch.Tensor, index: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
-    """Scores of all rows, computed in blocks (Q, n), which reuse one buffer."""
+def _scored(
+    queries: torch.Tensor, index: Iterable[torch.Tensor], share: tuple[int, int]
+) -> Iterator[tuple[int, torch.Tensor]]:
+    """The first row and the scores of parts (Q, n) of the index, which reuse one buffer."""
     at_once = max(1024, _SCORES.get(queries.device.type, _SCORES["cpu"]) // max(1, len(queries)))
     held = queries.new_empty(len(queries), at_once)
-    count = 0
+    own, shares = share
+    first = count = number = 0
     for block in index:
         if block.shape[1] != queries.shape[1]:
             raise ValueError(f"the index has {block.shape[1]} dimensions, the queries have {queries.shape[1]}")
         start = 0
         while start < len(block):
-            part = block[start : start + at_once - count].to(queries.device, non_blocking=True)
-            torch.mm(queries, part.T, out=held[:, count : count + len(part)])
+            part = block[start : start + at_once - count]
+            if number % shares == own:
+                moved = part.to(queries.device, non_blocking=True)
+                torch.mm(queries, moved.T, out=held[:, count : count + len(part)])
             start = start + len(part)
             count = count + len(part)
             if count == at_once:
-                yield held
+                if number % shares == own:
+                    yield first, held
+                first += count
+                number += 1
                 count = 0
-    if count:
-        yield held[:, :count]
+    if count and number % shares == own:
+        yield first, held[:, :count]
 
 
 def _best(scores: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from workloads.contract import Runtime
 from workloads.distributed import reduce_sum
 from workloads.encoders.pooling import normalised
-from workloads.encoders.search import exact_topk
+from workloads.encoders.sharded_search import sharded_topk
 from workloads.encoders.text import TextEncoder, encode
 from workloads.encoders.tokens import Tokens
 from workloads.lifelong.index import Index
@@ -24,7 +24,7 @@ class IndexEncoder:
     """Encoders with the texts of a collection, ``documents`` documents and then its queries, and their index.
 
     ``read`` counts the documents embedded for purposes other than the index. Vectors are unit vectors. Every method
-    that embeds is a collective operation.
+    that embeds is a collective operation. The ranks share embedding and search.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class IndexEncoder:
 
     def ranked(self, queries: int, depth: int) -> NDArray[np.int64]:
         """The best documents of the index for each of the first ``queries`` queries, (Q, depth), padded with -1."""
-        _, rows = exact_topk(self.queries(np.arange(queries)), self.index.blocks(), depth)
+        _, rows = sharded_topk(self.queries(np.arange(queries)), self.index.blocks(), depth, self.runtime)
         docs = np.full((queries, depth), -1, np.int64)
         docs[:, : rows.shape[1]] = self.index.docs[rows.cpu().numpy()]
         return docs

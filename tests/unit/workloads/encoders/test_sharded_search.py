@@ -1,0 +1,61 @@
+"""Exact search on two ranks: the lists of one process, with their ties, by half of its products."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from workloads.contract import Runtime
+from workloads.encoders import search
+from workloads.encoders.search import exact_topk
+from workloads.encoders.sharded_search import sharded_topk
+from workloads.testing_distributed import WORLD, run_on_ranks
+
+RUNTIME = Runtime(device=torch.device("cpu"), data=Path(), seed=0, epochs=1)
+CASES = [(5000, 7, True), (5000, 100, False), (1500, 1, True), (20, 50, True), (3, 50, False), (0, 5, False)]
+"""Rows, k, and whether many scores are equal."""
+
+
+def data(rows: int, tied: bool) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    generator = torch.Generator().manual_seed(rows)
+    index, queries = (torch.randn(count, 8, generator=generator) for count in (rows, 30))
+    if tied:
+        index, queries = index.sign(), queries.sign()
+    return queries, list(index.split(700))
+
+
+def searched(rank: int) -> list[tuple[Any, Any, int]]:
+    """Scores, rows and the number of rows that this rank multiplied, of each case."""
+    found = []
+    sizes: list[int] = []
+    multiply = torch.mm
+
+    def counted(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        sizes.append(right.shape[1])
+        return multiply(left, right, out=out)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(search, "_SCORES", {"cpu": 1})  # 1,024 rows at once
+        patch.setattr(torch, "mm", counted)
+        for rows, k, tied in CASES:
+            before = sum(sizes)
+            scores, best = sharded_topk(*data(rows, tied), k, replace(RUNTIME, rank=rank, world_size=WORLD))
+            found.append((scores.numpy(), best.numpy(), sum(sizes) - before))
+    return found
+
+
+def test_two_ranks_find_what_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = run_on_ranks(searched)
+    monkeypatch.setattr(search, "_SCORES", {"cpu": 1})
+    for (rows, k, tied), first, second in zip(CASES, *ranks, strict=True):
+        queries, blocks = data(rows, tied)
+        scores, best = exact_topk(queries, blocks, k)
+        for found_scores, found_rows, _ in (first, second):
+            assert torch.equal(torch.from_numpy(found_scores), scores)
+            assert torch.equal(torch.from_numpy(found_rows), best)
+        assert first[2] + second[2] == rows
+    assert [multiplied for _, _, multiplied in ranks[1]] == [2048, 2048, 476, 0, 0, 0]
