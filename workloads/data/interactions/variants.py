@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, Literal, TypeAlias
 
@@ -119,28 +119,45 @@ def _by_time(data: Interactions, split: Split) -> Interactions:
             f"split={split} needs the times of interactions, and the dataset has none", expected="timestamps",
             fix="Use split=official or split=random, or a dataset with timestamps",
         )  # fmt: skip
-    pairs = _pairs(data)
-    times = np.concatenate([data.train_times, data.test_times])
+    times = _joined(data.train_times, data.test_times)
     if split == "leave_last_out":
-        place = _places_from_the_end(pairs, times)
-        count = np.bincount(pairs[:, 0], minlength=data.n_users)[pairs[:, 0]]
-        test = (place == 0) & (count > 1)
-        return replace(_divided(data, test), held_out=((place == 1) & (count > 2))[~test])
-    test = _latest(times, TEST_FRACTION)
-    divided = _divided(data, test)
+        return _last_out(data, times)
+    divided = _divided(data, _latest(times, TEST_FRACTION))
     assert divided.train_times is not None
-    divided = replace(divided, held_out=_latest(divided.train_times, VALIDATION_FRACTION))
-    known = np.isin(divided.test[:, 0], divided.train[:, 0])
-    ratings = None if divided.test_ratings is None else divided.test_ratings[known]
-    test_times = None if divided.test_times is None else divided.test_times[known]
-    return replace(divided, test=divided.test[known], test_ratings=ratings, test_times=test_times)
+    trained = key_counts(divided.train[:, 0], data.n_users) > 0
+    known = scratch((len(divided.test),), np.bool_)
+    for block in blocks(len(known)):
+        known[block] = trained[divided.test[block, 0]]
+    columns = {name: getattr(divided, name) for name in ("test", "test_ratings", "test_times")}
+    kept: dict[str, Any] = {name: select(column, known) for name, column in columns.items() if column is not None}
+    return replace(divided, held_out=_latest(divided.train_times, VALIDATION_FRACTION), **kept)
+
+
+def _last_out(data: Interactions, times: NDArray[np.int64]) -> Interactions:
+    pairs = _pairs(data)
+    last, second = (scratch((len(pairs),), np.bool_) for _ in range(2))
+    firsts = ranges(key_counts(pairs[:, 0]))
+    for rows, some, moments in partition(len(pairs), pairs[:, 0], firsts, (row_numbers, pairs, times)):
+        place = _places_from_the_end(some, moments)
+        _, user, counts = np.unique(some[:, 0], return_inverse=True, return_counts=True)
+        last[rows] = (place == 0) & (counts[user] > 1)
+        second[rows] = (place == 1) & (counts[user] > 2)
+    return replace(_divided(data, last), held_out=select(second, last, False))
 
 
 def _latest(times: NDArray[np.int64], fraction: float) -> NDArray[np.bool_]:
     """Mask (n,) of the latest ``fraction``, with all that are as late as the first of them; never all."""
-    cut = np.sort(times)[int(np.floor((1 - fraction) * len(times)))]
-    late: NDArray[np.bool_] = times >= cut
-    return late if not late.all() else times > cut
+    sign = np.uint64(1 << 63)  # with it, unsigned integers have the order of the signed ones
+
+    def values() -> Iterator[NDArray[np.uint64]]:
+        return (times[block].astype(np.uint64) ^ sign for block in blocks(len(times)))
+
+    place = int(np.floor((1 - fraction) * len(times)))
+    cut, before = _in_order(values, place)
+    late = scratch((len(times),), np.bool_)
+    for block, some in zip(blocks(len(times)), values()):
+        late[block] = some >= cut if before else some > cut
+    return late
 
 
 def _places_from_the_end(pairs: NDArray[np.int32], times: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -182,16 +199,25 @@ def _limit(count: int, n: int, seed: int) -> tuple[np.uint64, int]:
         bits = np.random.PCG64(seed)
         return (bits.random_raw(block.stop - block.start) for block in blocks(n))
 
-    shift = np.uint64(48)
-    counts = np.zeros(1 << 16, np.int64)
-    for some in draws():
-        counts += np.bincount(some >> shift, minlength=len(counts))
-    below = counts.cumsum()
-    part = int(np.searchsorted(below, count))
-    near = np.sort(np.concatenate([some[some >> shift == part] for some in draws()]))
-    before = int(below[part - 1]) if part else 0
-    limit = near[count - before - 1]
-    return limit, count - before - int(np.searchsorted(near, limit))
+    limit, before = _in_order(draws, count - 1)
+    return limit, count - before
+
+
+def _in_order(values: Callable[[], Iterator[NDArray[np.uint64]]], place: int) -> tuple[np.uint64, int]:
+    """The value at a place of the ascending order, from 0, and how many are below it; reads the blocks four times."""
+    found = np.uint64(0)
+    before = 0
+    for shift in np.array([48, 32, 16, 0], np.uint64):  # by 16 bits after the others
+        counts = np.zeros(1 << 16, np.int64)
+        for block in values():
+            high = block >> shift
+            low = high[high >> np.uint64(16) == found] & np.uint64(0xFFFF)
+            counts += np.bincount(low.astype(np.int64), minlength=len(counts))
+        ends = counts.cumsum()
+        digit = int(np.searchsorted(ends, place - before, "right"))
+        before += int(ends[digit] - counts[digit])
+        found = found << np.uint64(16) | np.uint64(digit)
+    return found, before
 
 
 def _divided(data: Interactions, test: NDArray[np.bool_]) -> Interactions:

@@ -31,7 +31,7 @@ from workloads.data import (
 )
 from workloads.data.interactions import columns
 from workloads.data.interactions.tables import read_tables
-from workloads.data.interactions.variants import resplit
+from workloads.data.interactions.variants import Split, resplit
 
 ROWS = "user,item,rating,timestamp\n7,b,3,10\n9,a,4.5,20\n7,a,1,30\n"
 
@@ -131,12 +131,17 @@ def test_the_order_of_the_rows_does_not_matter(
 def test_a_table_that_is_read_in_blocks_is_the_same(
     tmp_path: Path, end: str, text: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows, and bytes of an array, that are in memory at a time; also for a drawn test part."""
+    """Rows, and bytes of an array, that are in memory at a time; also for parts that are drawn or cut in time."""
     source = np.random.default_rng(0)
     pairs = source.integers(0, 60, (3000, 2))
     ids = [f"u{user}" for user in pairs[:, 0]] if text else pairs[:, 0].tolist()
     table = pa.table(
-        {"user": ids, "item": pairs[:, 1].tolist(), "rating": source.random(3000), "timestamp": np.arange(3000)}
+        {
+            "user": ids,
+            "item": pairs[:, 1].tolist(),
+            "rating": source.random(3000),
+            "timestamp": source.integers(-900, 900, 3000),
+        }
     )
     if end == "parquet":
         parquet.write_table(table, tmp_path / "all.parquet", row_group_size=700)
@@ -146,7 +151,8 @@ def test_a_table_that_is_read_in_blocks_is_the_same(
         content = written.getvalue().to_pybytes()
         (tmp_path / f"all.{end}").write_bytes(gzip.compress(content) if end == "csv.gz" else content)
     monkeypatch.setenv("ORCHESTRATOR_CACHE", str(tmp_path / "cache"))
-    whole = resplit(read_tables(tmp_path, (f"all.{end}",)), "official")
+    splits: tuple[Split, ...] = ("official", "leave_last_out", "global_time")
+    whole = [resplit(read_tables(tmp_path, (f"all.{end}",)), split) for split in splits]
     for module, name, value in (
         (columns, "_BLOCK_BYTES", 2000),
         (columns, "_BLOCK_ROWS", 90),
@@ -157,10 +163,12 @@ def test_a_table_that_is_read_in_blocks_is_the_same(
     blocks = [len(rows.user) for rows in columns.read_columns(tmp_path / f"all.{end}")]
     assert sum(blocks) == 3000
     assert max(blocks) < 200
-    found = resplit(read_tables(tmp_path, (f"all.{end}",)), "official")
-    assert found.arrays().keys() == whole.arrays().keys()
-    for name, array in whole.arrays().items():
-        np.testing.assert_array_equal(found.arrays()[name], array, strict=True)
+    data = read_tables(tmp_path, (f"all.{end}",))
+    for split, expected in zip(splits, whole):
+        found = resplit(data, split)
+        assert found.arrays().keys() == expected.arrays().keys()
+        for name, array in expected.arrays().items():
+            np.testing.assert_array_equal(found.arrays()[name], array, strict=True)
 
 
 def test_an_error_in_a_later_block_names_the_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
