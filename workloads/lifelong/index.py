@@ -159,6 +159,18 @@ class Index:
         self._segments = [*kept, segment]
         self._locate()
 
+    def map_last(self, folder: Path | None) -> None:
+        """Map the last segment from the folder in which another process wrote it, if it can be read here.
+
+        Else it stays in this process' memory.
+        """
+        if folder is None or self.writes or not self._segments:
+            return
+        with suppress(DataError):
+            segment = read_segment(folder / self._segments[-1].file)
+            if segment.crc32 == self._segments[-1].crc32:
+                self._segments[-1] = segment
+
     @property
     def manifest(self) -> list[dict[str, Any]]:
         """File, session, number of rows and checksum of each segment. A registered model requires these segments."""

@@ -18,7 +18,7 @@ from torch.nn.utils import clip_grad_norm_
 from workloads.abstention.calibration import Ranking
 from workloads.checks import check_plan, check_split
 from workloads.contract import Evaluation, Metrics, Objective, Runtime, Servable, Split, State, StepValues
-from workloads.distributed import reduce_sum, without_sync, wrap
+from workloads.distributed import broadcast, reduce_sum, without_sync, wrap
 from workloads.encoders.optimisation import adamw, load_optimizer_state, optimizer_state, take_step, warmup_linear
 from workloads.encoders.packing import pack
 from workloads.encoders.pooling import normalised
@@ -259,6 +259,9 @@ class Lifelong:
         vectors = self.index_encoder.embed_in_parts(docs)
         seconds = time.perf_counter() - started
         self.index.append(session, docs, vectors)
+        del vectors
+        if params.index is not None:
+            self.index.map_last(broadcast(self.index.folder))
         self.costs.append(SessionCost(len(docs), self.index_encoder.read, seconds))
         self.index_encoder.read = 0
         if params.memory != "none":

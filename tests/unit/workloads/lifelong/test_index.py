@@ -51,6 +51,23 @@ def test_search_over_its_blocks_is_that_over_all_rows(place: Path | None) -> Non
     assert torch.equal(found, expected.indices)
 
 
+def test_a_process_that_does_not_write_maps_the_files_of_another(tmp_path: Path) -> None:
+    written = grown(tmp_path / "index")
+    reader = Index("ours", DIM, True, tmp_path / "index", writes=False)
+    for session in range(2):
+        reader.append(session, np.array([2, 1, 0]) + 10 * session, rows(session, 3))
+        assert reader._segments[-1].vectors.flags.writeable
+        reader.map_last(tmp_path / "elsewhere")
+        assert reader._segments[-1].vectors.flags.writeable  # in memory
+        reader.map_last(written.folder)
+        assert not reader._segments[-1].vectors.flags.writeable  # of the file
+    np.testing.assert_array_equal(reader.vectors(), written.vectors())
+    other = Index("ours", DIM, True, tmp_path / "index", writes=False)
+    other.append(0, np.array([2, 1, 0]), rows(5, 3))
+    other.map_last(written.folder)  # another run's
+    np.testing.assert_array_equal(other.vectors(), rows(5, 3))
+
+
 def test_a_document_that_arrives_twice_is_refused(place: Path | None) -> None:
     index = grown(place)
     with pytest.raises(ValueError, match="a second time in session 2"):
