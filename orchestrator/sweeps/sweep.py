@@ -272,6 +272,8 @@ def _in_process(spec: SweepSpec, session: Session, study: Study, manager: TrialM
     device = worker.take_device(spec.resources)
     (size,) = pack_plan.capacities(spec, fitting=1)
     manager.share(size)
+    if session.tracker:
+        session.tracker.await_connection()
     try:
         pack_plan.run_together(manager, pack_plan.PackRunner(device, stop=manager.stopping), size)
     except reports.DeviceLost as error:

@@ -25,6 +25,7 @@ JOURNAL = "tracking.jsonl"
 GATHER_SECONDS = 0.1
 """Pause between two rounds of sending, unless someone waits: what a short trial logs meets in one request."""
 
+CONNECT_SECONDS = 10.0
 RETRY_SECONDS = (0.2, 0.5, 1.0, 2.0, 5.0)
 WRONG = (Refused, TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
 """Errors that a retry does not cure. An outage raises MLflow's exceptions and OSError."""
@@ -56,6 +57,7 @@ class Tracker:
         self._resuming = resuming or not self._journal.empty()
         self._is_overtaken = is_overtaken
         self._sender: Sender | None = None
+        self._tried = threading.Event()
         self._opened: dict[str, str] = {}
         self._running: set[str] = set()
         self._ending = threading.Lock()
@@ -136,6 +138,13 @@ class Tracker:
     def opened(self, key: str) -> str | None:
         """The MLflow id of the run ``key``, or None if it is not open yet."""
         return self._opened.get(key)
+
+    def await_connection(self) -> None:
+        """Wait until MLflow is imported and its store has answered or failed, at most :data:`CONNECT_SECONDS`.
+
+        For a process that is about to train: the import would take the interpreter from it.
+        """
+        self._tried.wait(CONNECT_SECONDS)
 
     def run_id(self, key: str, timeout: float = 60.0) -> str:
         """The MLflow id of the run ``key``; waits until it is open.
@@ -252,7 +261,10 @@ class Tracker:
 
     def _connected(self) -> Sender:
         if self._sender is None:
-            client = Client(self._uri, self._experiment, self._artifacts)
+            try:
+                client = Client(self._uri, self._experiment, self._artifacts)
+            finally:
+                self._tried.set()
             self._sender = Sender(client, self._owner, self._journal.path.parent, self._opened, self._refused)
         return self._sender
 
