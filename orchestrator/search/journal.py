@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import optuna
 from optuna.storages import JournalStorage
-from optuna.storages.journal import BaseJournalBackend, JournalFileBackend
+from optuna.storages.journal import BaseJournalBackend, JournalFileBackend, JournalFileSymlinkLock
 from optuna.trial import TrialState
 
 from orchestrator.errors import UserError, one_line
@@ -39,8 +41,11 @@ class Journal(JournalFileBackend):  # type: ignore[misc]
     """
 
     def __init__(self, file: Path) -> None:
-        super().__init__(str(file))
+        self._file_lock = JournalFileSymlinkLock(str(file))
+        super().__init__(str(file), self._file_lock)
         self._file = file
+        self._stream: BinaryIO | None = None
+        """The file while it is locked by :meth:`together`."""
         self._bytes = 0
         """Bytes of the file that were read."""
         self._logs = 0
@@ -62,6 +67,27 @@ class Journal(JournalFileBackend):  # type: ignore[misc]
         self._logs += len(logs)
         self._left_out += len(new) - len(logs)
         return iter(logs)
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        if self._stream is None:
+            super().append_logs(logs)
+        else:
+            self._stream.writelines(json.dumps(log, separators=(",", ":")).encode() + b"\n" for log in logs)
+            self._stream.flush()
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Lock the file and wait for the disk once for all that the block appends, not for each log."""
+        self._file_lock.acquire()
+        try:
+            with self._file.open("ab") as self._stream:
+                try:
+                    yield
+                finally:
+                    os.fsync(self._stream.fileno())
+        finally:
+            self._stream = None
+            self._file_lock.release()
 
 
 class Summary(BaseJournalBackend):  # type: ignore[misc]
@@ -134,16 +160,19 @@ def _merge(trial: dict[str, Any], changes: Iterable[dict[str, Any]]) -> None:
                 trial.setdefault(f"{kind}s", {}).update(change.get(kind, {}))
 
 
-def open_study(folder: Path, directions: Sequence[str] | None = None, *, summary: bool = False) -> optuna.Study:
+def open_study(
+    folder: Path, directions: Sequence[str] | None = None, *, summary: bool = False, backend: Journal | None = None
+) -> optuna.Study:
     """The Optuna study in ``folder``, created if ``directions`` are given. Raises UserError when it cannot be read.
 
     With ``summary`` its trials lack their suggested parameters and their values at epochs, and nothing can be written.
+    ``backend`` is the folder's journal, by default a new object for it.
     """
     journal = folder / JOURNAL
     collects = gc.isenabled()
     gc.disable()  # saves a tenth of the time: nothing read here is garbage
     try:
-        storage = JournalStorage(Summary(journal) if summary else Journal(journal))
+        storage = JournalStorage(Summary(journal) if summary else backend or Journal(journal))
         if directions is None or optuna.get_all_study_names(storage):
             return optuna.load_study(study_name=None, storage=storage)
         return optuna.create_study(storage=storage, study_name="sweep", directions=list(directions))

@@ -303,8 +303,9 @@ class Study(SweepTrials):
         except UserError as error:
             return self.fail(seed_run, str(error))
         if self.spec.search.seeds == 1:
-            self._close(trial, attributes)
-            self._tell(trial, values, violations)
+            with self._journal.together():
+                self._close(trial, attributes)
+                self._tell(trial, values, violations)
             return "complete"
         _, seed = self.trial_of(seed_run)
         trial.set_user_attr(f"seed_{seed}", {"values": values, **attributes})

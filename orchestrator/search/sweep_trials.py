@@ -13,7 +13,7 @@ from optuna.trial import FrozenTrial, TrialState
 from orchestrator.config.spec import SweepSpec
 from orchestrator.search import gain, selection
 from orchestrator.search.constraints import violated
-from orchestrator.search.journal import JOURNAL, open_study
+from orchestrator.search.journal import JOURNAL, Journal, open_study
 from orchestrator.search.ranking import REPEAT, ranked, repeats
 from orchestrator.search.selection import Selection
 from orchestrator.storage import disk
@@ -37,7 +37,8 @@ class SweepTrials:
         disk.drop_half_line(folder / JOURNAL)
         (folder / f"{JOURNAL}.lock").unlink(missing_ok=True)  # Optuna would wait 30 s for it
         directions = ["maximize" if o.direction == "max" else "minimize" for o in self.objectives]
-        self.optuna_study = open_study(folder, directions)
+        self._journal = Journal(folder / JOURNAL)
+        self.optuna_study = open_study(folder, directions, backend=self._journal)
         self.gain: gain.Gain | None = None
         """The last estimate for ``--until-gain``."""
         self._next_gain = gain.LEAST

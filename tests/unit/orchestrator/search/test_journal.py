@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from pathlib import Path
 
@@ -80,6 +81,23 @@ def test_a_summary_has_states_values_and_small_attributes(tmp_path: Path) -> Non
     assert [t.datetime_complete for t in summary] == [t.datetime_complete for t in written.get_trials()]
     assert all(t.user_attrs == {"epoch": 3} and not t.params and not t.intermediate_values for t in summary)
     assert len((tmp_path / JOURNAL).read_text().splitlines()) > 20, "nothing was written"
+
+
+def test_what_is_appended_together_waits_for_the_disk_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = Journal(tmp_path / JOURNAL)
+    study = open_study(tmp_path, ["maximize"], backend=journal)
+    trial = study.ask()
+    waits: list[int] = []
+    monkeypatch.setattr(os, "fsync", waits.append)
+    with journal.together():
+        trial.set_user_attr("epoch", 3)
+        assert open_study(tmp_path, summary=True).get_trials()[0].user_attrs == {"epoch": 3}, "a kill loses nothing"
+        study.tell(trial, 0.5)
+    assert len(waits) == 1
+    study.set_user_attr("after", True)  # the lock is released
+    plain = optuna.load_study(study_name="sweep", storage=JournalStorage(JournalFileBackend(str(tmp_path / JOURNAL))))
+    assert plain.get_trials() == study.get_trials()
+    assert (plain.trials[0].value, plain.user_attrs) == (0.5, {"after": True})
 
 
 @pytest.mark.parametrize("summary", [False, True])

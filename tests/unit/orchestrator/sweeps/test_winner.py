@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from orchestrator.storage.records import RunFolder
 from orchestrator.storage.settings import Settings, resolve
 from orchestrator.sweeps import request, sweep, winner
 from orchestrator.sweeps.sweep import ResumeOptions
+from orchestrator.tracking import tracker
+from orchestrator.tracking.client import Client
 from tests.support.finished import sweep as finished
 from tests.support.toy import Toy
 from tests.support.tracked import metrics, tags
@@ -204,6 +207,30 @@ def test_without_units_and_seeds_it_says_once_that_the_noise_is_not_known(
     assert out.getvalue().count(NO_NOISE) == 1
     assert "estimate" not in out.getvalue()
     assert "orchestrator.contenders" not in tags(database, "s")
+
+
+def test_a_local_sweep_trains_once_mlflow_is_imported(
+    settings: Settings, tmp_path: Path, out: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The import would take the interpreter from the first trials."""
+    order: list[str] = []
+    train = Toy.train_epoch
+
+    class Slow(Client):
+        def __init__(self, *of: Any) -> None:
+            time.sleep(0.3)
+            super().__init__(*of)
+            order.append("connected")
+
+    monkeypatch.setattr(tracker, "Client", Slow)
+    monkeypatch.setattr(Toy, "train_epoch", lambda self, epoch: (order.append("trained"), train(self, epoch))[1])
+    (tmp_path / "mine.py").write_text(SPACE)
+    spec = request.sweep(
+        "toy", settings, overrides={"epochs": 1, "refit": False}, local=True,
+        search={"space": f"{tmp_path / 'mine.py'}:space", "scheduler": "none", "trials": 1},
+    )  # fmt: skip
+    sweep.sweep(spec, settings, driver.Options(local=True), console(out))
+    assert order == ["connected", "trained"]
 
 
 @pytest.mark.parametrize("refit", [False, True])

@@ -29,8 +29,10 @@ def test_an_outage_costs_no_training_time_and_is_told_at_the_end(
 ) -> None:
     """Whatever waited for MLflow would wait for ever."""
     monkeypatch.setattr(tracking, "RETRY_SECONDS", (FOR_EVER,))
+    monkeypatch.setattr(tracking, "CONNECT_SECONDS", FOR_EVER)
     tracker = open_tracker(uri=NOWHERE)
     tracker.start(OWNER, "run", params={"lr": 0.1})
+    tracker.await_connection()
     for epoch in range(1, 201):
         tracker.log(OWNER, rows(epoch, epoch))
     assert not tracker.flush(timeout=0.01)
