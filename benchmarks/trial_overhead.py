@@ -111,7 +111,7 @@ def main() -> None:
     bench.compare("on Ray, every report sent", trial, RAY, TUNE, at_most=0.4)
     bench.compare("on Ray, every report sent", trial, RAY, NESTED, at_most=0.03)
     bench.compare("on Ray, as shipped", trial, BATCHED, TUNE)
-    bench.hold("--local", trial, LOCAL, at_most=0.06)
+    bench.hold("--local", trial, LOCAL, at_most=0.03)
     bench.compare("--local", trial, LOCAL, OPTUNA)
     bench.hold("--local --tracking none", trial, UNTRACKED, at_most=0.06)
     bench.samples |= {f"{name}{WHOLE}": seconds for name, seconds in figures.whole.items()}

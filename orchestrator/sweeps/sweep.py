@@ -234,6 +234,8 @@ def _drive(
         if session.tracker:  # a tag: --more-trials changes it, and MLflow's parameters cannot change
             session.tracker.tag(folder.id, {"search.trials": str(spec.search.trials)})
         study = _study(spec, folder, session, again)
+        if options.local and session.tracker:
+            session.tracker.await_connection()
         manager = TrialManager(study, session, spec)
         session.publisher.of(manager.current_status)
         console.view(manager.view)
@@ -272,8 +274,6 @@ def _in_process(spec: SweepSpec, session: Session, study: Study, manager: TrialM
     device = worker.take_device(spec.resources)
     (size,) = pack_plan.capacities(spec, fitting=1)
     manager.share(size)
-    if session.tracker:
-        session.tracker.await_connection()
     try:
         pack_plan.run_together(manager, pack_plan.PackRunner(device, stop=manager.stopping), size)
     except reports.DeviceLost as error:
