@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -24,25 +25,31 @@ def read_parquet(size: int, folder: Path) -> Cost:
 
 def _read(size: int, folder: Path, end: str) -> Cost:
     """Convert a user's table with text ids and times, rows in random order, and draw its test part."""
+    from workloads.data import load_interactions
+    from workloads.data.interactions import load
+
+    path = folder / f"all.{end}"
+    # In another process, so that this one does not reuse its memory.
+    writer = get_context("spawn").Process(target=_write_table, args=(size, path))
+    writer.start()
+    writer.join()
+    load.CACHED_FROM = 1
+    with measured(folder, private=True) as cost:
+        load_interactions(str(path), folder)
+    return cost
+
+
+def _write_table(size: int, path: Path) -> None:
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
     from pyarrow import csv, parquet
 
-    from workloads.data import load_interactions
-    from workloads.data.interactions import load
-
-    data = _interactions(size, folder)
+    data = _interactions(size, path.parent)
     pairs = np.random.default_rng(0).permutation(np.concatenate([data.train, data.test]))
     names = [pc.binary_join_element_wise(kind, pa.array(ids).cast("string"), "") for kind, ids in zip("ui", pairs.T)]
     table = pa.table({"user": names[0], "item": names[1], "timestamp": np.arange(size)})
-    path = folder / f"all.{end}"
-    (csv.write_csv if end == "csv" else parquet.write_table)(table, path)
-    del data, pairs, names, table
-    load.CACHED_FROM = 1
-    with measured(folder, private=True) as cost:
-        load_interactions(str(path), folder)
-    return cost
+    (csv.write_csv if path.suffix == ".csv" else parquet.write_table)(table, path)
 
 
 def prepare(size: int, folder: Path) -> Cost:
