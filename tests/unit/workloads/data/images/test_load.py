@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -158,18 +159,18 @@ def test_a_conversion_that_was_killed_is_continued(
     class_folders(folder, {"a": 150, "b": 150})
     (folder / "a" / "0.png").write_bytes(b"not an image")
     decode = convert.decode
-    decoded: list[object] = []
+    advance = progress.Progress.advance
 
-    def until_killed(content: object) -> Image.Image:
-        decoded.append(content)
-        if len(decoded) > 200:
+    def until_killed(self: progress.Progress, part: str, *of: Any) -> None:
+        advance(self, part, *of)
+        if self.begin(part, 300).done >= 100:
             raise KeyboardInterrupt
-        return decode(content)
 
     monkeypatch.setattr(progress, "SAVE_SECONDS", 0)
-    monkeypatch.setattr(convert, "decode", until_killed)
-    with pytest.raises(KeyboardInterrupt):
-        load_images(str(folder), folder, 8, "skip")
+    with monkeypatch.context() as patch:
+        patch.setattr(progress.Progress, "advance", until_killed)
+        with pytest.raises(KeyboardInterrupt):
+            load_images(str(folder), folder, 8, "skip")
     (draft,) = (cache_dir() / "images").glob(".*.part")
     done = json.loads((draft / "progress.json").read_text())["train"]["done"]
     assert 0 < done < 300
