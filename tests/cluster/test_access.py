@@ -131,7 +131,7 @@ def alone(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_cluster_that_is_started_here_listens_on_loopback(alone: Path) -> None:
     command = Command(alone, *SEARCH, "epochs=1000", "slow=0.2")
     try:
-        command.until(lambda: command.workers("ray::TrialActor"), 240)
+        command.until(lambda: command.workers("Trainable.train"))  # named for the class between two calls alone
         found = listening(command)
         assert {"gcs_server", "raylet"} <= set(found.values())
         check_loopback(found)

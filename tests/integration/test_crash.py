@@ -71,7 +71,7 @@ def test_a_trial_goes_on_when_its_process_is_killed(
     monkeypatch.setenv(TRAINED, str(trained))
     sweep = start(*SWEEP[:-1], "1", f"epochs={epochs}", "slow=0.25", "--concurrency", "1")
     sweep.until(lambda: list(home.glob("storage/*/trials/00000/checkpoint-*/checkpoint.json")))
-    (victim,) = sweep.until(lambda: sweep.workers("TrialActor"))
+    (victim,) = sweep.until(lambda: sweep.workers("Trainable.train"))
     victim.kill()
     saved = max(int(file.name[-8:]) for file in home.glob("storage/*/trials/00000/checkpoint-*"))
     before = len(trained.read_text().splitlines())
