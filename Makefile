@@ -32,7 +32,7 @@ test: $(READY)
 
 # Processes and servers are killed, stopped or taken away for a while, and all goes on: many minutes.
 test-faults: $(READY)
-	$(BIN)/python -m pytest $(call marked,faults) -m "faults and not cluster and not long" -n 3 --dist loadfile
+	$(BIN)/python -m pytest $(call marked,faults) -m "faults and not cluster and not long" -n 4 --dist loadfile
 
 # Variants of tests of test-faults and test-cluster: longer outages, the other of two faults, random kills. Not in CI.
 test-long: $(READY)

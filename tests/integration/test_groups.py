@@ -129,7 +129,9 @@ def test_a_trial_fails_alone(home: Path, start: Start) -> None:
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("words", [ONE_TRIAL, RUN], ids=["sweep", "run"])
+@pytest.mark.parametrize(
+    "words", [pytest.param(ONE_TRIAL, id="sweep"), pytest.param(RUN, id="run", marks=pytest.mark.long)]
+)
 def test_a_silent_worker_is_named_and_its_place_freed(words: list[str], start: Start) -> None:
     begun = start(*words, "epochs=3", "hang_at=2", "on_rank=1", "--trial-timeout", "15")
     assert begun.end() == 1, begun.text()
@@ -138,7 +140,9 @@ def test_a_silent_worker_is_named_and_its_place_freed(words: list[str], start: S
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("words", [ONE_TRIAL, RUN], ids=["sweep", "run"])
+@pytest.mark.parametrize(
+    "words", [pytest.param(ONE_TRIAL, id="sweep"), pytest.param(RUN, id="run", marks=pytest.mark.long)]
+)
 def test_an_error_on_one_rank_ends_the_group_at_once(trained: Path, words: list[str], start: Start) -> None:
     """It is not tried again: it would come again. Rank 0 waits for the other by then, for up to ten minutes."""
     began = time.monotonic()

@@ -98,7 +98,7 @@ def test_a_population_is_the_same_on_ray_as_in_one_process(
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("place", ["ray", "local"])
+@pytest.mark.parametrize("place", ["ray", pytest.param("local", marks=pytest.mark.long)])
 def test_a_population_survives_its_drivers_death(
     place: str, home: Path, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
