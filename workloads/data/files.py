@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 import gzip
+import os
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
+from typing import IO
 
 from workloads.data.errors import DataError
 
@@ -58,3 +60,15 @@ def lines(path: Path) -> Iterator[tuple[int, str]]:
                 raise DataError("the text is not UTF-8", file=path, line=number, got=repr(raw[:60])) from error
             if line:
                 yield number, line
+
+
+def reserve(file: IO[bytes], size: int) -> None:
+    """Allocate the first ``size`` bytes of a file that will be mapped, where the system can.
+
+    Raises:
+        OSError: the disk is full. Without the allocation, a write to the map would kill the process.
+    """
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(file.fileno(), 0, size)
+    else:
+        file.truncate(size)

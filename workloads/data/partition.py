@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from workloads.data.cache import cache_dir
+from workloads.data.files import reserve
 
 ROWS = 2**20
 """Rows that are in memory at a time: a block, or the rows of one range."""
@@ -31,13 +32,13 @@ def scratch(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
     """An array of zeros; a large one is mapped from a file without a name, which goes when the array does.
 
     Raises:
-        OSError: the file cannot be created in the cache.
+        OSError: the file cannot be created in the cache, or its disk is full.
     """
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
     if size <= IN_MEMORY:
         return np.zeros(shape, dtype)
     with _file() as file:
-        file.truncate(size)
+        reserve(file, size)
         return np.asarray(np.memmap(file, dtype, "r+", shape=shape))
 
 

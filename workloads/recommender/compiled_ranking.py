@@ -12,7 +12,7 @@ from workloads.compilation import Int, Real, compiled, inlined
 Indptr = NDArray[np.int64]
 
 
-class Lists(NamedTuple):
+class ItemLists(NamedTuple):
     """Item lists of users in rows: ``items[indptr[u]:indptr[u + 1]]`` of row u, int64, each item once."""
 
     indptr: Indptr
@@ -46,7 +46,7 @@ class Ranked(NamedTuple):
 
 
 @compiled
-def rank_rows(scores: NDArray[np.float32], first: Int, excluded: Lists, relevant: Lists, out: Ranked) -> None:
+def rank_rows(scores: NDArray[np.float32], first: Int, excluded: ItemLists, relevant: ItemLists, out: Ranked) -> None:
     """Rank the candidates of users ``first`` to ``first + U`` and compare the relevant ones with the others.
 
     Args:
@@ -58,11 +58,13 @@ def rank_rows(scores: NDArray[np.float32], first: Int, excluded: Lists, relevant
     """
     n_items = scores.shape[1]
     row = np.empty(n_items, np.float32)
+    is_excluded = np.zeros(n_items, np.bool_)
     for user in range(scores.shape[0]):
         for item in range(n_items):
             row[item] = scores[user, item]
         for position in range(excluded.indptr[first + user], excluded.indptr[first + user + 1]):
             row[excluded.items[position]] = -np.inf
+            is_excluded[excluded.items[position]] = True
         length = _best(row, out.items[user], out.scores[user])
         n_excluded = 0
         for item in range(n_items):
@@ -70,14 +72,16 @@ def rank_rows(scores: NDArray[np.float32], first: Int, excluded: Lists, relevant
         n = 0
         balance = 0
         for position in range(relevant.indptr[first + user], relevant.indptr[first + user + 1]):
-            own = row[relevant.items[position]]
-            if own == -np.inf:
+            item = relevant.items[position]
+            if is_excluded[item]:
                 continue
             n += 1
-            balance += _balance(row, own)
-            for place in range(length):
-                if out.items[user, place] == relevant.items[position]:
-                    out.hits[user, place] = True
+            balance += _balance(row, row[item])
+            for rank in range(length):
+                if out.items[user, rank] == item:
+                    out.hits[user, rank] = True
+        for position in range(excluded.indptr[first + user], excluded.indptr[first + user + 1]):
+            is_excluded[excluded.items[position]] = False
         out.n[user] = n
         out.wins[user] = balance - n * n_excluded
         out.pairs[user] = n * (n_items - n_excluded - n)
@@ -91,13 +95,13 @@ def _best(row: NDArray[np.float32], items: NDArray[np.int64], scores: NDArray[np
     lowest = np.float32(-np.inf)
     for item in range(len(row)):
         if row[item] > lowest:
-            place = min(length, k - 1)
-            while place > 0 and scores[place - 1] < row[item]:
-                scores[place] = scores[place - 1]
-                items[place] = items[place - 1]
-                place -= 1
-            scores[place] = row[item]
-            items[place] = item
+            rank = min(length, k - 1)
+            while rank > 0 and scores[rank - 1] < row[item]:
+                scores[rank] = scores[rank - 1]
+                items[rank] = items[rank - 1]
+                rank -= 1
+            scores[rank] = row[item]
+            items[rank] = item
             length = min(length + 1, k)
             if length == k:
                 lowest = scores[k - 1]

@@ -121,15 +121,15 @@ def _blocks(models: Sequence[Scorer], relevant: History, excluded: History, part
 def _compiled_blocks(
     models: Sequence[Scorer], relevant: History, excluded: History, parts: Sequence[slice]
 ) -> Iterator[_Block]:
-    from workloads.recommender.compiled_ranking import Lists, Ranked, rank_rows
+    from workloads.recommender.compiled_ranking import ItemLists, Ranked, rank_rows
 
-    wanted, masked = (Lists(history.indptr, history.items.numpy()) for history in (relevant, excluded))
+    wanted, masked = (ItemLists(history.indptr, history.items.numpy()) for history in (relevant, excluded))
     for part in parts:
         for k, model in enumerate(models):
-            found = Ranked.empty(part.stop - part.start, max(CUTOFFS))
+            ranking = Ranked.empty(part.stop - part.start, max(CUTOFFS))
             scores = model.scores(part.start, part.stop).float().contiguous().numpy()
-            rank_rows(scores, part.start, masked, wanted, found)
-            items, listed, hits, n, wins, pairs = map(torch.from_numpy, found)
+            rank_rows(scores, part.start, masked, wanted, ranking)
+            items, listed, hits, n, wins, pairs = map(torch.from_numpy, ranking)
             yield (slice(k, k + 1), part), items, hits, listed, n, 0.5 + 0.5 * wins.float() / pairs
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import shutil
 import zlib
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 
 from workloads.data.conversion_cache import build_once, cache_path, checked_fingerprint
 from workloads.data.datasets import dataset, read
+from workloads.data.files import reserve
 from workloads.data.images.convert import convert, refused
 from workloads.data.images.progress import Progress
 from workloads.data.images.types import Corrupt, Images, ImageSource, Pixels
@@ -120,9 +120,8 @@ def _allocated(folder: Path, progress: Progress, part: str, shape: tuple[int, ..
         np.save(file, np.empty(shape, np.uint8))
         return np.empty(shape, np.uint8)
     mapped: NDArray[np.uint8] = np.lib.format.open_memmap(file, "w+", np.uint8, shape)
-    if hasattr(os, "posix_fallocate"):  # a full disk raises here; on writing it would kill the process
-        with file.open("r+b") as opened:
-            os.posix_fallocate(opened.fileno(), 0, file.stat().st_size)
+    with file.open("r+b") as opened:
+        reserve(opened, file.stat().st_size)
     return mapped
 
 

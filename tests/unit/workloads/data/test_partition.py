@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from itertools import pairwise
 from pathlib import Path
 
@@ -65,3 +67,14 @@ def test_the_rows_of_a_mask() -> None:
     mask = np.random.default_rng(0).random(950) < 0.3
     np.testing.assert_array_equal(partition.select(values, mask), values[mask])
     np.testing.assert_array_equal(partition.select(values, mask, False), values[~mask])
+
+
+def test_a_full_disk_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A write to the map of a file without blocks would kill the process."""
+
+    def full(*of: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OSError, match="No space left"):
+        partition.scratch((1001,), np.bool_)

@@ -46,13 +46,14 @@ def with_ties(n_items: int) -> torch.Tensor:
     return values
 
 
-def with_infinity(n_items: int) -> torch.Tensor:
+def with_infinities(n_items: int) -> torch.Tensor:
     values = distinct(n_items)
     values[:, ::7] = torch.inf
+    values[5, 3:] = -torch.inf
     return values
 
 
-@pytest.mark.parametrize("table", [distinct, with_ties, with_infinity])
+@pytest.mark.parametrize("table", [distinct, with_ties, with_infinities])
 @pytest.mark.parametrize(("n_items", "rows"), [(20, 37), (21, 5), (300, 8)])
 @pytest.mark.parametrize("excluded", [0.0, 0.3])
 def test_lists_and_metrics_are_those_of_the_tensors(

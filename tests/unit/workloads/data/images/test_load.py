@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -193,7 +194,7 @@ def test_a_full_disk_is_one_sentence(folder: Path, monkeypatch: pytest.MonkeyPat
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(load.os, "posix_fallocate", full)
+    monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(DataError, match=r"No space left on device.*ORCHESTRATOR_CACHE"):
         load_images(str(folder), folder)
     assert not [path for path in (cache_dir() / "images").iterdir() if path.is_dir()]
