@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import quote, urlsplit
 
-from workloads.data.errors import DataError
+from workloads.data.errors import CacheUnwritable, DataError
 
 STAGED = "staged"
 """Folder in the cache with copies of datasets in object stores."""
@@ -100,3 +100,16 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
+
+
+@contextmanager
+def cache_errors(folder: Path) -> Iterator[None]:
+    """Convert write errors of a folder of the cache to CacheUnwritable."""
+    try:
+        yield
+    except OSError as error:
+        raise CacheUnwritable(
+            f"the cache cannot be written ({error.strerror or error})",
+            file=folder,
+            fix="Set ORCHESTRATOR_CACHE to a folder that can be written, or free space",
+        ) from error

@@ -5,14 +5,13 @@ from __future__ import annotations
 import hashlib
 import re
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from workloads.data.cache import cache_dir, file_lock, replacing
+from workloads.data.cache import cache_dir, cache_errors, file_lock, replacing
 from workloads.data.datasets import check, dataset, fingerprint, read
-from workloads.data.errors import CacheUnwritable, DataError
+from workloads.data.errors import DataError
 from workloads.memory import bounded_cache
 
 T = TypeVar("T")
@@ -63,7 +62,7 @@ def build_once(path: Path, load: Callable[[Path], T | None], make: Callable[[], 
         DataError: what was built cannot be loaded.
         CacheUnwritable: the cache cannot be written.
     """
-    with _explained(path), file_lock(path.with_name(f"{path.name}.lock")):
+    with cache_errors(path.parent), file_lock(path.with_name(f"{path.name}.lock")):
         if (value := load(path)) is None:
             make()
             value = load(path)
@@ -95,16 +94,3 @@ def cached_arrays(folder: str, identity: str, make: Callable[[], Mapping[str, An
             np.savez(file, **arrays)
 
     return build_once(path, load, write)
-
-
-@contextmanager
-def _explained(path: Path) -> Iterator[None]:
-    """Convert write errors of the cache to CacheUnwritable."""
-    try:
-        yield
-    except OSError as error:
-        raise CacheUnwritable(
-            f"the cache cannot be written ({error.strerror or error})",
-            file=path.parent,
-            fix="Set ORCHESTRATOR_CACHE to a folder that can be written",
-        ) from error

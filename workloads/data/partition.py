@@ -10,7 +10,7 @@ from typing import Any, BinaryIO, TypeAlias
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from workloads.data.cache import cache_dir
+from workloads.data.cache import cache_dir, cache_errors
 from workloads.data.files import reserve
 
 ROWS = 2**20
@@ -32,12 +32,12 @@ def scratch(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
     """An array of zeros; a large one is mapped from a file without a name, which goes when the array does.
 
     Raises:
-        OSError: the file cannot be created in the cache, or its disk is full.
+        CacheUnwritable: the file cannot be created in the cache, or its disk is full.
     """
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
     if size <= IN_MEMORY:
         return np.zeros(shape, dtype)
-    with _file() as file:
+    with cache_errors(cache_dir()), _file() as file:
         reserve(file, size)
         return np.asarray(np.memmap(file, dtype, "r+", shape=shape))
 
@@ -52,23 +52,26 @@ class Growing:
         self._file: BinaryIO | None = None
 
     def append(self, rows: NDArray[Any]) -> None:
-        """Add rows (m, ...). Raises OSError."""
+        """Add rows (m, ...). Raises CacheUnwritable."""
         self._blocks.append(np.ascontiguousarray(rows, self._dtype))
         if sum(block.nbytes for block in self._blocks) > IN_MEMORY:
-            self._file = self._file or _file()
-            for block in self._blocks:
-                self._file.write(block.data)
-            self._blocks = []
+            with cache_errors(cache_dir()):
+                self._file = self._file or _file()
+                self._write(self._file)
 
     def array(self) -> NDArray[Any]:
-        """All rows (n, ...), mapped from a file if they are many. The last call."""
+        """All rows (n, ...), mapped from a file if they are many. The last call. Raises CacheUnwritable."""
         if self._file is None:
             return np.concatenate([np.empty((0, *self._shape), self._dtype), *self._blocks])
-        with self._file as file:
-            for block in self._blocks:
-                file.write(block.data)
-            file.flush()
+        with cache_errors(cache_dir()), self._file as file:
+            self._write(file)
             return np.asarray(np.memmap(file, self._dtype, "r+")).reshape(-1, *self._shape)
+
+    def _write(self, file: BinaryIO) -> None:
+        for block in self._blocks:
+            file.write(block.data)
+        file.flush()
+        self._blocks = []
 
 
 def ranges(counts: NDArray[np.int64]) -> NDArray[np.int64]:

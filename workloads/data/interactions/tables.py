@@ -84,7 +84,7 @@ def read_tables(folder: Path, files: tuple[str, ...]) -> Interactions:
     Raises:
         DataError: as :func:`~workloads.data.interactions.columns.read_columns`; or a pair of the test part is also in
             the train part.
-        OSError: a file cannot be created in the cache.
+        CacheUnwritable: the cache cannot be written.
     """
     users = _Numbering("user")
     items = _Numbering("item")

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from workloads.data import partition
+from workloads.data import CacheUnwritable, partition
 
 
 @pytest.fixture(autouse=True)
@@ -76,5 +76,5 @@ def test_a_full_disk_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(CacheUnwritable, match=r"the cache cannot be written \(No space left on device\)"):
         partition.scratch((1001,), np.bool_)
