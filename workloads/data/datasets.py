@@ -13,7 +13,7 @@ from typing import Any
 from workloads.data import stores
 from workloads.data.cache import local_path
 from workloads.data.digests import digest, sha256
-from workloads.data.errors import DataError
+from workloads.data.errors import CacheUnwritable, DataError
 from workloads.data.files import plain_or_gz
 from workloads.data.images.archives import CIFAR_10, CIFAR_100, STL_10, TINY_IMAGENET
 from workloads.data.images.kind import IMAGES
@@ -246,10 +246,13 @@ def read(name: str, root: Path) -> Any:
 
     Raises:
         DataError: unknown name, or a file that is missing, unreadable or damaged.
+        CacheUnwritable: the cache cannot be written.
     """
     entry = dataset(name)
     try:
         return entry.reader(entry.folder_in(root))
+    except CacheUnwritable:  # not a fault of the files
+        raise
     except DataError as fault:
         raise (fault.advise(_advice(entry, root)) if entry.files else fault) from None
     except OSError as error:

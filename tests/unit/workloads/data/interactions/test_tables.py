@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import datetime
+import errno
 import gzip
+import os
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from pyarrow import csv as pa_csv
 from pyarrow import parquet
 
 from workloads.data import (
+    CacheUnwritable,
     DataError,
     Interactions,
     absolute,
@@ -178,6 +181,17 @@ def test_an_error_in_a_later_block_names_the_line(tmp_path: Path, monkeypatch: p
         with pytest.raises(DataError, match=words) as caught:
             read(tmp_path, all_csv=f"user,item\n{rows}{line}\n{rows}".encode(errors="surrogateescape"))
         assert caught.value.line == 502
+
+
+def test_a_full_cache_is_no_fault_of_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*of: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(partition, "IN_MEMORY", 0)
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    (tmp_path / "all.csv").write_text(ROWS)
+    with pytest.raises(CacheUnwritable, match=r"\(No space left on device\)\. Set ORCHESTRATOR_CACHE"):
+        load_interactions(str(tmp_path / "all.csv"), tmp_path)
 
 
 def test_ids_with_leading_zeros_are_text(tmp_path: Path) -> None:
