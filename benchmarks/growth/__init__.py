@@ -62,6 +62,7 @@ def measured(folder: Path, private: bool = False) -> Iterator[Cost]:
     if private:
         done.set()
         sampler.join()
+        peaks[0] = max(peaks[0], memory("RssAnon"))
     cost.memory = (peaks[0] if private else memory("VmHWM")) - held
     cost.written = bytes_in(folder) - before
 

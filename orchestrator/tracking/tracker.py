@@ -26,6 +26,8 @@ GATHER_SECONDS = 0.1
 """Pause between two rounds of sending, unless someone waits: what a short trial logs meets in one request."""
 
 CONNECT_SECONDS = 10.0
+"""Longest time that a local sweep waits for MLflow before it trains."""
+
 RETRY_SECONDS = (0.2, 0.5, 1.0, 2.0, 5.0)
 WRONG = (Refused, TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
 """Errors that a retry does not cure. An outage raises MLflow's exceptions and OSError."""

@@ -132,10 +132,10 @@ def partition(
 def select(column: Column, chosen: NDArray[np.bool_], wanted: bool = True) -> NDArray[Any]:
     """The rows of a column, in their order, where the mask (n,) is ``wanted``."""
     none = _rows(column, slice(0, 0))
-    found = Growing(none.dtype, *none.shape[1:])
+    selected = Growing(none.dtype, *none.shape[1:])
     for block in blocks(len(chosen)):
-        found.append(_rows(column, block)[chosen[block] == wanted])
-    return found.array()
+        selected.append(_rows(column, block)[chosen[block] == wanted])
+    return selected.array()
 
 
 def row_numbers(rows: slice) -> NDArray[np.int64]:

@@ -25,14 +25,14 @@ def sharded_topk(
     if ranks == 1:
         return exact_topk(queries, index, k)
     scores, rows = exact_topk(queries, index, k, (runtime.rank, ranks))
-    found = int(reduce_sum(torch.tensor(rows.shape[1], device=queries.device)))
+    total = int(reduce_sum(torch.tensor(rows.shape[1], device=queries.device)))
     left = (0, k - rows.shape[1])
     scores = _side_by_side(torch.nn.functional.pad(scores, left, value=-torch.inf), ranks)
     rows = _side_by_side(torch.nn.functional.pad(rows, left, value=_NONE), ranks)
     # By score, and equal ones by row.
     rows, order = rows.sort(dim=1)
     scores, best = scores.gather(1, order).sort(dim=1, descending=True, stable=True)
-    count = min(k, found)
+    count = min(k, total)
     return scores[:, :count], rows.gather(1, best)[:, :count]
 
 

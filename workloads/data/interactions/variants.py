@@ -152,8 +152,8 @@ def _latest(times: NDArray[np.int64], fraction: float) -> NDArray[np.bool_]:
     def values() -> Iterator[NDArray[np.uint64]]:
         return (times[block].astype(np.uint64) ^ sign for block in blocks(len(times)))
 
-    place = int(np.floor((1 - fraction) * len(times)))
-    cut, before = _in_order(values, place)
+    position = int(np.floor((1 - fraction) * len(times)))
+    cut, before = _in_order(values, position)
     late = scratch((len(times),), np.bool_)
     for block, some in zip(blocks(len(times)), values()):
         late[block] = some >= cut if before else some > cut
@@ -203,21 +203,21 @@ def _limit(count: int, n: int, seed: int) -> tuple[np.uint64, int]:
     return limit, count - before
 
 
-def _in_order(values: Callable[[], Iterator[NDArray[np.uint64]]], place: int) -> tuple[np.uint64, int]:
-    """The value at a place of the ascending order, from 0, and how many are below it; reads the blocks four times."""
-    found = np.uint64(0)
+def _in_order(values: Callable[[], Iterator[NDArray[np.uint64]]], position: int) -> tuple[np.uint64, int]:
+    """The value at a position in ascending order, from 0, and how many are below it. Reads the blocks four times."""
+    value = np.uint64(0)
     before = 0
     for shift in np.array([48, 32, 16, 0], np.uint64):  # by 16 bits after the others
         counts = np.zeros(1 << 16, np.int64)
         for block in values():
             high = block >> shift
-            low = high[high >> np.uint64(16) == found] & np.uint64(0xFFFF)
+            low = high[high >> np.uint64(16) == value] & np.uint64(0xFFFF)
             counts += np.bincount(low.astype(np.int64), minlength=len(counts))
         ends = counts.cumsum()
-        digit = int(np.searchsorted(ends, place - before, "right"))
+        digit = int(np.searchsorted(ends, position - before, "right"))
         before += int(ends[digit] - counts[digit])
-        found = found << np.uint64(16) | np.uint64(digit)
-    return found, before
+        value = value << np.uint64(16) | np.uint64(digit)
+    return value, before
 
 
 def _divided(data: Interactions, test: NDArray[np.bool_]) -> Interactions:
