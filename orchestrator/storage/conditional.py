@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import threading
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
@@ -26,6 +27,9 @@ CHANGED = ("PreconditionFailed", "ConditionalRequestConflict", "NoSuchKey", "412
 
 _HONOURS: dict[tuple[str, str | None], bool] = {}
 """Whether each bucket honours conditions, by name and endpoint."""
+
+_TESTING = threading.Lock()
+"""Held while a bucket is tested, so that each is tested once."""
 
 UNREACHABLE = ("EndpointConnectionError", "ConnectTimeoutError", "ReadTimeoutError", "ConnectionClosedError")
 
@@ -55,9 +59,9 @@ class Objects:
         condition = {"IfNoneMatch": "*"} if tag is None else {"IfMatch": tag}
         return str(self._call("put_object", name, Body=content, **condition)["ETag"])
 
-    def remove(self, name: str, tag: str) -> None:
-        """Remove the object with ``tag``. Raises Changed."""
-        self._call("delete_object", name, IfMatch=tag)
+    def remove(self, name: str, tag: str | None) -> None:
+        """Remove the object with ``tag``, or with any if None. Raises Changed."""
+        self._call("delete_object", name, **({"IfMatch": tag} if tag else {}))
 
     def _call(self, operation: str, name: str, **more: Any) -> Any:
         from botocore.exceptions import ClientError
@@ -87,8 +91,9 @@ def reason_without(location: Remote) -> str | None:
     if find_spec(LIBRARY) is None:
         return f"{LIBRARY} is not installed"
     store = (parts.netloc, s3_endpoint())
-    if store not in _HONOURS:
-        _HONOURS[store] = _honours_conditions(location)
+    with _TESTING:
+        if store not in _HONOURS:
+            _HONOURS[store] = _honours_conditions(location)
     if not _HONOURS[store]:
         return "the store does not honour If-Match and If-None-Match"
     return None
@@ -117,7 +122,7 @@ def _honours_conditions(location: Remote) -> bool:
     except NotImplementedError:
         return False
     finally:
-        location.remove(name)
+        store.remove(name, None)
 
 
 def _is_refused(store: Objects, name: str, tag: str | None) -> bool:

@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import secrets
+import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -26,6 +27,9 @@ FOLDER = ".looks"
 """Folder of all chains in the storage. No run can have this name."""
 
 FORMAT = 1
+
+RETRY_SECONDS = (1.0, 4.0)
+"""Pauses before a row is written again to an object store that has failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,29 +90,24 @@ class Row:
 
 def append(look: Look, epoch: int) -> Row:
     """Add a row for an evaluation of the test split with the model of ``epoch``. Raises OSError."""
-    chain = _Chain(look.storage, look.chain)
     token = secrets.token_hex(8)
+    pauses = list(RETRY_SECONDS if remote.location_of(look.storage) else ())
+    row = None
     while True:
-        names = chain.names()
-        last = chain.read(names[-1]) if names else None
-        number = last.number + 1 if last else 1
-        about = {"format": FORMAT, "number": number, "looks_before": len(names), "previous": last and last.digest}
-        values = {
-            **about,
-            "split": "test",
-            "epoch": epoch,
-            "at": datetime.now(UTC).isoformat(timespec="seconds"),
-            "token": token,
-            **look.to_json(),
-        }
-        suffix = "" if chain.exclusive else f"-{token}"
-        row = Row(f"{number:06d}{suffix}.json", json.dumps(values, indent=1).encode())
         try:
+            chain = _Chain(look.storage, look.chain)
+            names = chain.names()
+            if row and row.name in names and chain.read(row.name) == row:  # only the answer to the write was lost
+                return row
+            row = _next_row(chain, names, look, epoch, token)
             chain.create(row)
             return row
         except (FileExistsError, Changed):  # another process was faster, or the answer to this write was lost
-            if chain.read(row.name) == row:
-                return row
+            continue
+        except OSError:
+            if not pauses:
+                raise
+            time.sleep(pauses.pop(0))
 
 
 def chains(storage: Path) -> list[str]:
@@ -145,6 +144,25 @@ def faults(rows: list[Row]) -> list[str]:
         elif row.number == 1 and previous is not None:
             sentences.append("row 1 follows another row")
     return sentences
+
+
+def _next_row(chain: _Chain, names: list[str], look: Look, epoch: int, token: str) -> Row:
+    """The row that follows those of ``names``."""
+    last = chain.read(names[-1]) if names else None
+    number = last.number + 1 if last else 1
+    values = {
+        "format": FORMAT,
+        "number": number,
+        "looks_before": len(names),
+        "previous": last and last.digest,
+        "split": "test",
+        "epoch": epoch,
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "token": token,
+        **look.to_json(),
+    }
+    suffix = "" if chain.exclusive else f"-{token}"
+    return Row(f"{number:06d}{suffix}.json", json.dumps(values, indent=1).encode())
 
 
 class _Chain:

@@ -7,16 +7,50 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
+from moto.server import DomainDispatcherApplication, create_backend_app
 from pyarrow.fs import FileSelector, S3FileSystem
+from werkzeug.serving import WSGIRequestHandler, make_server
 
 from tests.support.ports import free_port
 from tests.support.waiting import HANG_SECONDS
 
+ROOT = Path(__file__).parents[2]
 BUCKET = "experiments"
 KEYS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "secret-of-the-test", "AWS_REGION": "us-east-1"}
+
+
+class _OneAtATime:
+    """moto's application, a request after the other: moto changes its objects without locks."""
+
+    def __init__(self) -> None:
+        self._application = DomainDispatcherApplication(create_backend_app)
+        self._lock = threading.Lock()
+
+    def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        with self._lock:
+            return list(self._application(environ, start_response))
+
+
+class _Silent(WSGIRequestHandler):
+    def log(self, type: str, message: str, *args: Any) -> None:
+        pass
+
+
+@contextmanager
+def in_this_process() -> Iterator[str]:
+    """moto's S3 in threads of this process. Yields its endpoint."""
+    server = make_server("127.0.0.1", 0, _OneAtATime(), threaded=True, request_handler=_Silent)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
 
 
 class Server:
@@ -25,8 +59,8 @@ class Server:
     def __init__(self, folder: Path) -> None:
         self.port = free_port()
         self._log = (folder / "s3.log").open("w")
-        words = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port)]
-        self._process = subprocess.Popen(words, stdout=self._log, stderr=self._log, start_new_session=True)
+        words = [sys.executable, "-m", __name__, str(self.port)]
+        self._process = subprocess.Popen(words, cwd=ROOT, stdout=self._log, stderr=self._log, start_new_session=True)
         deadline = time.monotonic() + HANG_SECONDS
         while True:
             with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
@@ -117,3 +151,7 @@ def _pump(source: socket.socket, target: socket.socket) -> None:
         with suppress(OSError):
             end.shutdown(socket.SHUT_RDWR)
         end.close()
+
+
+if __name__ == "__main__":
+    make_server("127.0.0.1", int(sys.argv[1]), _OneAtATime(), threaded=True).serve_forever()

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import boto3
 import pytest
-from moto.server import ThreadedMotoServer
 
 from orchestrator.storage import conditional, look_ledger, remote
 from orchestrator.storage.look_ledger import Look, append, chains, faults, rows
+from tests.support.s3 import in_this_process
 
 
 @pytest.fixture
@@ -31,17 +31,14 @@ def unconditional(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    endpoint = "http://{}:{}".format(*server.get_host_and_port())
     keys = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGION": "us-east-1"}
-    for name, value in {**keys, "AWS_ENDPOINT_URL_S3": endpoint}.items():
-        monkeypatch.setenv(name, value)
-    remote._open.cache_clear()
-    boto3.client("s3", region_name="us-east-1").create_bucket(Bucket="experiments")
-    yield remote.mirror_of(f"s3://experiments/{tmp_path.name}", tmp_path / "home")  # moto keeps what it has
-    remote._open.cache_clear()
-    server.stop()
+    with in_this_process() as endpoint:
+        for name, value in {**keys, "AWS_ENDPOINT_URL_S3": endpoint}.items():
+            monkeypatch.setenv(name, value)
+        remote._open.cache_clear()
+        boto3.client("s3", region_name="us-east-1").create_bucket(Bucket="experiments")
+        yield remote.mirror_of(f"s3://experiments/{tmp_path.name}", tmp_path / "home")  # moto keeps what it has
+        remote._open.cache_clear()
 
 
 @pytest.fixture(params=["folder", "unconditional", pytest.param("s3", marks=pytest.mark.faults)])
@@ -133,6 +130,43 @@ def test_a_lost_answer_makes_no_second_row(unconditional: Path, monkeypatch: pyt
     monkeypatch.setattr(conditional, "objects", lambda location: Deaf())
     row = append(look(unconditional), 1)
     assert rows(unconditional, look(unconditional).chain) == [row]
+
+
+@pytest.mark.parametrize("written", [False, True])
+@pytest.mark.parametrize("kind", ["unconditional", pytest.param("s3", marks=pytest.mark.faults)])
+def test_a_store_that_fails_for_a_moment_gets_one_row(
+    kind: str, written: bool, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The write fails twice with a server's error, before or after the object was stored."""
+    storage = request.getfixturevalue(kind)
+    create = look_ledger._Chain.create
+    failures = [OSError("503 Slow Down"), OSError("503 Slow Down")]
+
+    def create_badly(chain: look_ledger._Chain, row: look_ledger.Row) -> None:
+        if written or not failures:
+            create(chain, row)
+        if failures:
+            raise failures.pop()
+
+    monkeypatch.setattr(look_ledger, "RETRY_SECONDS", (0.0, 0.0))
+    monkeypatch.setattr(look_ledger._Chain, "create", create_badly)
+    row = append(look(storage), 1)
+    assert rows(storage, look(storage).chain) == [row]
+    failures += [OSError("503 Slow Down")] * 3
+    if not written:
+        with pytest.raises(OSError, match="503"):
+            append(look(storage), 2)
+
+
+def test_the_bucket_is_tested_once_and_nothing_is_left_of_it(s3: Path) -> None:
+    """Also when many drivers' threads ask at the same time."""
+    location = remote.location_of(s3)
+    assert location is not None
+    below = location / "chain"
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(conditional.reason_without, [below] * 16)) == [None] * 16
+    listed = boto3.client("s3", region_name="us-east-1").list_objects_v2(Bucket="experiments", Prefix=f"{s3.name}")
+    assert listed.get("Contents", []) == []
 
 
 def test_a_writer_that_is_killed_leaves_no_half_row(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

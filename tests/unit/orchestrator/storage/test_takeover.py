@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import logging
 import re
 import socket
 import time
@@ -19,7 +18,6 @@ from typing import Any
 
 import boto3
 import pytest
-from moto.server import ThreadedMotoServer
 
 from orchestrator.errors import UserError
 from orchestrator.storage import conditional, generations, lease, object_sync, records, remote, run_lookup, sync_state
@@ -28,6 +26,7 @@ from orchestrator.storage.lease import Lease
 from orchestrator.storage.object_sync import FolderSync, StopWatcher
 from orchestrator.storage.records import RunFolder
 from orchestrator.storage.remote import Remote
+from tests.support.s3 import in_this_process
 
 BUCKET = "experiments"
 
@@ -43,12 +42,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def endpoint() -> Iterator[str]:
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
+    with in_this_process() as address:
+        yield address
 
 
 @pytest.fixture

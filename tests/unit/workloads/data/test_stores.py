@@ -13,8 +13,8 @@ from typing import Any
 import boto3
 import numpy as np
 import pytest
-from moto.server import ThreadedMotoServer
 
+from tests.support.s3 import in_this_process
 from workloads.data import DATASETS, check, datasets, default_data_root, fingerprint, load_interactions, stores
 from workloads.data.cache import STAGED, staged_path
 from workloads.data.errors import CacheUnwritable, DataError, DataUnreachable
@@ -37,10 +37,8 @@ class Bucket:
 
 @pytest.fixture(scope="module")
 def endpoint() -> Iterator[str]:
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    yield "http://{}:{}".format(*server.get_host_and_port())
-    server.stop()
+    with in_this_process() as address:
+        yield address
 
 
 @pytest.fixture
