@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -11,6 +12,9 @@ from workloads.data.errors import DataError
 from workloads.data.files import opened
 
 if TYPE_CHECKING:
+    from gzip import GzipFile
+    from io import BufferedReader
+
     import numpy as np
     from numpy.typing import NDArray
 
@@ -49,14 +53,19 @@ def read_columns(file: Path) -> Iterator[Columns]:
 
     Raises:
         DataError: a column is missing, a line has another number of fields, an id is missing or neither an integer nor
-            text, a rating or time is not a number, or there is no row. It names file and line (in Parquet the row).
+            text, a rating or time is not a number, a quoted value spans lines, or there is no row. It names file and
+            line (in Parquet the row).
     """
     first = 0
-    for columns in _parquet(file) if file.suffix == ".parquet" else _text(file):
-        fault = partial(row_error, file, first)
-        user, item = (_ids(file, role, columns[role], fault) for role in ("user", "item"))
-        yield Columns(user, item, _ratings(columns.get("rating"), fault), _times(columns.get("timestamp"), fault))
-        first += len(user)
+    try:
+        for columns in _parquet(file) if file.suffix == ".parquet" else _text(file):
+            fault = partial(row_error, file, first)
+            user, item = (_ids(file, role, columns[role], fault) for role in ("user", "item"))
+            yield Columns(user, item, _ratings(columns.get("rating"), fault), _times(columns.get("timestamp"), fault))
+            first += len(user)
+    except DataError as error:
+        # Behind a value of several lines rows are cut elsewhere and lines are counted wrongly.
+        raise (file.suffix != ".parquet" and _spanning(file, error.line)) or error from None
     if not first:
         raise DataError("the file is empty", file=file, line=1, got="no interaction", expected="a row for each")
 
@@ -71,19 +80,28 @@ def _text(file: Path) -> Iterator[Mapping[str, Any]]:
     with opened(file) as text:
         first = text.readline().removeprefix(b"\xef\xbb\xbf").decode(errors="backslashreplace").rstrip("\r\n")
         is_empty = not text.read(1)
-    separator = "\t" if ".tsv" in file.suffixes else ","
-    roles = _roles(file, next(lines.reader([first], delimiter=separator), []), repr(first[:_SHOWN]))
+    shown = repr(first[:_SHOWN])
+    try:
+        names = next(lines.reader([first], delimiter=_separator(file)), [])
+    except lines.Error:
+        fix = "End the lines with LF or CR LF" if "\r" in first else None
+        raise DataError(
+            "the first line cannot be read", file=file, line=1, got=shown, expected=_EXPECTED, fix=fix
+        ) from None
+    roles = _roles(file, names, shown)
     if is_empty:
         return
     uneven: list[Any] = []
+    rows = 0
     with opened(file) as text:
+        counted = _CountedLines(text)
         try:
             batches = csv.open_csv(
-                text,
+                counted,
                 # One thread: with more, Arrow does not number the rows.
                 read_options=csv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES),
                 parse_options=csv.ParseOptions(
-                    delimiter=separator,
+                    delimiter=_separator(file),
                     ignore_empty_lines=False,
                     invalid_row_handler=lambda row: uneven.append(row) or "skip",  # type: ignore[func-returns-value]
                 ),
@@ -95,6 +113,7 @@ def _text(file: Path) -> Iterator[Mapping[str, Any]]:
             for batch in batches:
                 if uneven:
                     break
+                rows += len(batch)
                 yield {role: batch.column(name) for role, name in roles.items()}
         except pa.ArrowInvalid as error:
             raise _unparsed(file) or DataError("the table cannot be parsed", file=file, got=str(error)) from None
@@ -104,6 +123,59 @@ def _text(file: Path) -> Iterator[Mapping[str, Any]]:
         got = repr(row.text[:_SHOWN])
         expected = f"{row.expected_columns} fields, as in the first line"
         raise DataError(what, file=file, line=row.number, got=got, expected=expected)
+    if rows != counted.lines - 1 and (spanning := _spanning(file)):
+        raise spanning
+
+
+def _separator(file: Path) -> str:
+    return "\t" if ".tsv" in file.suffixes else ","
+
+
+class _CountedLines:
+    """A file that counts the lines that are read from it."""
+
+    closed = False
+
+    def __init__(self, file: BufferedReader | GzipFile) -> None:
+        self._file = file
+        self._ends = 0
+        self._last = b"\n"
+
+    @property
+    def lines(self) -> int:
+        return self._ends + (self._last != b"\n")
+
+    def read(self, size: int = -1) -> bytes:
+        block = self._file.read(size)
+        self._ends += block.count(b"\n")
+        self._last = block[-1:] or self._last
+        return block
+
+
+def _spanning(file: Path, until: int | None = None) -> DataError | None:
+    """The error for the first quoted value that spans lines, if it begins before line ``until``."""
+    import csv as lines
+
+    if until == 1:
+        return None
+    with opened(file) as text:
+        line = 1
+        reader = lines.reader(TextIOWrapper(text, "utf-8", "replace", newline=""), delimiter=_separator(file))
+        try:
+            for _ in reader:
+                if reader.line_num > line:
+                    break
+                line += 1
+                if until is not None and line >= until:
+                    return None
+            else:
+                return None
+        except lines.Error:  # longer than Python allows
+            pass
+    return DataError(
+        "a quoted value spans lines, or its quote is not closed", file=file, line=line,
+        expected="a row a line", fix="Leave the column out, close the quote, or write the table as Parquet",
+    )  # fmt: skip
 
 
 def _unparsed(file: Path) -> DataError | None:
@@ -163,7 +235,7 @@ def _ids(file: Path, role: str, column: Any, fault: Fault) -> Any:
             return column.cast(pa.int64())
         except pa.ArrowInvalid:
             raise DataError(f"column {role} holds an id beyond 63 bits", file=file) from None
-    if not (kinds.is_string(kind) or kinds.is_large_string(kind)):
+    if not (kinds.is_string(kind) or kinds.is_large_string(kind) or kinds.is_string_view(kind)):
         raise DataError(
             f"column {role} holds neither integers nor text", file=file, got=str(kind), expected="integers or text",
             fix="Convert the ids, so that 7 and 7.0 are not taken for two",
@@ -182,11 +254,12 @@ def _ratings(column: Any, fault: Fault) -> NDArray[np.float32] | None:
 
     if column is None:
         return None
-    values = _numbers("rating", column, "float64", fault)
+    with np.errstate(over="ignore"):
+        values = _numbers("rating", column, "float64", fault).astype(np.float32)
     if not np.isfinite(values).all():
         row = int(np.isfinite(values).argmin())
-        raise fault(row, "column rating holds no number", repr(column[row].as_py()), "a finite number")
-    return values.astype(np.float32)
+        raise fault(row, "column rating holds no number", repr(column[row].as_py()), "a finite number of 32 bits")
+    return values
 
 
 def _times(column: Any, fault: Fault) -> NDArray[np.int64] | None:

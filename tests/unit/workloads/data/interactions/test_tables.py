@@ -92,6 +92,14 @@ def test_a_table_of_csv(tmp_path: Path) -> None:
         {"all_parquet": {"user": [7, 9, 7], "item": ["b", "a", "a"], "rating": [3, 4.5, 1], "timestamp": [10, 20, 30]}},
         {
             "all_parquet": {
+                "user": [7, 9, 7],
+                "item": pa.array(["b", "a", "a"], pa.string_view()),
+                "rating": [3, 4.5, 1],
+                "timestamp": [10, 20, 30],
+            }
+        },
+        {
+            "all_parquet": {
                 "rating": pa.array([3, 4.5, 1], pa.float32()),
                 "user": pa.array([7, 9, 7], pa.uint16()),
                 "item": pa.array(["b", "a", "a"]).dictionary_encode(),
@@ -316,7 +324,14 @@ def test_a_path_where_nothing_is(tmp_path: Path) -> None:
         ("user,item,rating\n1,2,3\n2,2,good\n", 3, ("column rating holds no number", "got 'good'")),
         ("user,item,rating\n1,2,3\n2,2,\n", 3, ("column rating holds no number", "got ''")),
         ("user,item,rating\n1,2,3\n2,2,nan\n", 3, ("column rating holds no number", "got 'nan'", "finite")),
+        ("user,item,rating\n1,2,3\n2,2,1e39\n", 3, ("column rating holds no number", "got '1e39'", "32 bits")),
         ("user,item,timestamp\n1,2,3\n2,2,noon\n", 3, ("column timestamp holds no number", "got 'noon'")),
+        ("user,item\r1,2\r2,3\r", 1, ("the first line cannot be read", "End the lines with LF or CR LF")),
+        (f"user,item,{'x' * 200_000}\n1,2,3\n", 1, ("the first line cannot be read",)),
+        ('user,item,t\n1,2,a\n1,3,"b\n7,8,c"\n', 3, ("a quoted value spans lines", "a row a line")),
+        ('user,item,t\n1,2,a\n1,3,"b\nc"\n,4,d\n', 3, ("a quoted value spans lines",)),
+        ('user,item,t\n1,2,a\n1,3,"b\n1,4,c\n1,5,d\n', 3, ("its quote is not closed",)),
+        ('user,item,t\n,2,a\n1,3,"b\nc"\n', 2, ("an id is missing in column user",)),
     ],
 )
 def test_a_damaged_table(tmp_path: Path, text: str, line: int, words: tuple[str, ...]) -> None:
@@ -325,6 +340,24 @@ def test_a_damaged_table(tmp_path: Path, text: str, line: int, words: tuple[str,
     assert (caught.value.file, caught.value.line) == (tmp_path / "all.csv", line)
     for word in words:
         assert word in str(caught.value)
+
+
+@pytest.mark.parametrize("block", [64, 2**22])
+def test_a_quote_that_is_not_closed_swallows_no_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
+) -> None:
+    """Also in a column that is not read, and where blocks of the file end within the value."""
+    monkeypatch.setattr(columns, "_BLOCK_BYTES", block)
+    rows = "".join(f"{n}\t{n}\tFilm\n" for n in range(50))
+    for title in ('"Crocodile', '"Crocodile\n8\t9\tDundee"'):
+        with pytest.raises(DataError, match="a quoted value spans lines, or its quote is not closed") as caught:
+            read(tmp_path, all_tsv=f"user\titem\ttitle\n{rows}7\t7\t{title}\n{rows}")
+        assert caught.value.line == 52
+
+
+def test_quotes_within_a_line_are_text(tmp_path: Path) -> None:
+    data = read(tmp_path, all_csv='user,item,title\n"a,b",1,"He said ""no"""\nc,2,5" pipe\nd,3,"x"')
+    np.testing.assert_array_equal(data.user_ids, [b"a,b", b"c", b"d"])
 
 
 def test_bytes_that_are_no_text(tmp_path: Path) -> None:
