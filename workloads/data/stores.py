@@ -6,7 +6,6 @@ that a path says what it is a copy of. Credentials and endpoint come from the en
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import sys
@@ -14,6 +13,8 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from glob import escape
+from io import BufferedWriter
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -59,8 +60,8 @@ _staged: set[Path] = set()
 def stage(path: Path) -> None:
     """Copy what ``path`` is the copy of, an object or all objects below it, unless that is done.
 
-    One process of the node copies while others wait. A copy that was cut off is continued: files that are there, and
-    the first part of one, are not fetched again. Progress is printed to stderr. A complete copy is not compared with
+    One process of the node copies while others wait. A copy that was cut off is continued: files that have the
+    object's size and time, and the first part of one, are not fetched again. Progress is printed to stderr. A complete copy is not compared with
     the store again: remove the folder to have it fetched.
 
     Raises:
@@ -150,6 +151,9 @@ def _copy(uri: str, path: Path) -> None:
             raise
     progress.end()
     sizes = {_target(path, base, entry).relative_to(path.parent).as_posix(): entry.size for entry in entries}
+    for part in path.parent.glob(f".{escape(path.name)}.*.part") if path.is_file() else path.rglob(".*.part"):
+        if part.relative_to(path.parent).as_posix() not in sizes:
+            part.unlink()  # of an object that was replaced during an earlier copy
     with replacing(_mark(path)) as file:
         file.write(json.dumps({"uri": uri, "files": sizes}).encode())
 
@@ -177,7 +181,7 @@ def _target(path: Path, base: str, entry: FileInfo) -> Path:
 
 def _fetch(system: FileSystem, entry: FileInfo, target: Path, progress: _Progress) -> None:
     """Copy an object, from where an earlier copy of it ended."""
-    if target.is_file() and target.stat().st_size == entry.size:
+    if target.is_file() and _is_copy(target, entry):
         progress.add(entry.size, files=1)
         return
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -187,18 +191,49 @@ def _fetch(system: FileSystem, entry: FileInfo, target: Path, progress: _Progres
         part.unlink()
         had = 0
     progress.add(had)
-    with system.open_input_file(entry.path) as source, part.open("ab") as file:
+    with system.open_input_file(entry.path) as source, _appended(part) as file:
         source.seek(had)
         while had < entry.size and (chunk := source.read(_CHUNK)):
-            file.write(chunk)
+            with _on_disk(part):
+                file.write(chunk)
             had += len(chunk)
             progress.add(len(chunk))
-        file.flush()
-        os.fsync(file.fileno())
+        with _on_disk(part):
+            file.flush()
+            os.fsync(file.fileno())
     if had != entry.size:
         raise EOFError(f"{entry.path} ends after {had} of {entry.size} bytes")
+    if entry.mtime_ns:
+        os.utime(part, ns=(entry.mtime_ns, entry.mtime_ns))
     part.replace(target)
     progress.add(0, files=1)
+
+
+def _is_copy(target: Path, entry: FileInfo) -> bool:
+    """Whether a file has the size and, in seconds, the time of an object: that of this version of it."""
+    had = target.stat()
+    return had.st_size == entry.size and (not entry.mtime_ns or had.st_mtime_ns // 10**9 == entry.mtime_ns // 10**9)
+
+
+@contextmanager
+def _appended(part: Path) -> Iterator[BufferedWriter]:
+    with _on_disk(part):
+        file = part.open("ab")
+    try:
+        yield file
+    finally:
+        with _on_disk(part):
+            file.close()
+
+
+@contextmanager
+def _on_disk(file: Path) -> Iterator[None]:
+    """Name the file in an OSError, as a store's errors do not."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = str(file)
+        raise
 
 
 def _reach(uri: str, request: Callable[[], Any]) -> Any:
@@ -206,7 +241,7 @@ def _reach(uri: str, request: Callable[[], Any]) -> Any:
     try:
         return request()
     except (OSError, EOFError) as error:
-        if getattr(error, "filename", None) is not None or getattr(error, "errno", None) == errno.ENOSPC:
+        if getattr(error, "filename", None) is not None:
             raise
         reason = " ".join(str(error).split())[:300]
         raise DataUnreachable(

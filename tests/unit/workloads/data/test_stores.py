@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import threading
@@ -120,15 +121,51 @@ def test_what_has_arrived_is_not_fetched_again(bucket: Bucket, capsys: Any, monk
     folder = staged_path(OWN)
     folder.mkdir(parents=True)
     (folder / "test.csv").write_text("x" * len(TEST))
-    system, base = stores.file_system(OWN, connect=5, request=5, attempts=1)
-    version = next(entry for entry in stores._entries(system, base) if entry.base_name == "train.csv").mtime_ns
-    (folder / f".train.csv.{version}.part").write_text("y" * 20)
+    times = times_in_store()
+    os.utime(folder / "test.csv", ns=(times["test.csv"], times["test.csv"]))
+    (folder / f".train.csv.{times['train.csv']}.part").write_text("y" * 20)
     monkeypatch.setattr(stores, "PROGRESS_SECONDS", 0)
     stores.stage(folder)
     assert (folder / "train.csv").read_text() == "y" * 20 + TRAIN[20:]
     assert (folder / "test.csv").read_text() == "x" * len(TEST)
     assert capsys.readouterr().err.splitlines()[-1] == f"{OWN}: 0 of 0 MB, 2 of 2 files"
     assert sorted(os.listdir(folder)) == ["test.csv", "train.csv"]
+
+
+def test_a_copy_that_was_cut_off_gets_what_was_replaced_since(bucket: Bucket) -> None:
+    """Of the same size, so that only their times differ. Nothing of the earlier objects is left."""
+    folder = staged_path(OWN)
+    folder.mkdir(parents=True)
+    earlier = times_in_store()["test.csv"] - 10**10
+    (folder / "test.csv").write_text("x" * len(TEST))
+    os.utime(folder / "test.csv", ns=(earlier, earlier))
+    (folder / f".train.csv.{earlier}.part").write_text("y" * 20)
+    stores.stage(folder)
+    assert (folder / "train.csv").read_text() == TRAIN
+    assert (folder / "test.csv").read_text() == TEST
+    assert sorted(os.listdir(folder)) == ["test.csv", "train.csv"]
+    stores._mark(folder).unlink()
+    (folder / "train.csv").write_text("z" * len(TRAIN))
+    os.utime(folder / "train.csv", ns=(times_in_store()["train.csv"],) * 2)
+    stores._staged.clear()
+    stores.stage(folder)
+    assert (folder / "train.csv").read_text() == "z" * len(TRAIN), "fetched again"
+
+
+def times_in_store() -> dict[str, int]:
+    system, base = stores.file_system(OWN, connect=5, request=5, attempts=1)
+    return {entry.base_name: entry.mtime_ns for entry in stores._entries(system, base)}
+
+
+def test_a_full_disk_is_not_the_stores_fault(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A quota is as full as a disk, and the same is said of an error in the middle of a file."""
+
+    def full(file: int) -> None:
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(CacheUnwritable, match=r"cannot be written \(Disk quota exceeded\).*Free space"):
+        load_interactions(OWN, Path())
 
 
 def test_processes_of_a_node_stage_once(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
