@@ -40,7 +40,7 @@ class Gain:
 
     @property
     def is_noise(self) -> bool:
-        return self.gain < self.noise
+        return self.gain <= self.noise
 
     def __str__(self) -> str:
         plural = "s" * (self.trials > 1)

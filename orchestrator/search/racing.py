@@ -3,9 +3,10 @@
 At a rung ``r`` of trials of ``E`` epochs, a trial is compared with the best other one there, unit by unit. Let ``d[u]``
 be the difference of the best values so far for unit ``u`` of the validation split. The trial is stopped if
 
-    mean(d) - allowance > z * sd(d) / sqrt(U)
+    mean(d) - allowance > t * sd(d) / sqrt(U)
 
-a paired one-sided test at :data:`LEVEL`. The allowance is what the trial may still gain. Learning curves are concave
+a paired one-sided test at :data:`LEVEL` over the U units that are kept. With ``constrained``, only trials that have
+ended and violate no constraint stop others. The allowance is what the trial may still gain. Learning curves are concave
 in the logarithm of the epoch, by and large: what a trial has gained since half of its epochs, it gains at most again in
 each further doubling,
 
@@ -23,9 +24,8 @@ import math
 import os
 from contextlib import suppress
 from pathlib import Path
-from statistics import NormalDist
 
-from orchestrator.search.schedulers import Trials
+from orchestrator.search.schedulers import Observed, Trials
 from orchestrator.search.unit_values import UnitValues, decode
 from orchestrator.storage import disk
 
@@ -40,8 +40,11 @@ UNITS = "units-at-rungs.jsonl"
 class Racing:
     """The units of the best trials at each rung, in memory and in a file of ``folder`` if there is one."""
 
-    def __init__(self, epochs: int, folder: Path | None = None, *, ordered: bool = False) -> None:
+    def __init__(
+        self, epochs: int, folder: Path | None = None, *, ordered: bool = False, constrained: bool = False
+    ) -> None:
         self._epochs = epochs
+        self._constrained = constrained
         self._file = folder / UNITS if folder else None
         self._ordered = ordered
         self._current: dict[int, UnitValues] = {}
@@ -63,16 +66,11 @@ class Racing:
         own = self._current.pop(number, None)
         if own is None:
             return False
-        self._keep(number, epoch, own)
+        self._keep(number, epoch, own, trials)
         allowance = _allowance(trials[number].values, epoch, self._epochs)
         if allowance is None:
             return False
-        # With an order, what became of a trial after this rung does not count: it may or may not be known yet.
-        rivals = (
-            units
-            for _, other, units in self._best[epoch]
-            if other != number and (self._ordered or not trials[other].is_out)
-        )
+        rivals = (units for _, other, units in self._best[epoch] if other != number and self._is_rival(trials[other]))
         leader = next(rivals, None)
         if leader is None:
             return False
@@ -81,17 +79,21 @@ class Racing:
             return False
         return _is_behind(leader, own, allowance)
 
-    def _keep(self, number: int, epoch: int, units: UnitValues) -> None:
-        """Keep the units if they are among the best. Decisions with an order are made by number, and so is this."""
-        best = self._best.setdefault(epoch, [])
-        new = all(other != number for _, other, _ in best)
-        if new and (len(best) < KEPT or float(units.values.mean()) > best[-1][0]):
-            self._write(number, epoch, units)
-            self._insert(number, epoch, units)
+    def _is_rival(self, trial: Observed) -> bool:
+        """Whether a trial may stop others."""
+        # With an order, what became of a trial after this rung does not count: it may or may not be known yet.
+        return self._ordered or (not trial.is_out and (trial.is_complete or not self._constrained))
 
-    def _insert(self, number: int, epoch: int, units: UnitValues) -> None:
-        best = [*self._best.get(epoch, []), (float(units.values.mean()), number, units)]
-        self._best[epoch] = sorted(best, key=lambda row: (-row[0], row[1]))[:KEPT]
+    def _keep(self, number: int, epoch: int, units: UnitValues, trials: Trials) -> None:
+        """Keep the units if they are among the best. Decisions with an order are made by number, and so is this."""
+        # A trial that is out must not take the place of one that can win.
+        best = [row for row in self._best.get(epoch, []) if self._ordered or not trials[row[1]].is_out]
+        is_new = all(other != number for _, other, _ in best)
+        own = [(float(units.values.mean()), number, units)] if is_new else []
+        best = sorted(best + own, key=lambda row: (-row[0], row[1]))[:KEPT]
+        if is_new and any(other == number for _, other, _ in best):
+            self._write(number, epoch, units)
+        self._best[epoch] = best
 
     def _write(self, number: int, epoch: int, units: UnitValues) -> None:
         if self._file is None:
@@ -111,7 +113,9 @@ class Racing:
             for line in stream:
                 with suppress(ValueError, KeyError, TypeError):  # half a line of a dead driver
                     row = json.loads(line)
-                    self._insert(row["trial"], row["epoch"], decode(row))
+                    units = decode(row)
+                    kept = (float(units.values.mean()), row["trial"], units)
+                    self._best.setdefault(row["epoch"], []).append(kept)
 
 
 def _allowance(values: dict[int, float], epoch: int, epochs: int) -> float | None:
@@ -126,7 +130,9 @@ def _allowance(values: dict[int, float], epoch: int, epochs: int) -> float | Non
 
 def _is_behind(leader: UnitValues, own: UnitValues, allowance: float) -> bool:
     """Whether the leader is better by more than the allowance, beyond the noise over units."""
+    from scipy.special import stdtrit
+
     difference = leader.values - own.values
     mean = float(difference.mean())
-    error = float(difference.std(ddof=1)) / math.sqrt(leader.total)
-    return mean > 0 and mean - allowance > NormalDist().inv_cdf(1 - LEVEL) * error
+    error = float(difference.std(ddof=1)) / math.sqrt(len(difference))
+    return mean > 0 and mean - allowance > float(stdtrit(len(difference) - 1, 1 - LEVEL)) * error

@@ -110,6 +110,6 @@ def _scheduler(folder: Path, spec: SweepSpec) -> Scheduler | None:
         return None
     by_name: Mapping[str, Scheduler] = {
         "median": schedulers.Median(ordered=spec.search.ordered),
-        "racing": Racing(epochs, folder, ordered=spec.search.ordered),
+        "racing": Racing(epochs, folder, ordered=spec.search.ordered, constrained=bool(spec.search.constraint)),
     }
     return by_name.get(name) or schedulers.Halving(schedulers.brackets(epochs, name))

@@ -37,6 +37,10 @@ RESAMPLES = 2000
 MOST = 100
 """Number of trials, the best ones, that are compared."""
 
+RESAMPLED_FROM = 20
+"""Number of units from which resamples say how much values differ by chance. Below, Bonferroni's bound by Student's
+distribution holds as well, if it is larger."""
+
 PRIOR_UNITS = 30
 """Weight, in units, of the typical variance when that of one trial is estimated: a few units say little of it."""
 
@@ -245,7 +249,8 @@ def _contenders(values: Any, matrix: Any, total: int, over_seeds: Any, freedom: 
     variances = np.diag(covariance) + over_seeds
     errors = np.sqrt(np.maximum(variances[:, None] + variances[None, :] - 2 * covariance, 0))
     noise = _resampled(matrix, total, over_seeds, freedom)
-    return [_is_contender(i, values, errors, noise) for i in range(len(values))]
+    units = matrix.shape[1] if matrix.any() else None
+    return [_is_contender(i, values, errors, noise, units) for i in range(len(values))]
 
 
 def _resampled(matrix: Any, total: int, over_seeds: Any, freedom: int) -> Any:
@@ -259,22 +264,26 @@ def _resampled(matrix: Any, total: int, over_seeds: Any, freedom: int) -> Any:
     for start in range(0, RESAMPLES, 250):
         weights = rng.multinomial(size, np.full(size, 1 / size), 250)
         noise[:, start : start + 250] = centred @ weights.T / size
-    noise *= math.sqrt(size / total)  # from the units kept to all
+    # From the units kept to all. Their variances are estimates: with few units the quantiles are Student's.
+    noise *= np.sqrt(size / (size - 1) * size / total * (size - 1) / rng.chisquare(size - 1, RESAMPLES))
     if freedom:  # the spread over seeds is itself estimated
         spread = np.sqrt(freedom / rng.chisquare(freedom, RESAMPLES))
         noise += np.sqrt(over_seeds)[:, None] * rng.standard_normal(noise.shape) * spread
     return noise
 
 
-def _is_contender(i: int, values: Any, errors: Any, noise: Any) -> bool:
+def _is_contender(i: int, values: Any, errors: Any, noise: Any, units: int | None) -> bool:
     """Whether no other trial is better than trial ``i`` by more than noise explains."""
     import numpy as np
+    from scipy.special import stdtrit
 
     others = errors[i] > 0
     certain = ~others & (values > values[i])  # without noise between them, a better one is better
     if certain.any() or not others.any():
         return not certain.any()
     quantile = np.quantile(((noise[others] - noise[i]) / errors[i][others, None]).max(axis=0), 1 - LEVEL)
+    if units is not None and units < RESAMPLED_FROM:
+        quantile = max(quantile, stdtrit(units - 1, 1 - LEVEL / others.sum()))
     return bool(((values[others] - values[i]) / errors[i][others]).max() <= quantile)
 
 

@@ -85,6 +85,12 @@ def _check_ordered(search: Search, resources: Resources) -> None:
         )  # fmt: skip
     if resources.workers > 1:
         raise UserError("Trials of several workers cannot wait at rungs", got=f"--workers {resources.workers}")
+    if search.scheduler == "racing" and search.constraint:
+        raise UserError(
+            "With an order, racing would compare trials with some that violate a constraint",
+            got=f"--ordered --constraint {search.constraint[0]!r}",
+            fix="Leave out one of the two, or use --scheduler median",
+        )
 
 
 def _check_finalists(search: Search, objectives: tuple[Objective, ...]) -> None:

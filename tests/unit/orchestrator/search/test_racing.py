@@ -99,13 +99,14 @@ def test_what_a_trial_may_still_gain(values: dict[int, float], epoch: int, gain:
     assert _allowance(values, epoch, 32) == (None if gain is None else pytest.approx(gain))
 
 
-def test_the_best_is_stopped_at_most_as_often_as_promised() -> None:
+@pytest.mark.parametrize("units_of", [4, 100])
+def test_the_best_is_stopped_at_most_as_often_as_promised(units_of: int) -> None:
     """Trials whose true values are close: by the noise over units alone each could be the best."""
     stopped = 0
     replications = 100
     for seed in range(replications):
         rng = np.random.default_rng(seed)
-        easy = rng.normal(0, 0.5, 100)
+        easy = rng.normal(0, 0.5, units_of)
         scheduler = Racing(EPOCHS)
         trials: dict[int, Observed] = {}
         finals = rng.uniform(0.75, 0.8, 8)
@@ -117,10 +118,72 @@ def test_the_best_is_stopped_at_most_as_often_as_promised() -> None:
                 if observed.is_out:
                     continue
                 observed.values[epoch] = float(units[number][epoch].mean())
-                scheduler.observe(number, epoch, UnitValues(100, "a", units[number][epoch]))
+                scheduler.observe(number, epoch, UnitValues(units_of, "a", units[number][epoch]))
                 observed.is_out = scheduler.prunes(number, epoch, trials)
         stopped += trials[best].is_out
     assert stopped / replications <= LEVEL + 2 * math.sqrt(LEVEL * (1 - LEVEL) / replications)
+
+
+def test_of_many_units_the_noise_is_that_of_those_kept() -> None:
+    """Two equal trials: only 100 of 10,000 units are kept, which differ by more than all would."""
+    stopped = 0
+    replications = 400
+    for seed in range(replications):
+        rng = np.random.default_rng(seed)
+        scheduler = Racing(EPOCHS)
+        trials = {number: Observed({4: 0.5, 8: 0.5}) for number in range(2)}
+        for number in trials:
+            scheduler.observe(number, 8, UnitValues(10_000, "a", rng.normal(0.5, 0.2, 100)))
+            pruned = scheduler.prunes(number, 8, trials)
+        stopped += pruned
+    assert stopped / replications <= LEVEL + 2 * math.sqrt(LEVEL * (1 - LEVEL) / replications)
+
+
+@pytest.mark.parametrize("ends_first", [True, False])
+def test_a_trial_that_violates_a_constraint_stops_no_trial(ends_first: bool, tmp_path: Path) -> None:
+    """Also while it is trained, when nobody knows yet what its last epoch will be."""
+    easy = np.random.default_rng(5).normal(0, 0.1, 200)
+    running = racing(tmp_path, constraint=["ece<=0.05"])
+    first = begin(running).number
+    for epoch in DECIDE_AT:
+        running.observe(first, epoch, encoded(easy + 0.9))
+        assert running.report(first, rows((epoch, 0.9)), 0.9, False, attributes(0.9, epoch, epoch, ece=0.5)) == "go on"
+
+    def run(level: float) -> str:
+        number = begin(running).number
+        for epoch in DECIDE_AT:
+            value = float((easy + level).mean())
+            running.observe(number, epoch, encoded(easy + level))
+            about = attributes(value, epoch, epoch, ece=0.01)
+            if running.report(number, rows((epoch, value)), value, False, about) == "pruned":
+                return "pruned"
+        return complete(running, number, level, ece=0.01)
+
+    if ends_first:
+        complete(running, first, 0.9, ece=0.5)
+    assert [run(level) for level in (0.6, 0.5, 0.7)] == ["complete", "pruned", "complete"]
+    if not ends_first:
+        complete(running, first, 0.9, ece=0.5)
+    winner = running.winner()
+    assert winner is not None
+    assert winner.number == 3
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_trials_that_were_stopped_hide_no_leader(resumed: bool, tmp_path: Path) -> None:
+    """Six were ahead at the first rungs and were stopped later; the winner, behind them there, still stops others."""
+    easy = np.random.default_rng(6).normal(0, 0.1, 200)
+    running = racing(tmp_path)
+    slow = {epoch: easy + 0.15 * math.log(epoch) for epoch in (*DECIDE_AT, EPOCHS)}
+    assert run_trial(running, begin(running).number, slow) == "complete"
+    for _ in range(6):
+        assert run_trial(running, begin(running).number, dict.fromkeys((*DECIDE_AT, EPOCHS), easy + 0.3)) == "pruned"
+    if resumed:
+        running = racing(tmp_path)
+    number = begin(running).number
+    hopeless = dict.fromkeys((*DECIDE_AT, EPOCHS), easy - 1.0)
+    assert run_trial(running, number, hopeless) == "pruned"
+    assert max(running.trials[number].intermediate_values) == 4
 
 
 def test_leaders_outlive_the_driver(tmp_path: Path) -> None:
@@ -299,3 +362,5 @@ def test_other_schedulers_have_no_order(options: dict[str, Any]) -> None:
         _check_ordered(sweep(ordered=True, **options).search, Resources())
     with pytest.raises(UserError, match="several workers"):
         _check_ordered(sweep(ordered=True, scheduler="racing").search, Resources(workers=2))
+    with pytest.raises(UserError, match="violate a constraint"):
+        _check_ordered(sweep(ordered=True, scheduler="racing", constraint=["ece<=0.1"]).search, Resources())

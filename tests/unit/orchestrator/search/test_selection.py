@@ -53,6 +53,21 @@ def test_the_best_is_a_contender_as_often_as_promised_over_units(gaps: str) -> N
     assert {"equal": np.mean(sizes) > 6, "close": 2 < np.mean(sizes) < 7, "far": np.mean(sizes) < 1.1}[gaps]
 
 
+@pytest.mark.parametrize("units", [2, 3, 8])
+def test_the_best_is_a_contender_as_often_as_promised_with_few_units(units: int) -> None:
+    """A validation split of a handful of queries, whose variances are hardly known."""
+    rng = np.random.default_rng(3)
+    inside = 0
+    for _ in range(SIMULATIONS):
+        found = select(measured(rng.normal(0, 1, units) + rng.normal(0, 0.2, (8, units))), GAIN)
+        assert found is not None
+        inside += 0 in (found.contenders or ())
+    assert inside / SIMULATIONS >= LEAST
+    far = select(measured(np.array([[1.0], [0.0]]) + rng.normal(0, 0.01, (2, units))), GAIN)
+    assert far is not None
+    assert far.contenders == (0,), "a large difference is seen all the same"
+
+
 @pytest.mark.parametrize("units", [True, False])
 def test_the_best_is_a_contender_as_often_as_promised_over_seeds(units: bool) -> None:
     rng = np.random.default_rng(2)
