@@ -5,17 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import psutil
 
 MARK = "ORCHESTRATOR_LOCAL_CLUSTER"
-"""Environment variable of a local cluster's processes: pid and start time of their driver."""
+"""Environment variable of a local cluster's processes: their driver's pid, start, and namespace of processes."""
 
 
 @contextmanager
 def marked() -> Iterator[None]:
     """Mark the processes started within the block as those of this driver's cluster."""
-    os.environ[MARK] = _mark(psutil.Process())
+    os.environ[MARK] = _mark(os.getpid())
     try:
         yield
     finally:
@@ -23,23 +24,41 @@ def marked() -> Iterator[None]:
 
 
 def end_leftovers() -> int:
-    """Kill this user's processes of clusters whose driver is dead. Returns their number."""
+    """Kill this user's processes of clusters whose driver is dead. Returns their number.
+
+    Processes of another namespace, such as a container's, are left alone: their driver cannot be seen from here.
+    """
     ended = 0
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):  # of another user, or already gone
             mark = process.environ().get(MARK)
-            if mark and not _is_alive(mark):
+            if mark and mark.endswith(f":{_namespace()}") and not _is_alive(mark):
                 process.kill()
                 ended += 1
     return ended
 
 
-def _mark(driver: psutil.Process) -> str:
-    return f"{driver.pid}:{driver.create_time():.1f}"
+def _mark(pid: int) -> str:
+    return f"{pid}:{_start(pid)}:{_namespace()}"
+
+
+def _start(pid: int) -> str:
+    """Start of a process since boot, in ticks: the clock may be set while it runs."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        return f"{psutil.Process(pid).create_time():.0f}"  # not Linux, or no such process
+
+
+def _namespace() -> str:
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
 
 
 def _is_alive(mark: str) -> bool:
     with suppress(psutil.NoSuchProcess, ValueError):
-        driver = psutil.Process(int(mark.partition(":")[0]))
-        return _mark(driver) == mark and driver.status() != psutil.STATUS_ZOMBIE
+        pid = int(mark.partition(":")[0])
+        return _mark(pid) == mark and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     return False

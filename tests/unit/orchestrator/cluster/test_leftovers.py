@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import psutil
+import pytest
 
 from orchestrator.cluster import leftovers
 from tests.support.waiting import HANG_SECONDS
@@ -20,7 +21,7 @@ def test_only_processes_of_dead_drivers_are_ended() -> None:
     with leftovers.marked():
         mine = sleeper()
     driver = sleeper()
-    mark = leftovers._mark(psutil.Process(driver.pid))
+    mark = leftovers._mark(driver.pid)
     env = os.environ | {leftovers.MARK: mark}
     theirs = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], env=env)
     unmarked = sleeper()
@@ -40,5 +41,27 @@ def test_only_processes_of_dead_drivers_are_ended() -> None:
 
 
 def test_a_number_that_another_process_has_now_is_no_driver() -> None:
-    assert not leftovers._is_alive(f"{os.getpid()}:1.0")
+    assert leftovers._is_alive(leftovers._mark(os.getpid()))
+    assert not leftovers._is_alive(f"{os.getpid()}:1:{leftovers._namespace()}")
     assert not leftovers._is_alive("nonsense")
+
+
+def test_a_clock_that_is_set_ends_no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    mark = leftovers._mark(os.getpid())
+    monkeypatch.setattr(psutil.Process, "create_time", lambda process: 1.0)
+    assert leftovers._is_alive(mark)
+
+
+def test_a_container_keeps_its_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pid of its namespace is another process here, or none."""
+    mark = leftovers._mark(os.getpid()).replace(leftovers._namespace(), "pid:[1]")
+    process = subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(600)"], env=os.environ | {leftovers.MARK: mark}
+    )
+    try:
+        monkeypatch.setattr(psutil, "process_iter", lambda: [psutil.Process(process.pid)])
+        assert leftovers.end_leftovers() == 0
+        assert process.poll() is None
+    finally:
+        process.kill()
+        process.wait()
