@@ -17,7 +17,17 @@ from orchestrator.engine.loop import Diverged, Progress, Row
 from orchestrator.errors import RunFailed
 from orchestrator.runs import heartbeat, micro_batches, reports, worker
 from orchestrator.runs.session import Session
-from orchestrator.runs.train import INBOX, RETRIES, Stopped, Timeouts, cause, lost_a_process, needs_less_memory, start
+from orchestrator.runs.train import (
+    INBOX,
+    RETRIES,
+    Stopped,
+    Timeouts,
+    cause,
+    lost_a_process,
+    needs_less_memory,
+    result,
+    start,
+)
 from orchestrator.storage.disk import check_writable
 from orchestrator.storage.names import TRAIN
 from orchestrator.storage.object_sync import download
@@ -148,7 +158,7 @@ def _watch(
     profile: int | None,
     devices: LostDevices | None,
 ) -> Exception | None:
-    """Start a group and pass its rows on until it has ended. Returns the value of ``Group.result``."""
+    """Start a group and pass its rows on until it has ended. Returns that of ``train.result``."""
     home = folder / TRAIN
     monitor = heartbeat.TrialMonitor(timeout)
     monitor.begin(0, home)
@@ -181,8 +191,7 @@ def _watch(
                 heartbeat.kill(home, timeout or 0.0)
     if hung := heartbeat.given_up(home):
         return hung
-    failure: Exception | None = group.result()
-    return failure
+    return result(group)
 
 
 def deliver(inbox: IO[str], rows: Callable[[list[Row]], None], say: Callable[[str], None] = lambda line: None) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
 
 RETRIES = 3
 """Lost processes or nodes that a run survives. It continues from the last checkpoint."""
+
+FLUSH_SECONDS = 2.0
+"""Pause before an error is raised, in which Train takes the last reports: it drops those it has not seen by then."""
 
 INBOX = "rows.jsonl"
 
@@ -119,7 +123,7 @@ class Stopped(Exception):
 
 
 def train_worker(config: dict[str, Any]) -> Exception | None:
-    """Function of each worker. Returns the error that ended it, or None."""
+    """Function of each worker. Returns Stopped or a time limit that was exceeded, or None at the end."""
     import ray.train
     import ray.train.torch
 
@@ -170,8 +174,9 @@ def train_worker(config: dict[str, Any]) -> Exception | None:
                     return Stopped()
             if work.outcome is not None and rank == 0:
                 worker.write_outcome(work.outcome, Path(config["outcome"]), config["accumulate"])
-        except (Diverged, UserError) as error:  # every rank raises it, and a retry would too
-            return error
+        except (Diverged, UserError):  # perhaps on this rank alone: returned, it would leave the others waiting
+            time.sleep(FLUSH_SECONDS)
+            raise
         except RuntimeError as error:
             if distributed.peer_lost(error):
                 raise ConnectionError(one_line(error)) from error
@@ -180,6 +185,23 @@ def train_worker(config: dict[str, Any]) -> Exception | None:
             reports.check_device(error)
             raise
     return None
+
+
+def result(group: Group) -> Exception | None:
+    """What ended a group: None, Stopped, a time limit, or a worker's Diverged or UserError, which no retry helps.
+
+    Raises TrainingFailedError or RayError for other errors and for lost processes.
+    """
+    from ray.train import WorkerGroupError
+
+    try:
+        ended: Exception | None = group.result()
+    except WorkerGroupError as error:
+        failures = map(_unwrapped, error.worker_failures.values())
+        if own := next((each for each in failures if isinstance(each, Diverged | UserError)), None):
+            return own
+        raise
+    return ended
 
 
 def _record_look(config: Mapping[str, Any], rank: int, epoch: int) -> None:

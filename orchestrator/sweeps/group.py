@@ -91,7 +91,7 @@ class GroupTrial(tune.Trainable):  # type: ignore[misc]
                     self._last = payload
                     return payload
             try:
-                return self._ending(self._group.result())
+                return self._ending(train.result(self._group))
             except (TrainingFailedError, RayError) as error:
                 self._inbox.close()
                 self._group = None

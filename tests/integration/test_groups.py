@@ -154,6 +154,27 @@ def test_an_error_on_one_rank_ends_the_group_at_once(trained: Path, words: list[
 
 
 @pytest.mark.faults
+@pytest.mark.parametrize(
+    ("words", "fault", "said", "code"),
+    [
+        (RUN, "nan_at=2", "train/loss is nan at epoch 2", 1),
+        (RUN, "refuse_at=2", "This node has other bytes of the dataset. Fetch it again", 2),
+        (ONE_TRIAL, "refuse_at=2", "This node has other bytes of the dataset", 1),
+    ],
+)
+def test_what_one_rank_alone_refuses_ends_the_group_at_once(
+    trained: Path, words: list[str], fault: str, said: str, code: int, start: Start
+) -> None:
+    began = time.monotonic()
+    begun = start(*words, "epochs=3", fault, "on_rank=1")
+    assert begun.end() == code, begun.text()
+    assert time.monotonic() - began < COLLECTIVE_SECONDS / 2, "rank 0 was waited for"
+    assert said in " ".join(begun.text().split())
+    assert "no answer" not in begun.text()
+    assert max(map(int, trained.read_text().split())) == 2, "a group was started again"
+
+
+@pytest.mark.faults
 def test_a_worker_that_does_not_answer_the_others_is_named(
     trained: Path, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:

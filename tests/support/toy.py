@@ -18,6 +18,7 @@ import psutil
 import torch
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
+from orchestrator.errors import UserError
 from workloads.contract import MID_RUN, Evaluation, Metrics, Objective, Runtime, Servable, Split, State
 from workloads.initial_weights import check_shapes
 from workloads.seeding import derive
@@ -69,8 +70,8 @@ class Params(BaseModel):
     """Epochs with faults: ``nan_at`` has a NaN loss, ``hang_at`` never ends, ``hog_at`` allocates all memory.
 
     At ``lost_at`` the process loses its accelerator, unless the file of :data:`LOST` exists. Micro-batches larger than
-    ``fits`` run out of memory in the middle of epoch 2. ``raise_at`` raises. ``on_rank`` limits hanging and raising to
-    one worker. ``slow``: seconds of an epoch.
+    ``fits`` run out of memory in the middle of epoch 2. ``raise_at`` raises, ``refuse_at`` a UserError. ``on_rank``
+    limits NaN, hanging and raising to one worker. ``slow``: seconds of an epoch.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -86,13 +87,14 @@ class Params(BaseModel):
     slow: float = 0.0
     lost_at: int | None = None
     raise_at: int | None = None
+    refuse_at: int | None = None
     on_rank: int | None = None
     fits: int | None = None
 
     @model_serializer(mode="wrap")
     def _as_recorded(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Omit newer parameters that are not set, so that recorded runs keep their fingerprints."""
-        later = ("hog_at", "lost_at", "raise_at", "on_rank", "fits")
+        later = ("hog_at", "lost_at", "raise_at", "refuse_at", "on_rank", "fits")
         return {name: value for name, value in dump(self).items() if name not in later or value is not None}
 
 
@@ -143,6 +145,8 @@ class Toy:
             time.sleep(3600)
         if here and epoch == self.params.raise_at:
             raise ValueError("the third layer is missing")
+        if here and epoch == self.params.refuse_at:
+            raise UserError("This node has other bytes of the dataset", fix="Fetch it again")
         touch_device()
         if epoch == self.params.lost_at:
             lose_device()
@@ -164,7 +168,7 @@ class Toy:
         ):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
         self.epoch = epoch
-        return {"loss": float("nan") if epoch == self.params.nan_at else float(self.x) ** 2}
+        return {"loss": float("nan") if here and epoch == self.params.nan_at else float(self.x) ** 2}
 
     def evaluate(self, split: Split) -> Evaluation:
         self.calls.append(split)

@@ -61,8 +61,8 @@ def stage(path: Path) -> None:
     """Copy what ``path`` is the copy of, an object or all objects below it, unless that is done.
 
     One process of the node copies while others wait. A copy that was cut off is continued: files that have the object's
-    size and time, and the first part of one, are not fetched again. Progress is printed to stderr. A complete copy is not
-    compared with the store again: remove the folder to have it fetched.
+    size and time, and the first part of one, are not fetched again. Progress is printed to stderr. A complete copy is
+    not compared with the store again: remove the folder to have it fetched.
 
     Raises:
         DataUnreachable: the store does not answer, or the transfer is interrupted.
