@@ -96,25 +96,36 @@ class Study(SweepTrials):
             return self._begin(self._optuna_trial(due))
         if self._more:
             return self._more.popleft()
-        trial = (self._ahead or self._ask()) if fresh or (final and self._repeats_wait()) else None
+        trial = None
+        if fresh and self._ahead:
+            trial = self._ahead
+            self._ahead = None
+        elif fresh or (final and self._repeats_wait()):
+            trial = self._ask()
         if trial is None and final and not self._open and self._finalists_due():
             self._repeat_finalists()
             return self.next(fresh, final)
-        if trial is None:
-            return None
-        self._ahead = None
-        return self._begin(trial)
+        return None if trial is None else self._begin(trial)
 
     def ask_ahead(self) -> None:
         """Compute the next suggestion while many trials train, so that the next free device does not wait for it.
 
-        If the driver dies, the journal has it as a running trial, and a resume starts it.
+        If the driver dies, the journal has it as a running trial, and a resume starts it. Repeats of finalists are not
+        asked ahead: they start where a budget takes no new trial.
         """
         learns = self.spec.search.sampler not in ("random", "grid") and self.spec.search.scheduler != "pbt"
-        if learns and self._ahead is None and len(self._open) >= AHEAD_FROM and not (self._interrupted or self._more):
+        if not learns or self._ahead or len(self._open) < AHEAD_FROM or self._interrupted or self._more:
+            return
+        if not self._repeats_wait():
             self._ahead = self._ask()
             if self._ahead is not None:
                 spaces.suggest(self._space, self._ahead, self.spec.fixed)
+
+    def discard_ahead(self, cause: str) -> None:
+        """Discard the trial that was asked ahead, if there is one: it does not start any more."""
+        if self._ahead is not None:
+            self.discard(self._ahead.number * self.spec.search.seeds, cause)
+            self._ahead = None
 
     def exhausted(self, fresh: bool = True, final: bool = True) -> bool:
         """Whether no further seed run can start. ``fresh`` and ``final`` as in :meth:`next`."""

@@ -41,6 +41,8 @@ class SweepTrials:
         self.optuna_study = open_study(folder, directions, backend=self._journal)
         self.gain: gain.Gain | None = None
         """The last estimate for ``--until-gain``."""
+        self.lacks_noise = False
+        """Whether the gain could not be estimated because no noise is known."""
         self._next_gain = gain.LEAST
         self._additional = 0, 0
         """The number of trials that :attr:`target` has seen, and of additional ones among them."""
@@ -186,7 +188,9 @@ class SweepTrials:
         if ended < self._next_gain:
             return False
         self._next_gain = ended + max(1, ended // 10)
-        self.gain = gain.expected_gain(self.trials, self.objective, self.selection(), further)
+        selected = self.selection()
+        self.gain = gain.expected_gain(self.trials, self.objective, selected, further)
+        self.lacks_noise = selected is not None and not selected.estimates
         if self.gain is None or not self.gain.is_noise:
             return False
         self.optuna_study.set_user_attr(ENDED, self.spec.search.trials)

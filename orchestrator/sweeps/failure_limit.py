@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 
 FIRST = 5
 """Without a limit, a sweep stops when the first ``FIRST`` trials to end all fail with one cause."""
@@ -21,13 +22,17 @@ class FailureLimit:
         """``limit``: number of failed trials that stop the sweep, at least 1; None for the default rules."""
         self._limit = limit
         self._ends: dict[int, str | None] = {}
+        self._first: dict[str, int] = {}
+        """The first trial that failed with each cause."""
 
-    def count(self, trial: int, cause: str | None) -> None:
+    def count(self, trial: int, cause: str | None) -> int:
         """Count the end of a trial or of one of its seeds. ``cause`` is None unless it failed.
 
-        A trial counts once. It has failed when one of its seeds has.
+        A trial counts once. It has failed when one of its seeds has. Returns the first trial that failed with the same
+        cause, which may be this one.
         """
         self._ends[trial] = cause or self._ends.get(trial)
+        return trial if cause is None else self._first.setdefault(_without_numbers(cause), trial)
 
     @property
     def failed(self) -> list[str]:
@@ -44,12 +49,14 @@ class FailureLimit:
         return one_cause or sum(cause is not None for cause in causes) >= WINDOW / 2
 
     def __str__(self) -> str:
-        """The most frequent cause and its count."""
-        kinds = [_without_numbers(cause) for cause in self.failed]
-        commonest = max(kinds, key=kinds.count)
-        count = kinds.count(commonest)
-        others = f" ({len(kinds)} failed in all)" if count < len(kinds) else ""
-        return f"{count} of {len(self._ends)} trials failed with: {self.failed[kinds.index(commonest)]}{others}"
+        """Each cause with its count, the most frequent first."""
+        failed = self.failed
+        kinds = [_without_numbers(cause) for cause in failed]
+        causes = [(failed[kinds.index(kind)], count) for kind, count in Counter(kinds).most_common()]
+        all_failed = f"{len(failed)} of {len(self._ends)} trials failed"
+        if len(causes) == 1:
+            return f"{all_failed} with: {causes[0][0]}"
+        return f"{all_failed}: " + "; ".join(f"{count} with: {cause}" for cause, count in causes)
 
 
 def _without_numbers(cause: str) -> str:

@@ -75,7 +75,8 @@ class TrialManager:
         self.budget.complete = {number * seeds + seed for number in ended for seed in range(seeds)}
         self.failures = FailureLimit(spec.search.max_failures)
         self.load = DriverLoad()
-        self._unpaired = False
+        self._said: set[str] = set()
+        """Sentences that are printed once."""
         self._requests: set[str] = set()
         self._next_requests = 0.0
         self._constraints = [Constraint.parse(text) for text in spec.search.constraint]
@@ -210,16 +211,18 @@ class TrialManager:
         if "accumulate" in payload:
             attributes["accumulate"] = payload["accumulate"]
         verdict = self._study.report(seed_run, rows, payload["best_value"], bool(payload["ended"]), attributes)
-        if self._study.unpaired and not self._unpaired:
-            self._unpaired = True
-            metric = self._study.objective.metric
-            self._session.console.say(f"Racing stops no trial that has no values of {metric} by unit to be compared")
+        metric = self._study.objective.metric
+        if self._study.unpaired:
+            self._say_once(f"Racing stops no trial that has no values of {metric} by unit to be compared")
+        if self._study.lacks_noise:
+            why = f"validation has no values of {metric} by unit, and no trial has several seeds"
+            self._say_once(f"--until-gain cannot end the search, because the noise is unknown: {why}")
         if verdict == "go on":
             return False
         if verdict == "paused":
             self._stop_clock(seed_run)
             return True
-        detail = f"{self._study.objective.metric} {show(payload['best_value'])}"
+        detail = f"{metric} {show(payload['best_value'])}"
         if violations := self._study.violations(seed_run):
             detail += f", violates {', '.join(violations)}"
         self._ended(seed_run, verdict, self._study.cause(seed_run) if verdict == "failed" else detail)
@@ -277,19 +280,20 @@ class TrialManager:
         if spent and (self._study.unfinished() or not self._study.exhausted()):
             self._session.console.say(f"Stopped: {spent}")
         elif self._study.is_ended_by_gain:
-            self._session.console.say(f"Stopped: {self._study.gain or 'further trials gain less than noise'}")
+            self._session.console.say(f"Stopped: {self._study.gain or 'further trials gain no more than noise'}")
         elif not self._study.exhausted() and not self.budget.allows_another():
             self._session.console.say("Stopped: the device-hour budget takes no further trial")
         elif not self._study.exhausted() and not self._finalists_in_time():
             self._session.console.say("Stopped: the time budget takes no further trial")
+        if self.exhausted and not self.stopping():  # otherwise a resume starts it
+            self._study.discard_ahead("the budget takes no further trial")
         tracker = self._session.tracker
         for seed_run in sorted({*self._study.unfinished(), *self._begun}):
             if spent and seed_run in self._study.unfinished():  # this cuts its other seeds too
                 self._study.discard(seed_run, spent)
-            if (
-                tracker and seed_run not in self._begun and tracker.opened(self._key(seed_run))
-            ):  # a run of a dead process
-                tracker.end(self._key(seed_run), "KILLED")
+            key = self._key(seed_run)
+            if tracker and seed_run not in self._begun and tracker.opened(key):  # a run of a dead process
+                tracker.end(key, "KILLED")
             self._drop(seed_run)
         self.usage_log.close()
 
@@ -342,11 +346,11 @@ class TrialManager:
         if verdict == "complete":
             self.budget.complete.add(seed_run)
         failed = verdict == "failed" and not detail.startswith(STOPPED)
-        self.failures.count(self._study.trial_of(seed_run)[0], detail if failed else None)
+        number = self._study.trial_of(seed_run)[0]
+        first = self.failures.count(number, detail if failed else None)
         if verdict == "failed":
             self._trouble = f"{self._name(seed_run)}: {detail}"
-        tracker = self._session.tracker
-        if tracker:
+        if tracker := self._session.tracker:
             tracker.tag(
                 self._key(seed_run),
                 {"orchestrator.state": verdict, "orchestrator.device_seconds": f"{self.budget.of(seed_run):.1f}"}
@@ -354,8 +358,14 @@ class TrialManager:
             )
             tracker.end(self._key(seed_run), "FAILED" if verdict == "failed" else "FINISHED")
         params = f"  {running.params}" if running else ""
-        self._session.console.say(f"{self._name(seed_run)} {verdict:<8} {detail}{params}")
+        shown = detail if first == number else f"same cause as trial {first}"
+        self._session.console.say(f"{self._name(seed_run)} {verdict:<8} {shown}{params}")
         self._session.console.progress(self._done, self._study.target, "trial")
+
+    def _say_once(self, sentence: str) -> None:
+        if sentence not in self._said:
+            self._said.add(sentence)
+            self._session.console.say(sentence)
 
     def _heed_requests(self) -> None:
         """Apply new requests to add or stop trials, at most once in :data:`REQUEST_SECONDS`."""

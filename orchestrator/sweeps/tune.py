@@ -71,6 +71,10 @@ class _SweepState:
         """Maximum number of trials that may run now."""
         return self.slot_limit(self.manager.live if self.finished else self.slots)
 
+    def update_finished(self) -> None:
+        """Update :attr:`finished`. It becomes False again when a trial is added or waits at a rung."""
+        self.finished = self.manager.exhausted and not self.starting
+
 
 class _Unsaved:
     """Base class without pickled state. Tune pickles its parts into files that are never read: the journal is used."""
@@ -93,8 +97,9 @@ class _StudySearcher(_Unsaved, Searcher):  # type: ignore[misc]
         if config is None and manager.live < state.may():
             config = manager.next()
         if config is None:
-            state.finished = manager.exhausted and not state.starting
-            return str(Searcher.FINISHED) if state.finished else None  # None: Tune asks again
+            state.update_finished()
+            # FINISHED is final. After None Tune asks again.
+            return str(Searcher.FINISHED) if state.finished and not manager.live else None
         seed_run = config["number"]
         state.seed_runs[trial_id], state.configs[seed_run] = seed_run, config
         state.open.add(seed_run)
@@ -130,8 +135,9 @@ class _StudySearcher(_Unsaved, Searcher):  # type: ignore[misc]
 class _SharedSearch(_Unsaved, SearchGenerator):  # type: ignore[misc]
     """Search generator that keeps Tune within the sweep's share of the cluster.
 
-    Tune keeps the process of an ended trial for the next one. When the share has shrunk, the search reports that it is
-    finished, and Tune releases the process.
+    Tune keeps the process of an ended trial for the next one. When the share has shrunk, or no further trial will
+    start, the search reports that it is finished, and Tune releases the process. The report is not final while a trial
+    runs. It is False while a configuration waits to be started again, which Tune does not know of.
     """
 
     def __init__(self, state: _SweepState) -> None:
@@ -140,9 +146,10 @@ class _SharedSearch(_Unsaved, SearchGenerator):  # type: ignore[misc]
         self._state = state
 
     def is_finished(self) -> bool:
-        may = self._state.may()
-        live = self._state.manager.live
-        return super().is_finished() or (may < self._state.slots and live >= may)
+        state = self._state
+        may = state.may()
+        shrunk = may < state.slots and state.manager.live >= may and not state.again
+        return super().is_finished() or state.finished or shrunk
 
 
 class _ReportStopper(_Unsaved, tune.Stopper):  # type: ignore[misc]
@@ -169,6 +176,8 @@ class _ReportStopper(_Unsaved, tune.Stopper):  # type: ignore[misc]
         for seed_run, folder in watched.silent().items():
             watched.end(seed_run)
             heartbeat.kill(folder, watched.timeout or 0.0)
+        if self._state.finished:  # then Tune does not ask for trials
+            self._state.update_finished()
         return self._state.manager.stopping()
 
 
@@ -207,7 +216,7 @@ def run_trials(
     """Run the sweep's trials until the manager has none left or stops the sweep.
 
     At most ``slots`` run at once, fewer where ``slot_limit`` says so. ``lost`` is called with the cause of each
-    death.
+    death. Raises RunFailed when Tune ends before all trials have.
     """
     grouped = spec.resources.workers > 1
     state = _SweepState(manager, TrialMonitor(spec.search.trial_timeout), slots, slot_limit, lost, grouped)
@@ -234,6 +243,9 @@ def run_trials(
         tuner.fit()
     if grouped:  # placement groups of processes that were killed after their trial ended
         remove_groups(*map(state.home, state.open))
+    if not manager.stopping() and (manager.live or not manager.exhausted):
+        cause = f"Ray Tune ended before the sweep (running trials: {manager.live})"
+        raise RunFailed(folder.id, f"{cause}. Continue: orchestrator sweep --resume {folder.id}", str(folder.log))
 
 
 def run_winner(

@@ -34,6 +34,25 @@ def test_the_best_are_repeated_with_their_parameters_and_other_seeds(tmp_path: P
     assert running.exhausted()
 
 
+@pytest.mark.parametrize("is_ahead", [True, False])
+def test_a_budget_for_repeats_alone_starts_repeats_alone(is_ahead: bool, tmp_path: Path) -> None:
+    """Not the trial that was asked ahead. Repeats are not asked ahead."""
+    running = study(tmp_path, trials=9 if is_ahead else 8, sampler="tpe", finalists=8, finalist_seeds=3)
+    runs = [begin(running) for _ in range(8)]
+    running.ask_ahead()
+    for trial in runs:
+        complete(running, trial.seed_run, 0.1 * (1 + trial.number))
+    repeated = []
+    while (next_one := running.next(fresh=False)) is not None:
+        repeated.append(next_one.repeat_of)
+        running.ask_ahead()
+    assert repeated == [number for number in range(8) for _ in range(2)]
+    assert running.exhausted(fresh=False)
+    if is_ahead:
+        assert states(running)[8] == "RUNNING"
+        assert begin(running).number == 8
+
+
 def test_they_are_the_best_by_their_estimates(tmp_path: Path) -> None:
     """The lowest error is that of the noisiest trial: it is no finalist."""
     running = study(tmp_path, trials=6, finalists=2, finalist_seeds=2)

@@ -89,13 +89,25 @@ def test_it_stays_ended_after_a_resume_and_goes_on_with_more_trials(tmp_path: Pa
     assert begin(more).number == ended
 
 
-def test_a_sweep_whose_metrics_are_constant_runs_to_its_last_trial(tmp_path: Path) -> None:
-    """There is neither gain nor noise, and no gain is below no noise."""
+def test_a_sweep_whose_metrics_are_constant_ends_by_its_first_estimate(tmp_path: Path) -> None:
+    """Further trials gain nothing. That there is no noise either makes them no better."""
     running = study(tmp_path, SCORE, scheduler="none", trials=2 * LEAST, until_gain=4)
     while (trial := running.next()) is not None:
         encoded = unit_values.encode({"id": np.arange(4), "v": np.full(4, 0.5)}, 0.5)
         assert encoded
         unit_values.write(tmp_path, trial.number, 0, encoded)
         complete(running, trial.number, 0.5)
-    assert len(running.trials) == 2 * LEAST
+    assert len(running.trials) == LEAST
+    assert running.is_ended_by_gain
     assert str(running.gain) == "expected gain of 4 more trials 0, noise 0"
+
+
+def test_without_noise_no_estimate_is_made(tmp_path: Path) -> None:
+    running = study(tmp_path, SCORE, scheduler="none", trials=LEAST + 1, until_gain=4)
+    for number in range(LEAST):
+        assert not running.lacks_noise
+        complete(running, begin(running).seed_run, number / 10)
+    begin(running)
+    assert running.lacks_noise
+    assert running.gain is None
+    assert not running.is_ended_by_gain

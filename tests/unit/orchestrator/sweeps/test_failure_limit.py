@@ -34,10 +34,16 @@ def test_when_it_is_reached(causes: list[str | None], limit: int | None, reached
     assert counted(causes, limit).is_reached() is reached
 
 
-def test_the_most_frequent_cause_with_its_count() -> None:
+def test_each_cause_with_its_count() -> None:
     assert str(counted(["nan in epoch 3", None, "nan in epoch 5"])) == "2 of 3 trials failed with: nan in epoch 3"
-    text = str(counted(["killed", "nan in epoch 3", "nan in epoch 5"]))
-    assert text == "2 of 3 trials failed with: nan in epoch 3 (3 failed in all)"
+    text = str(counted(["killed", "nan in epoch 3", None, "nan in epoch 5"]))
+    assert text == "3 of 4 trials failed: 2 with: nan in epoch 3; 1 with: killed"
+
+
+def test_the_first_trial_with_a_cause() -> None:
+    failures = FailureLimit(9)
+    causes = ["killed", None, "nan in epoch 3", "killed", "nan in epoch 5"]
+    assert [failures.count(trial, cause) for trial, cause in enumerate(causes)] == [0, 1, 2, 0, 2]
 
 
 def test_a_trial_of_several_seeds_counts_once() -> None:

@@ -456,6 +456,27 @@ def test_room_that_an_early_end_leaves_is_used(drive: Drive, clock: Clock) -> No
     assert driver.begin() == 2
 
 
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_a_trial_that_was_asked_ahead_does_not_stay_when_the_budget_takes_none(
+    interrupted: bool, drive: Drive, clock: Clock
+) -> None:
+    driver = drive(trials=20, sampler="tpe", max_device_hours=1.0)
+    runs = [driver.begin() for _ in range(8)]
+    driver.manager.ask_ahead()
+    clock.sleep(430)
+    driver.interrupted = interrupted
+    for seed_run in runs:
+        driver.says(seed_run, 9, 0.5, "epochs")
+    assert driver.manager.next() is None
+    assert driver.manager.exhausted
+    driver.manager.close()
+    assert driver.states == ["COMPLETE"] * 8 + ["RUNNING" if interrupted else "FAIL"]
+    assert driver.lines[-1] == "Stopped: the device-hour budget takes no further trial"
+    if not interrupted:
+        assert driver.study.trials[8].user_attrs["cause"] == "the budget takes no further trial"
+        assert driver.study.failed() == [], "it is no failure"
+
+
 def test_four_fifths_of_a_budget_are_told_once(drive: Drive, clock: Clock) -> None:
     driver = drive(max_device_hours=100 / 3600)
     driver.begin()
@@ -484,6 +505,31 @@ def test_a_budget_spent_by_an_earlier_process_settles_what_that_one_left(drive: 
     second.manager.close()
     assert second.states == ["FAIL"]
     assert second.tracker.ends == {"sweep/0": "KILLED"}
+
+
+def test_each_cause_is_printed_once(drive: Drive) -> None:
+    driver = drive(trials=9, max_failures=9)
+    for error in (Diverged(2, "train/loss", math.nan), OSError("disk"), Diverged(7, "train/loss", math.nan)):
+        driver.manager.result(driver.begin(), reports.failure_payload(error))
+    params = [f"lr={show(trial.params['lr'])}" for trial in driver.study.trials]
+    assert driver.lines == [
+        f"trial 0 failed   train/loss is nan at epoch 2  {params[0]}",
+        f"trial 1 failed   OSError: disk  {params[1]}",
+        f"trial 2 failed   same cause as trial 0  {params[2]}",
+    ]
+    assert driver.tracker.tags["sweep/2"]["orchestrator.cause"] == "train/loss is nan at epoch 7"
+    assert driver.manager.current_status().trouble == "trial 2: train/loss is nan at epoch 7"
+
+
+@pytest.mark.parametrize("until_gain", [None, 4])
+def test_it_says_once_that_a_search_without_noise_does_not_end_by_gain(until_gain: int | None, drive: Drive) -> None:
+    driver = drive(trials=14, until_gain=until_gain)
+    for number in range(14):
+        driver.says(driver.begin(), 9, 0.5 + number, "epochs")
+    said = [line for line in driver.lines if not line.startswith("trial ")]
+    sentence = "--until-gain cannot end the search, because the noise is unknown: "
+    why = "validation has no values of error by unit, and no trial has several seeds"
+    assert said == ([sentence + why] if until_gain else [])
 
 
 # PBT

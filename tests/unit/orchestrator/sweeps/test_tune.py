@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import traceback
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,8 +30,10 @@ from orchestrator.sweeps.tune import (
     _SharedSearch,
     _StudySearcher,
     _SweepState,
+    run_trials,
     run_winner,
 )
+from tests.support import searching
 from tests.support.clusters import KILLED, TOLD
 from tests.support.toy import CountedToy, Toy
 from workloads import catalog
@@ -138,6 +141,81 @@ def test_a_sweep_holds_its_share(tmp_path: Path, live: int, may: int, begins: bo
     assert (search.searcher.suggest("a") is not None) is begins
 
 
+def shared(state: _SweepState) -> _SharedSearch:
+    """A search as Tune asks it for trials."""
+    search = _SharedSearch(state)
+    search.add_configurations(tune.Experiment("sweep", lambda config: None, num_samples=99))
+    return search
+
+
+def test_a_reduced_share_ends_no_sweep_whose_process_did_not_start(tmp_path: Path) -> None:
+    """The manager counts the trial as one that runs, and Tune has none."""
+    book = Book(tmp_path)
+    state = _SweepState(book, TrialMonitor(10), slots=2, slot_limit=lambda wanted: 1)  # type: ignore[arg-type]
+    search = shared(state)
+    config = search.searcher.suggest("a")
+    book.live, book.exhausted = 1, False
+    assert search.is_finished(), "the process of an ended trial is released"
+    search.searcher.on_trial_complete("a", error=True)
+    assert not search.is_finished()
+    assert search.searcher.suggest("b") == config
+    assert search.is_finished()
+
+
+def test_a_trial_that_is_added_in_the_last_round_runs(tmp_path: Path) -> None:
+    book = Book(tmp_path)
+    state = _SweepState(book, TrialMonitor(10), slots=2, slot_limit=lambda wanted: wanted)  # type: ignore[arg-type]
+    search, stopper = shared(state), _ReportStopper(state)
+    search.searcher.suggest("a")
+    book.live = 1
+    stopper("a", {})
+    assert search.next_trial() is None
+    assert search.is_finished(), "processes that nothing waits for are released"
+    book.left.append({"number": 8, "folder": str(tmp_path)})
+    book.exhausted = False
+    assert not stopper.stop_all()
+    assert not search.is_finished()
+    assert search.searcher.suggest("b") == {"number": 8, "folder": str(tmp_path)}
+    book.live, book.exhausted = 0, True
+    for trial in "ab":
+        stopper(trial, {})
+        search.on_trial_complete(trial)
+    assert search.next_trial() is None
+    assert search.is_finished()
+
+
+def test_a_trial_that_waits_at_a_rung_while_the_last_ones_run_goes_on(tmp_path: Path) -> None:
+    study = searching.study(tmp_path / "s", trials=2, scheduler="median", ordered=True, decide_at=(9, 18))
+    first, second = searching.begin(study), searching.begin(study)
+    manager: Any = SimpleNamespace(live=2, stopping=lambda: False, next=study.next, exhausted=study.exhausted())
+    search = shared(state := _SweepState(manager, TrialMonitor(None), slots=2, slot_limit=lambda wanted: wanted))
+    assert search.next_trial() is None
+    assert state.finished
+    assert searching.at_rung(study, second.seed_run, 9, 0.5) == "paused"
+    manager.live, manager.exhausted = 1, study.exhausted()
+    _ReportStopper(state).stop_all()
+    assert not search.is_finished()
+    searching.at_rung(study, first.seed_run, 9, 0.5)
+    again = manager.next()
+    assert again is not None
+    assert again.seed_run == second.seed_run
+
+
+@pytest.mark.parametrize(
+    ("live", "exhausted", "stopping", "raises"),
+    [(0, True, False, False), (1, True, True, False), (1, True, False, True), (0, False, False, True)],
+)
+def test_trials_that_tune_leaves_are_an_error(
+    live: int, exhausted: bool, stopping: bool, raises: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tune, "Tuner", lambda *args, **options: SimpleNamespace(fit=lambda: None))
+    manager: Any = SimpleNamespace(live=live, exhausted=exhausted, stopping=lambda: stopping)
+    folder: Any = SimpleNamespace(path=tmp_path, id="s", log=tmp_path / "log")
+    text = rf"ended before the sweep \(running trials: {live}\).*sweep --resume s"
+    with pytest.raises(RunFailed, match=text) if raises else nullcontext():
+        run_trials(searching.sweep(), folder, manager, 1, lambda wanted: wanted, print)
+
+
 def test_towards_its_end_a_sweep_wants_what_runs(tmp_path: Path) -> None:
     book, asked = Book(tmp_path), list[int]()
     state = _SweepState(book, TrialMonitor(10), slots=4, slot_limit=lambda wanted: asked.append(wanted) or wanted)  # type: ignore
@@ -145,7 +223,7 @@ def test_towards_its_end_a_sweep_wants_what_runs(tmp_path: Path) -> None:
     search.suggest("a")
     book.live = 1
     _ReportStopper(state)("a", {})
-    assert search.suggest("b") == "FINISHED"
+    assert search.suggest("b") is None, "it asks again: a trial may be added while the last one runs"
     state.may()
     assert asked == [4, 4, 1]
 
