@@ -110,7 +110,9 @@ Constraint = Annotated[
 ]
 UntilGain = Annotated[
     int | None,
-    typer.Option("--until-gain", help="End when N more trials are expected to gain less than the noise of selecting."),
+    typer.Option(
+        "--until-gain", help="End when N more trials are expected to gain no more than the noise of selecting."
+    ),
 ]
 MaxFailures = Annotated[
     int | None,

@@ -188,7 +188,7 @@ class Search(BaseModel):
     )
     until_gain: int | None = Field(
         None, ge=1,
-        description="The search ends when so many more trials are expected to gain less than the noise of selecting.",
+        description="The search ends when so many further trials are expected to gain at most the noise of selecting.",
     )  # fmt: skip
     max_failures: int | None = Field(
         None, ge=1,
