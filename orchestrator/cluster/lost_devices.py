@@ -1,12 +1,18 @@
-"""Lost accelerators: a device that processes lose twice is excluded from the rest of a sweep."""
+"""Lost accelerators: a device that processes lose twice is excluded from the rest of a sweep.
+
+A program can lose a healthy device, by an assertion in a kernel for example. So losses of a trial that has lost other
+devices too do not count, and the last device is excluded only if several trials have lost it.
+"""
 
 from __future__ import annotations
 
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from itertools import combinations
+from typing import TypeAlias
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -17,8 +23,14 @@ from orchestrator.config.spec import Resources
 LIMIT = 2
 """Losses after which a device is excluded. The first one may be the program's fault."""
 
+CERTAIN = 3
+"""Number of trials that have lost the last device before it is excluded, which ends the sweep."""
+
 ROUND_SECONDS = 10.0
 """Interval of the attempts to take a lost device that another process still holds."""
+
+Device: TypeAlias = tuple[str, str]
+"""Node and number of a GPU."""
 
 DEVICES = re.compile(r"GPU (\S+) of node (\w+)")
 
@@ -46,40 +58,66 @@ class LostDevices:
     device keeps it, and the others end as soon as they have answered. A process of several GPUs cannot say which of
     them it has lost: each of them counts.
 
+    A device is used again if the trials that lost it turn out to lose others as well.
+
     ``nodes`` are the resources of the cluster's nodes by their ids.
     """
 
     def __init__(self, resources: Resources, nodes: Mapping[str, Node], say: Callable[[str], None]) -> None:
         self._resources, self._nodes, self._say = resources, nodes, say
-        self._losses: Counter[tuple[str, str]] = Counter()
-        """Losses of each device, as (node, number)."""
-        self._wanted: set[tuple[str, str]] = set()
+        self._losses: list[tuple[frozenset[Device], frozenset[int]]] = []
+        """The devices and the trials of each process that has lost them."""
+        self._excluded: set[Device] = set()
+        self._wanted: set[Device] = set()
         """Excluded devices that no actor holds yet."""
         self._asked: dict[ray.ObjectRef, tuple[str, ray.actor.ActorHandle]] = {}
         """The actors that have not answered, with their nodes."""
-        self._held: list[ray.actor.ActorHandle] = []
+        self._held: dict[Device, ray.actor.ActorHandle] = {}
         self._next_round = 0.0
 
     def room(self, most: int) -> int:
         """Number of trials at once, or processes of packs, that fit on the remaining devices; at most ``most``."""
-        excluded = Counter(node for (node, _), losses in self._losses.items() if losses >= LIMIT)
+        excluded = Counter(node for node, _ in self._excluded)
         left = [{**node, "GPU": node["GPU"] - excluded[name]} for name, node in self._nodes.items()]
         return min(most, slots(left, self._resources))
 
-    def report(self, cause: str) -> None:
-        """Count the loss of the devices that ``cause`` names, if it names any."""
+    def report(self, cause: str, *trials: int) -> None:
+        """Count the loss of the devices that ``cause`` names, if it names any, by a process that trained ``trials``.
+
+        Without trials, as for a winner, each loss counts as one of another trial.
+        """
         if not (match := DEVICES.search(cause)):
             return
-        for number in match[1].split(","):
-            device = (match[2], number)
-            self._losses[device] += 1
-            if self._losses[device] == LIMIT:
-                self._say(
-                    f"GPU {number} of node {match[2]} was lost {LIMIT} times: it is left out for the rest of the sweep"
-                )
-                self._wanted.add(device)
+        self._losses.append((frozenset((match[2], number) for number in match[1].split(",")), frozenset(trials)))
+        excluded = self._broken()
+        for node, number in sorted(excluded - self._excluded):
+            self._say(f"GPU {number} of node {node} was lost {LIMIT} times: it is left out for the rest of the sweep")
+            self._wanted.add((node, number))
+        for device in sorted(self._excluded - excluded):
+            self._say(f"GPU {device[1]} of node {device[0]} is used again: a trial that lost it has lost others too")
+            self._wanted.discard(device)
+            if holder := self._held.pop(device, None):
+                ray.kill(holder)
+        self._excluded = excluded
         self._next_round = 0.0  # the process that held it has ended
         self.poll()
+
+    def _broken(self) -> set[Device]:
+        """The devices to exclude."""
+        counted = [(devices, trials) for devices, trials in self._losses if not any(map(self._loses_any, trials))]
+        losses: dict[Device, list[frozenset[int]]] = {}
+        for devices, trials in counted:
+            for device in devices:
+                losses.setdefault(device, []).append(trials)
+        broken = {device for device, by in losses.items() if len(by) >= LIMIT}
+        if len(broken) == sum(int(node.get("GPU", 0)) for node in self._nodes.values()):
+            return {device for device in broken if _separate(losses[device]) >= CERTAIN} or broken - {max(broken)}
+        return broken
+
+    def _loses_any(self, trial: int) -> bool:
+        """Whether a trial has lost different devices, so that it is the cause itself."""
+        own = [devices for devices, trials in self._losses if trial in trials]
+        return any(a.isdisjoint(b) for a, b in combinations(own, 2))
 
     def poll(self) -> None:
         """Continue to take devices. Called regularly by the loop that waits for reports."""
@@ -90,7 +128,7 @@ class LostDevices:
                 match = DEVICES.fullmatch(ray.get(answer))
                 if match and (device := (node, match[1])) in self._wanted:
                     self._wanted.remove(device)
-                    self._held.append(holder)
+                    self._held[match[2], match[1]] = holder
                     continue
             ray.kill(holder)
         wanted = {node for node, _ in self._wanted}
@@ -105,7 +143,7 @@ class LostDevices:
 
     def close(self) -> None:
         """Release all devices."""
-        for holder in [*self._held, *(holder for _, holder in self._asked.values())]:
+        for holder in [*self._held.values(), *(holder for _, holder in self._asked.values())]:
             ray.kill(holder)
 
     def _request_all(self, node: str) -> None:
@@ -113,3 +151,14 @@ class LostDevices:
         for _ in range(int(self._nodes.get(node, {}).get("GPU", 0))):
             holder = ray.remote(_Holder).options(num_cpus=0, num_gpus=1, scheduling_strategy=here).remote()
             self._asked[holder.device.remote()] = (node, holder)
+
+
+def _separate(losses: Sequence[frozenset[int]]) -> int:
+    """Number of losses that have no trial in common."""
+    seen: set[int] = set()
+    count = 0
+    for trials in losses:
+        if seen.isdisjoint(trials):
+            seen |= trials
+            count += 1
+    return count

@@ -36,7 +36,7 @@ def run_packs(
     manager: TrialManager,
     capacities: Sequence[int],
     slot_limit: SlotLimit,
-    lost: Callable[[str], None] = lambda cause: None,
+    lost: Callable[..., None] = lambda cause, *seed_runs: None,
 ) -> None:
     """Run the sweep's trials in packs until the manager has none left or stops the sweep.
 
@@ -146,7 +146,7 @@ class _Packs:
         manager: TrialManager,
         capacities: Sequence[int],
         slot_limit: SlotLimit,
-        lost: Callable[[str], None],
+        lost: Callable[..., None],
     ) -> None:
         self._slot_limit = slot_limit
         self._lost = lost
@@ -244,8 +244,8 @@ class _Packs:
 
     def _handle_death(self, slot: _PackSlot, cause: str) -> None:
         """Requeue or isolate the trials of a dead actor, fail those that died too often, and start a new actor."""
-        self._lost(cause)
         trials = slot.trials
+        self._lost(cause, *trials)
         slot.trials = {}
         self._deaths.update(trials.keys())
         for seed_run, config in trials.items():

@@ -44,7 +44,7 @@ class _SweepState:
     monitor: TrialMonitor
     slots: int
     slot_limit: SlotLimit
-    lost: Callable[[str], None] = lambda cause: None
+    lost: Callable[..., None] = lambda cause, *seed_runs: None
     """Called with the cause of each process' death."""
     grouped: bool = False
     """Whether each trial has several workers."""
@@ -117,7 +117,7 @@ class _StudySearcher(_Unsaved, Searcher):  # type: ignore[misc]
             hung = heartbeat.given_up(state.home(seed_run))
             trial = state.trials.get(trial_id)
             cause = str(hung or actor_failures.cause(trial))
-            state.lost(cause)
+            state.lost(cause, seed_run)
             if trial is None and not hung and state.failed_starts[seed_run] < RETRIES and not state.manager.stopping():
                 state.failed_starts[seed_run] += 1
                 state.again.append(state.configs[seed_run])
@@ -165,7 +165,7 @@ class _ReportStopper(_Unsaved, tune.Stopper):  # type: ignore[misc]
         seed_run = self._state.seed_runs[trial_id]
         self._state.starting.discard(seed_run)
         if cause := payload.get(reports.LOST):
-            self._state.lost(cause)
+            self._state.lost(cause, seed_run)
         stop = self._state.manager.result(seed_run, payload)
         self._state.monitor.end(seed_run) if stop else self._state.monitor.heard(seed_run)
         return stop
@@ -193,7 +193,7 @@ class _ProcessCallback(_Unsaved, tune.Callback):  # type: ignore[misc]
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         seed_run = self._state.seed_runs[trial.trial_id]
         cause = actor_failures.cause(trial)
-        self._state.lost(cause)
+        self._state.lost(cause, seed_run)
         self._state.monitor.lost(seed_run)
         if cause.startswith(reports.OUT_OF_MEMORY):  # the same settings would need the same memory
             home = self._state.home(seed_run)
@@ -211,7 +211,7 @@ def run_trials(
     manager: TrialManager,
     slots: int,
     slot_limit: SlotLimit,
-    lost: Callable[[str], None],
+    lost: Callable[..., None],
 ) -> None:
     """Run the sweep's trials until the manager has none left or stops the sweep.
 

@@ -14,7 +14,7 @@ import torch
 from ray.exceptions import ActorDiedError, RayActorError, RayTaskError
 from ray.train import WorkerGroupError
 
-from orchestrator.cluster.lost_devices import LIMIT, LostDevices
+from orchestrator.cluster.lost_devices import LostDevices
 from orchestrator.cluster.preemption import Preempted
 from orchestrator.config.spec import Resources
 from orchestrator.engine import checkpoint
@@ -89,9 +89,9 @@ def test_devices_that_were_lost_are_not_used_and_without_any_the_sweep_stops() -
     devices = LostDevices(Resources(gpus_per_worker=1), {"a": {"CPU": 8.0, "GPU": 2.0}}, print)
     hold = _on_working_devices(lambda wanted: wanted, devices, 2, cast(Any, manager))
     assert hold(2) == 2
-    devices._losses.update({("a", "0"): LIMIT, ("a", "1"): LIMIT - 1})
+    devices._excluded = {("a", "0")}
     assert (hold(2), manager.refusal) == (1, None)
-    devices._losses.update({("a", "1"): 1})
+    devices._excluded = {("a", "0"), ("a", "1")}
     hold(2)
     assert manager.refusal.code == UNAVAILABLE
 
@@ -99,20 +99,19 @@ def test_devices_that_were_lost_are_not_used_and_without_any_the_sweep_stops() -
 @pytest.mark.parametrize(
     ("gpus", "workers", "rooms"),
     [
-        (1, 1, [8, 7, 6, 6]),
-        (0.5, 1, [16, 14, 12, 12]),
-        (2, 1, [4, 3, 3, 3]),  # three are left of the node: a pair and one more
-        (1, 4, [2, 1, 1, 1]),
+        (1, 1, [8, 7, 6]),
+        (0.5, 1, [16, 14, 12]),
+        (2, 1, [4, 3, 3]),  # three are left of the node: a pair and one more
+        (1, 4, [2, 1, 1]),
     ],
 )
 def test_room_is_what_fits_on_the_devices_that_are_left(gpus: float, workers: int, rooms: list[int]) -> None:
     resources = Resources(gpus_per_worker=gpus, workers=workers, cpus_per_worker=0.1)
     nodes = {name: {"CPU": 8.0, "GPU": 4.0} for name in "ab"}
     devices = LostDevices(resources, nodes, print)
-    losses = ("a", "0"), ("a", "1"), ("b", "0")
-    room = [devices.room(99)]
-    for device, times in zip(losses, (LIMIT, LIMIT, LIMIT - 1), strict=True):
-        devices._losses[device] += times
+    room = []
+    for excluded in ([], ["0"], ["0", "1"]):
+        devices._excluded = {("a", number) for number in excluded}
         room.append(devices.room(99))
     assert room == rooms
     assert devices.room(1) == 1, "a limit on trials at once is not lowered by devices that it leaves free"

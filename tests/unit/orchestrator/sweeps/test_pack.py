@@ -209,7 +209,7 @@ def drive(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Cluster]:
         *capacities: int,
         timeout: float | None = None,
         slot_limit: SlotLimit = lambda wanted: wanted,
-        lost: Callable[[str], None] = lambda cause: None,
+        lost: Callable[..., None] = lambda *loss: None,
         **faults: Any,
     ) -> Cluster:
         cluster = Cluster(**faults)
@@ -282,6 +282,32 @@ def test_a_trial_that_loses_its_processs_accelerator_fails_alone(
     assert list(book.failed) == [1]
     assert "the accelerator was lost: CUDA error" in book.failed[1]
     assert cluster.started == len(cluster.dead) > RETRIES, "a process went on without its accelerator"
+
+
+@pytest.mark.parametrize(("gpus", "faulty"), [(1, {1}), (1, {1, 2}), (2, {1}), (4, {1}), (4, {1, 2, 3, 5})])
+def test_trials_that_lose_every_device_they_train_on_end_no_sweep(
+    gpus: int, faulty: set[int], drive: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All devices are healthy, and the trials fail by an assertion in a kernel."""
+    node = "ab" * 28
+    get = Cluster.get
+
+    def losing(cluster: Cluster, answer: Answer) -> Any:
+        handle = answer.handle
+        if handle.gpu and not isinstance(handle.actor, _Holder) and answer.seed_runs & faulty:
+            raise DeviceLost(f"the accelerator was lost ({handle.gpu}): CUDA error: device-side assert triggered")
+        return get(cluster, answer)
+
+    monkeypatch.setattr(Cluster, "get", losing)
+    lines, book = list[str](), Book(12)
+    devices = LostDevices(Resources(gpus_per_worker=1), {node: {"CPU": 8.0, "GPU": float(gpus)}}, lines.append)
+    limit = _on_working_devices(lambda wanted: wanted, devices, gpus, book)  # type: ignore[arg-type]
+    names = [f"GPU {number} of node {node}" for number in range(gpus)]
+    drive(book, *[1] * gpus, slot_limit=limit, lost=devices.report, gpus=names)
+    assert book.failed.keys() == faulty
+    assert set(book.complete) == set(range(12)) - faulty
+    assert book.refusal is None
+    devices.close()
 
 
 def test_a_device_that_is_lost_twice_is_left_out_and_the_sweep_goes_on(drive: Callable[..., Cluster]) -> None:

@@ -102,13 +102,13 @@ def test_a_process_that_dies_while_it_is_prepared_is_replaced_three_times(state:
 
 
 def test_a_loss_that_a_trial_survives_is_counted(state: _SweepState) -> None:
-    losses: list[str] = []
-    state.lost = losses.append
+    losses: list[tuple[str, int]] = []
+    state.lost = lambda *loss: losses.append(loss)
     _StudySearcher(state).suggest("a")
     stopper = _ReportStopper(state)
     for more in ({}, {reports.LOST: "the accelerator was lost (GPU 0 of node ab)"}, {}):
         stopper("a", {"epoch": 1, **more})
-    assert losses == ["the accelerator was lost (GPU 0 of node ab)"]
+    assert losses == [("the accelerator was lost (GPU 0 of node ab)", 7)]
 
 
 def test_what_was_killed_for_its_silence_has_that_for_a_cause(state: _SweepState, tmp_path: Path) -> None:
