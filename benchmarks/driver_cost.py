@@ -143,7 +143,7 @@ def on_tune(home: Path, at_once: int) -> tuple[float, float, float, float]:
 
     made.manager.result, made.manager.next = count, plain  # type: ignore[method-assign]
     with mock.patch.object(tune, "TrialActor", actor(ACTOR_EPOCH, seen)):
-        tune.run_trials(made.spec, made.folder, made.manager, at_once, lambda slots: slots, lambda cause: None)
+        tune.run_trials(made.spec, made.folder, made.manager, at_once, lambda slots: slots, lambda *loss: None)
     served = (marks[-1] - marks[0]) / len(marks)
     trials = [json.loads(file.read_text()) for file in seen.iterdir()]
     assert not any(trial["torch"] for trial in trials), "they were to cost nothing"

@@ -73,6 +73,7 @@ class Interrupts:
         self._wakeup = -1
         self._recorder: threading.Thread | None = None
         self.stopped = self.signalled = False
+        self.saves = True
 
     def __enter__(self) -> Interrupts:
         if threading.current_thread() is threading.main_thread():  # only the main thread may set handlers
@@ -113,8 +114,9 @@ class Interrupts:
         self.stopped = self.stopped or self._stop_file.exists()
         return self.stopped
 
-    def stop(self, line: str) -> None:
-        """Act as the first signal does and print ``line``. Thread-safe."""
+    def stop(self, line: str, *, saves: bool = True) -> None:
+        """Act as the first signal does and print ``line``. Thread-safe. ``saves``: whether workers can still save."""
+        self.saves = saves
         self.stopped = self.signalled = True
         if self._recorder is None:
             self._record()

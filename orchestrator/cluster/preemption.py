@@ -100,7 +100,7 @@ def stop_with_node(interrupts: Interrupts) -> Iterator[None]:
                     interrupts.stop("The node of this process is being taken away: stopping and saving")
                     return
                 if dead():
-                    interrupts.stop(RAY_DIED)
+                    interrupts.stop(RAY_DIED, saves=False)
                     return
 
     thread = threading.Thread(target=watch, name="leaving", daemon=True)

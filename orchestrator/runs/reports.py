@@ -29,6 +29,9 @@ OUT_OF_MEMORY = "out of memory"
 LOST = "lost"
 """Key of the cause in the payload of a trial that goes on after it has lost a process."""
 
+SAVED = "saved"
+"""Key in the payload of a trial that has saved and ended since the sweep was stopped."""
+
 
 class DeviceLost(Exception):
     """The process has lost its accelerator: every further call on the device fails until a new process starts."""

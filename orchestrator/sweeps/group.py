@@ -75,7 +75,8 @@ class GroupTrial(tune.Trainable):  # type: ignore[misc]
             if self._group is None:
                 remove_groups(self._home)  # left by a killed process
                 if not wait_for_room(self._spec.resources, self._waiting()):
-                    return {**self._last, "rows": []}  # stopped with the sweep, or still waiting
+                    saved = {reports.SAVED: True} if self._stopped() else {}
+                    return {**self._last, "rows": [], **saved}  # stopped with the sweep, or still waiting
                 if hung := heartbeat.announce(self._home, heartbeat.START_SECONDS):
                     return reports.failure_payload(hung)
                 self._group = train.start(
@@ -115,5 +116,5 @@ class GroupTrial(tune.Trainable):  # type: ignore[misc]
         if isinstance(failure, train.Stopped):
             if not self._stop_file.exists():
                 raise Preempted
-            return {**self._last, "rows": []}  # stopped with the sweep
+            return {**self._last, "rows": [], reports.SAVED: True}  # stopped with the sweep
         return reports.failure_payload(failure) if failure is not None else {**self._last, "rows": []}

@@ -49,8 +49,10 @@ def run_packs(
 class PackActor:
     """Actor that runs the trials of one slot on the slot's devices."""
 
-    def __init__(self, resources: Resources) -> None:
+    def __init__(self, resources: Resources, stop: Callable[[], bool] = lambda: False) -> None:
+        """``stop`` is called after each epoch; when it returns True, trials save and end."""
         self._resources, self._stopping = resources, False
+        self._stop = stop
         self._runner: PackRunner | None = None
 
     def step(
@@ -67,7 +69,9 @@ class PackActor:
             if not begin:
                 return [], set()
             going = self._going = this_node()
-            self._runner = PackRunner(worker.take_device(self._resources), stop=lambda: self._stopping or going())
+            self._runner = PackRunner(
+                worker.take_device(self._resources), stop=lambda: self._stopping or going() or self._stop()
+            )
         self._runner.pace.answered()
         for seed_run in drop:
             self._runner.drop(seed_run)

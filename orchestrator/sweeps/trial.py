@@ -9,7 +9,8 @@ from ray import tune
 
 from orchestrator.cluster.preemption import Preempted
 from orchestrator.config.spec import Resources
-from orchestrator.runs import heartbeat, reports
+from orchestrator.engine.loop import EpochReport, Progress
+from orchestrator.runs import heartbeat, reports, worker
 from orchestrator.runs.heartbeat import TrialTimeout
 from orchestrator.sweeps.pack import PackActor
 
@@ -26,11 +27,14 @@ class TrialActor(tune.Trainable):  # type: ignore[misc]
     _new: list[dict[str, Any]]
     """The trial's configuration until its first step. What fails there is an error of the trial."""
     _hung: TrialTimeout | None
+    _last: dict[str, Any]
 
     def setup(self, config: dict[str, Any]) -> None:
         import torch  # noqa: F401  # takes seconds, which are no silence of the trial
 
-        self._slot = PackActor(Resources.model_validate(config["spec"]["resources"]))
+        resources = Resources.model_validate(config["spec"]["resources"])
+        self._stopped = worker.stop_when(Path(config["stop_file"]))
+        self._slot = PackActor(resources, self._stopped)
         self._begin(config)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
@@ -51,11 +55,15 @@ class TrialActor(tune.Trainable):  # type: ignore[misc]
             raise
         except Exception as error:
             return reports.failure_payload(error)
-        if not payloads:
-            raise Preempted  # the only reason for a stream to end early
-        return payloads[0][1]
+        if payloads:
+            self._last = payloads[0][1]
+            return self._last
+        if not self._stopped():
+            raise Preempted  # the only other reason for a stream to end early
+        return {**self._last, "rows": [], reports.SAVED: True}
 
     def _begin(self, config: dict[str, Any]) -> None:
         self._hung = heartbeat.announce(Path(config["folder"]))
         self._slot.leave(wait=False)
         self._new = [config]
+        self._last = reports.payload(EpochReport((), Progress(), False, None))

@@ -270,6 +270,11 @@ class TrialManager:
         stopped = self.refusal is not None or self.failures.is_reached() or self._session.interrupts.stop_requested()
         return stopped or self.time_is_up() or self.budget.is_spent()
 
+    def ends_epochs(self) -> bool:
+        """Whether the sweep was asked to stop, so that running trials end their epoch and save."""
+        interrupts = self._session.interrupts
+        return interrupts.stop_requested() and interrupts.saves
+
     def time_is_up(self) -> bool:
         return time.monotonic() >= self._deadline
 

@@ -166,7 +166,7 @@ class _ReportStopper(_Unsaved, tune.Stopper):  # type: ignore[misc]
         self._state.starting.discard(seed_run)
         if cause := payload.get(reports.LOST):
             self._state.lost(cause, seed_run)
-        stop = self._state.manager.result(seed_run, payload)
+        stop = self._state.manager.result(seed_run, payload) or bool(payload.get(reports.SAVED))
         self._state.monitor.end(seed_run) if stop else self._state.monitor.heard(seed_run)
         return stop
 
@@ -178,7 +178,12 @@ class _ReportStopper(_Unsaved, tune.Stopper):  # type: ignore[misc]
             heartbeat.kill(folder, watched.timeout or 0.0)
         if self._state.finished:  # then Tune does not ask for trials
             self._state.update_finished()
-        return self._state.manager.stopping()
+        return self._state.manager.stopping() and not self._ends_epochs()
+
+    def _ends_epochs(self) -> bool:
+        """Whether trials train on to the end of their epoch, after a stop request. Tune would kill them after 10 s."""
+        state = self._state
+        return state.manager.ends_epochs() and any(trial.status == "RUNNING" for trial in state.trials.values())
 
 
 class _ProcessCallback(_Unsaved, tune.Callback):  # type: ignore[misc]
@@ -283,7 +288,7 @@ def run_winner(
                 ended = payload["ended"] is not None  # None: its node was taken away
                 rows(list(reports.rows_from_json(payload["rows"])))
         except ray.exceptions.LocalRayletDiedError:  # no task can start: a resume goes on
-            session.interrupts.stop(RAY_DIED)
+            session.interrupts.stop(RAY_DIED, saves=False)
             return False
         except ray.exceptions.RayError as error:
             device_lost = isinstance(getattr(error, "cause", None), reports.DeviceLost)

@@ -69,7 +69,7 @@ def test_while_it_waits_for_lost_workers_it_is_heard(trial: Any, monkeypatch: py
     )
     assert trial.step() == {"epoch": 3, "rows": []}
     trial._stop_file.touch()
-    assert trial.step() == {"epoch": 3, "rows": []}
+    assert trial.step() == {"epoch": 3, "rows": [], reports.SAVED: True}
     assert len(started) == 1
 
 

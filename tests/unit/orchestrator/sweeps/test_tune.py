@@ -20,7 +20,7 @@ from orchestrator.cluster.preemption import RAY_DIED, Preempted
 from orchestrator.config.plan import Plan
 from orchestrator.config.spec import ExperimentSpec, Resources
 from orchestrator.errors import RunFailed
-from orchestrator.runs import heartbeat, micro_batches, reports
+from orchestrator.runs import heartbeat, micro_batches, reports, worker
 from orchestrator.runs.heartbeat import GIVEN_UP, PROCESS, TrialMonitor, TrialTimeout
 from orchestrator.sweeps import pack
 from orchestrator.sweeps.trial import TrialActor
@@ -162,6 +162,25 @@ def test_a_reduced_share_ends_no_sweep_whose_process_did_not_start(tmp_path: Pat
     assert search.is_finished()
 
 
+def test_a_stopped_sweep_waits_until_its_running_trials_have_saved(tmp_path: Path) -> None:
+    """Tune would kill them. A budget that is spent, and a node whose Ray has died, wait for nothing."""
+    book: Any = Book(tmp_path)
+    book.stopping = lambda: True
+    state = _SweepState(book, TrialMonitor(10), slots=1, slot_limit=lambda wanted: wanted)
+    _StudySearcher(state).suggest("a")
+    stopper, trial = _ReportStopper(state), SimpleNamespace(trial_id="a", status="RUNNING")
+    _ProcessCallback(state).on_trial_start(0, [], trial)
+    book.ends_epochs = lambda: True
+    assert not stopper("a", {"rows": []}), "it may be in the middle of the next epoch"
+    assert not stopper.stop_all()
+    assert stopper("a", {"rows": [], reports.SAVED: True})
+    trial.status = "TERMINATED"
+    assert stopper.stop_all()
+    trial.status = "RUNNING"
+    book.ends_epochs = lambda: False
+    assert stopper.stop_all()
+
+
 def test_a_trial_that_is_added_in_the_last_round_runs(tmp_path: Path) -> None:
     book = Book(tmp_path)
     state = _SweepState(book, TrialMonitor(10), slots=2, slot_limit=lambda wanted: wanted)  # type: ignore[arg-type]
@@ -234,7 +253,9 @@ def test_a_winner_whose_node_is_dead_is_left_to_a_resume(tmp_path: Path, monkeyp
 
     said: list[str] = []
     session: Any = SimpleNamespace(
-        folder=SimpleNamespace(stop_file=None), interrupts=SimpleNamespace(stop=said.append), look=lambda spec: None
+        folder=SimpleNamespace(stop_file=None),
+        interrupts=SimpleNamespace(stop=lambda line, saves: said.append(line)),
+        look=lambda spec: None,
     )
     options = SimpleNamespace(options=lambda **kinds: SimpleNamespace(remote=lambda *args: None))
     monkeypatch.setattr(ray, "remote", lambda task: options)
@@ -295,7 +316,7 @@ def config(home: Path, accumulate: Any = 1, **params: Any) -> dict[str, Any]:
     home.mkdir()
     return {
         "number": 0, "spec": spec.model_dump(mode="json"), "folder": str(home), "data": str(home), "keep": 2,
-        "save_at_rungs": False, "measure": [],
+        "save_at_rungs": False, "measure": [], "stop_file": str(home / "stop"),
     }  # fmt: skip
 
 
@@ -330,6 +351,27 @@ def test_an_actor_that_is_stopped_saves_what_it_has_told(actor: TrialActor, tmp_
     actor.cleanup()
     (saved,) = (tmp_path / "0").glob("checkpoint-*")
     assert saved.name.endswith("3")
+
+
+def test_an_actor_ends_its_epoch_when_the_sweep_is_stopped(
+    actor: TrialActor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Epochs 1 to 3 are one report; the stop file appears in the second one."""
+    train = Toy.train_epoch
+
+    def stopping(toy: Toy, epoch: int) -> Any:
+        if epoch == 2:
+            (tmp_path / "0" / "stop").touch()
+        return train(toy, epoch)
+
+    monkeypatch.setattr(Toy, "train_epoch", stopping)
+    monkeypatch.setattr(worker, "STOP_SECONDS", 0.0)
+    actor.setup(config(tmp_path / "0"))
+    told, saved = actor.step(), actor.step()
+    assert (told["epoch"], told["ended"], reports.SAVED in told) == (2, None, False)
+    assert (saved["epoch"], saved["rows"], saved[reports.SAVED]) == (2, [], True)
+    assert [file.name[-1] for file in (tmp_path / "0").glob("checkpoint-*")] == ["2"]
+    actor.cleanup()
 
 
 def test_an_actor_that_loses_its_accelerator_saves_nothing_of_the_epoch(
