@@ -30,8 +30,8 @@ def chosen(
     """The objectives to use: ``own``, those of the workload, unless ``names`` gives others. The first selects epochs.
 
     Each of ``names`` is ``METRIC:min`` or ``METRIC:max`` of validation, or ``METRIC`` if the workload defines its
-    direction, by ``own`` or for further metrics by ``declared``. Raises UserError for a direction that is missing,
-    unknown, or not the declared one.
+    direction, by ``own`` or for further metrics by ``declared``. METRIC may have the prefix ``validation/``. Raises
+    UserError for a direction that is missing, unknown, or not the declared one.
     """
     own = own if isinstance(own, tuple) else (own,)
     declared = declared or {}
@@ -43,17 +43,19 @@ def chosen(
         metric, colon, direction = text.partition(":")
         if not metric:
             raise UserError("An objective has no name", got=repr(text), allowed="METRIC, METRIC:min or METRIC:max")
-        if metric.startswith(("test/", "validation/")):
+        metric = metric.removeprefix("validation/")
+        if metric.startswith("test/"):
             raise UserError(
-                "An objective is a metric of the validation split, named without it: test must not affect choices",
+                "An objective is a metric of the validation split: test must not affect choices",
                 got=repr(text), allowed=text.partition("/")[2],
             )  # fmt: skip
-        if direction not in ("min", "max") if colon else metric not in directions:
+        if not colon and metric not in directions:
+            raise _undeclared(metric, own)
+        if colon and direction not in ("min", "max"):
             raise UserError(
-                f"The objective {metric} needs a direction",
-                got=repr(text),
-                allowed=f"{metric}:max, {metric}:min, or {', '.join(objective.metric for objective in own)}",
-            )
+                f"The direction of the objective {metric} is not valid", got=repr(text),
+                allowed=f"{metric}:max or {metric}:min",
+            )  # fmt: skip
         if colon and declared.get(metric, direction) != direction:
             raise UserError(
                 f"The better direction of {metric} is {declared[metric]}", got=repr(text),
@@ -70,6 +72,17 @@ def chosen(
     if len({objective.metric for objective in objectives}) < len(objectives):
         raise UserError("An objective is named twice", got=", ".join(names))
     return tuple(objectives)
+
+
+def _undeclared(metric: str, own: tuple[Objective, ...]) -> UserError:
+    """The error for a metric without a direction. Which metrics exist is known at the first evaluation only."""
+    defaults = "default is" if len(own) == 1 else "defaults are"
+    return UserError(
+        f"The objective {metric} is not declared by the workload, "
+        f"whose {defaults} {', '.join(objective.metric for objective in own)}",
+        fix=f"For another metric of validation give the direction: {metric}:max or {metric}:min; "
+        "the name is checked at the first evaluation",
+    )
 
 
 def value(objective: Objective, metrics: Mapping[str, float]) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -62,7 +63,11 @@ class Plan(BaseModel):
     @field_validator("objective", mode="before")
     @classmethod
     def _from_text(cls, value: Any) -> Any:
-        return tuple(part.strip() for part in value.split(",")) if isinstance(value, str) else value
+        """Names from text, without ``validation/``, so that both spellings are the same plan."""
+        parts = value.split(",") if isinstance(value, str) else value
+        if not isinstance(parts, Sequence) or not all(isinstance(part, str) for part in parts):
+            return value
+        return tuple(part.strip().removeprefix("validation/") for part in parts)
 
     def evaluates(self, epoch: int) -> bool:
         """Whether the validation split is evaluated after ``epoch`` (counted from 1)."""

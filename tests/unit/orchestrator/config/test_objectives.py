@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from orchestrator.config import objectives
+from orchestrator.config.plan import Plan
 from orchestrator.errors import UserError
 from workloads.contract import Objective
 
@@ -47,11 +48,33 @@ def test_what_is_not_the_direction_stays_the_workloads() -> None:
     assert (found.refit, found.test_epochs) == (True, (3, 6))
 
 
-@pytest.mark.parametrize("asked", ["recall_at_20", "recall_at_20:", "recall_at_20:up", "ndcg_at_20:mx"])
-def test_a_direction_that_is_missing_or_unknown(asked: str) -> None:
-    with pytest.raises(UserError, match="needs a direction: got ") as caught:
+@pytest.mark.parametrize("asked", ["recall_at_20:", "recall_at_20:up", "ndcg_at_20:mx"])
+def test_a_direction_that_is_unknown(asked: str) -> None:
+    metric = asked.partition(":")[0]
+    with pytest.raises(UserError, match=f"The direction of the objective {metric} is not valid: got '{asked}'; "):
         objectives.chosen(NDCG, (asked,))
-    assert "ndcg_at_20" in str(caught.value)
+
+
+def test_a_metric_that_is_not_declared() -> None:
+    with pytest.raises(UserError) as caught:
+        objectives.chosen(NDCG, ("ndcg",), {"gini_at_20": "min"})
+    assert str(caught.value) == (
+        "The objective ndcg is not declared by the workload, whose default is ndcg_at_20. "
+        "For another metric of validation give the direction: ndcg:max or ndcg:min; "
+        "the name is checked at the first evaluation."
+    )
+    with pytest.raises(UserError, match=r"whose defaults are ndcg_at_20, loss. For another metric"):
+        objectives.chosen((NDCG, LOSS), ("zzz",))
+
+
+@pytest.mark.parametrize("text", ["validation/ndcg_at_20,validation/loss:min", "ndcg_at_20, loss:min"])
+def test_the_name_that_outputs_print(text: str) -> None:
+    """``validation/`` may be given, and does not make another plan."""
+    assert Plan(objective=text).objective == ("ndcg_at_20", "loss:min")  # type: ignore[arg-type]
+    assert [one.metric for one in objectives.chosen((NDCG, LOSS), tuple(text.replace(" ", "").split(",")))] == [
+        "ndcg_at_20",
+        "loss",
+    ]
 
 
 @pytest.mark.parametrize("asked", ["", ":max"])
