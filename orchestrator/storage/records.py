@@ -27,6 +27,7 @@ from orchestrator.errors import (
     FAILED,
     INTERRUPTED,
     UNAVAILABLE,
+    USAGE,
     Interrupted,
     RunFailed,
     UserError,
@@ -274,7 +275,7 @@ def create(
     if name is not None and not NAME.fullmatch(name):
         raise UserError("The name is not valid", got=repr(name), allowed="letters, digits, . _ - (at most 100)")
     if name is not None and (sync_state.has(storage, name) or generations.of_run(storage, name)):
-        raise _in_use(name, kind)
+        raise _in_use(storage, name)
     try:
         private_files.make_folder(storage)
     except OSError as error:
@@ -287,7 +288,7 @@ def create(
             break
         except FileExistsError:
             if name is not None:
-                raise _in_use(name, kind) from None
+                raise _in_use(storage, name) from None
         except OSError as error:
             raise disk.unwritable(storage, error) from None
     record = {
@@ -347,10 +348,16 @@ def _read(path: Path) -> dict[str, Any]:
     return {}
 
 
-def _in_use(name: str, kind: Kind) -> UserError:
-    return UserError(
-        f"The name {name} is in use", fix=f"Continue with it: orchestrator {kind} --resume {name}, or choose another"
-    )
+def _in_use(storage: Path, name: str) -> UserError:
+    """The error for a name that is in use, with the command that continues what has it, if that can be continued."""
+    latest = generations.current(storage, name)
+    folder = RunFolder(latest, _read(latest))
+    kind = folder.record.get("kind")
+    fix = "Choose another with --name"
+    wrong = folder.record.get("exit_code") == USAGE  # another start has the same error
+    if kind and not wrong and folder.status() not in (*SETTLED, "running"):
+        fix = f"Continue it: orchestrator {kind} --resume {name}, or choose another with --name"
+    return UserError(f"The name {name} is in use" + (f" by a {kind}" if kind else ""), fix=fix)
 
 
 def _now() -> str:

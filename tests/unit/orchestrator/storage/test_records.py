@@ -59,6 +59,31 @@ def test_a_new_folder_says_what_was_asked_and_who_drives_it(tmp_path: Path) -> N
     assert folder.has_live_driver()
 
 
+@pytest.mark.parametrize(
+    ("status", "code", "fix"),
+    [
+        ("interrupted", 130, "Continue it: orchestrator sweep --resume s1, or choose another with --name."),
+        ("failed", 1, "Continue it: orchestrator sweep --resume s1, or choose another with --name."),
+        ("failed", 2, "Choose another with --name."),
+        ("partial", 4, "Choose another with --name."),
+        (None, None, "Choose another with --name."),
+    ],
+)
+def test_a_name_in_use_is_continued_by_the_verb_of_what_has_it(
+    status: Any, code: Any, fix: str, tmp_path: Path
+) -> None:
+    """Whatever verb is given the name; a finished one and a running one are not continued."""
+    folder = records.create(tmp_path, "sweep", "toy", {}, "orchestrator sweep toy", "s1")
+    if status:
+        folder.release(status, code)
+    with pytest.raises(UserError) as caught:
+        records.create(tmp_path, "run", "toy", {}, "orchestrator run toy", "s1")
+    assert str(caught.value) == f"The name s1 is in use by a sweep. {fix}"
+    (folder.path / "record.json").unlink()
+    with pytest.raises(UserError, match=r"^The name s1 is in use. Choose another with --name.$"):
+        records.create(tmp_path, "run", "toy", {}, "orchestrator run toy", "s1")
+
+
 def test_ids_never_collide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Now(datetime):
         @classmethod

@@ -538,7 +538,7 @@ def test_a_sweep_whose_journal_is_gone(sweep: Sweep, resume: Sweep, settings: Se
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("s", ("The name s is in use", "orchestrator sweep --resume s")),
+        ("s", ("The name s is in use by a sweep. Choose another with --name.",)),
         ("latest", ("The name is not valid: got 'latest'",)),
         ("a/b", ("The name is not valid: got 'a/b'",)),
         ("", ("The name is not valid: got ''",)),
