@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.config import options
-from orchestrator.config.options import Given, changed, collects_arguments, named_code, options_of
+from orchestrator.config.options import Given, changed, collects_arguments, named_code, options_of, resume_takes
 from orchestrator.errors import UserError, resume_conflict
 
 if TYPE_CHECKING:
@@ -168,4 +168,4 @@ def _check_alone(call: Callable[..., Result], given: Given, *allowed: str) -> No
     defaults = {"workload": None} | {name: option.default for name, option in options_of(call).items()}
     named = changed(given, defaults, {"resume", *ADDRESSES, *allowed})
     if others := [*named, *given["settings_of_the_workload"]]:
-        raise resume_conflict("resume", others)
+        raise resume_conflict("resume", others, resume_takes(str) if allowed else None)

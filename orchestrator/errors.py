@@ -134,24 +134,35 @@ def nearest(name: str, names: Iterable[str]) -> str | None:
     return matches[0] if matches else None
 
 
-def unknown(kind: str, name: str, names: Iterable[str], cls: type[UserError] = UserError) -> UserError:
-    """The error for a name that is not one of ``names``, with the nearest one as a suggestion."""
+SHORT = 12
+"""Number of names up to which all are listed next to the nearest one."""
+
+
+def unknown(
+    kind: str, name: str, names: Iterable[str], cls: type[UserError] = UserError, *, listed_by: str | None = None
+) -> UserError:
+    """The error for a name that is not one of ``names``, with the nearest one as a suggestion.
+
+    Many names are listed only where none is near. ``listed_by`` is the command that lists them.
+    """
     allowed = sorted(names)
     close = nearest(name, allowed)
+    in_short = close is not None and len(allowed) > SHORT
+    fix = f"Did you mean {close!r}?" if close else None
+    if in_short and listed_by:
+        fix = f"{fix} All: {listed_by}"
     return cls(
-        f"Unknown {kind}",
-        got=repr(name),
-        allowed=allowed or "none is known",
-        fix=f"Did you mean {close!r}?" if close else None,
-    )
-
-
-def resume_conflict(resume: str, given: Iterable[str]) -> UserError:
-    """The error for options that cannot be given with ``resume``."""
-    return UserError(
-        f"{resume} continues with the recorded options and allows no others", got=" ".join(given),
-        fix=f"Keep only {resume}",
+        f"Unknown {kind}", got=repr(name), allowed=None if in_short else allowed or "none is known", fix=fix
     )  # fmt: skip
+
+
+def resume_conflict(resume: str, given: Iterable[str], allowed: str | None = None) -> UserError:
+    """The error for options that cannot be given with ``resume``, which goes with those that ``allowed`` names."""
+    if allowed is None:
+        what = f"{resume} continues with the recorded options and allows no others"
+        return UserError(what, got=" ".join(given), fix=f"Keep only {resume}")
+    what = f"{resume} continues with the recorded options"
+    return UserError(what, got=" ".join(given), fix=f"A sweep's resume takes only {allowed}")
 
 
 def _list(allowed: object) -> str:

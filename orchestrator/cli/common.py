@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
 import typer
 
 from orchestrator import api
-from orchestrator.config.options import Given, Json, Words, changed, flag_of, options_of
+from orchestrator.config.options import Given, Json, Words, changed, flag_of, options_of, resume_takes
 from orchestrator.errors import UserError, mask, resume_conflict
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def alone(flag: str, words: list[str] | None, given: Given, call: Callable[..., 
     defaults = {name: DEFAULTS.get(name, option.default) for name, option in options_of(call).items()}
     named = changed(given, defaults, {"resume", *api.ADDRESSES, *allowed})
     if others := [*(words or []), *map(flag_of, named)]:
-        raise resume_conflict(flag, others)
+        raise resume_conflict(flag, others, resume_takes(flag_of) if allowed else None)
 
 
 def show_result(result: Result, as_json: bool) -> None:

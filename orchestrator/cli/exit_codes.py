@@ -82,6 +82,8 @@ def _usage(error: Any) -> str:
     if message.startswith("Usage: "):
         return message
     if message.startswith("No such command"):
-        return "error: " + str(unknown("verb", message.split("'")[1], error.ctx.command.list_commands(error.ctx)))
+        verbs = error.ctx.command.list_commands(error.ctx)
+        listed_by = f"{error.ctx.command_path} --help"
+        return f"error: {unknown('verb', message.split(chr(39))[1], verbs, listed_by=listed_by)}"
     message = message.replace(": Value error, ", ": ").rstrip(".")
     return f"error: {message}. See: {error.ctx.command_path if error.ctx else 'orchestrator'} --help"

@@ -28,9 +28,9 @@ SERVER_SECONDS = 5.0
 """Time limit for an answer of the tracking server."""
 
 
-def parameters(name: str, values: Mapping[str, Any], lines: Mapping[str, int] | None = None) -> dict[str, Any]:
+def parameters(name: str, values: Mapping[str, Any], places: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Complete, checked parameters of a workload as plain JSON values."""
-    model = validate(workload_loader.params(name), values, "parameter", lines)
+    model = validate(workload_loader.params(name), values, "parameter", places)
     return model.model_dump(mode="json")
 
 

@@ -15,6 +15,10 @@ from typing import Annotated, Any, Concatenate, ParamSpec, TypeAlias, TypeVar, g
 import typer
 
 from orchestrator.config.user_code import is_named
+from orchestrator.errors import UserError, nearest, unknown
+
+OPTIONS: dict[str, Mapping[str, inspect.Parameter]] = {}
+"""The options of each call of the interface by name, such as ``run``; see :func:`collects_arguments`."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -142,7 +146,11 @@ Address = Annotated[str | None, typer.Option("--address", help="Dashboard, for j
 
 
 def collects_arguments(call: Callable[Concatenate[Given, P], R]) -> Callable[P, R]:
-    """Decorator that passes all arguments by name as the first one, which the visible signature does not have."""
+    """Decorator that passes all arguments by name as the first one, which the visible signature does not have.
+
+    The options of the call are added to :data:`OPTIONS`.
+    """
+    OPTIONS[call.__name__] = options_of(call)
     evaluated = evaluated_signature(call)
     shown = evaluated.replace(
         parameters=[one.replace(annotation=plain(one.annotation)) for one in list(evaluated.parameters.values())[1:]]
@@ -181,9 +189,44 @@ def named_code(given: Given) -> dict[str, str]:
     return {name: value for name, value in values.items() if value and is_named(value)}
 
 
+def resume_takes(shown: Callable[[str], str]) -> str:
+    """The options that the resume of a sweep takes, each as ``shown`` writes its name."""
+    more, retry, space, sampler, scheduler = map(
+        shown, ("more_trials", "retry_failed", "space", "sampler", "scheduler")
+    )
+    return f"{more} and {retry}, and {space}, {sampler} and {scheduler} if your files of these have moved"
+
+
 def flag_of(name: str) -> str:
     """The flag of an option on the command line."""
     return "--from" if name == "origin" else f"--{name.replace('_', '-')}"
+
+
+def mistaken_key(
+    key: str, value: Any, names: Collection[str], *, verb: str, python: bool, listed_by: str | None = None
+) -> UserError:
+    """The error for a ``key=value`` of ``verb`` that is none of ``names``, its parameters and keys of the plan.
+
+    It may be an option, also of another verb, or a misspelt name of either. ``listed_by`` is the command that lists
+    ``names``.
+    """
+    name = key.rpartition(".")[2].replace("-", "_")
+    name = "origin" if name == "from" else name
+    own = OPTIONS.get(verb, {})
+    if name in own:
+        flag = flag_of(name) if plain(own[name].annotation) is bool else f"{flag_of(name)} {value}"
+        return UserError(
+            f"{name} is an option", got=f"{key}={value}", fix=f"Write {f'{name}={value}' if python else flag}"
+        )
+    if other := next((one for one, options in OPTIONS.items() if name in options), None):
+        what = f"{name}={value}" if python else flag_of(name)
+        use = f"call {other}" if python else f"use orchestrator {other}"
+        return UserError(f"{what} is an option of {other}, not of {verb}", fix=f"Remove it, or {use}")
+    close = nearest(name, {*names, *own})
+    if close in own and close not in names:
+        shown = repr(close) if python else flag_of(str(close))
+        return UserError("Unknown parameter", got=repr(key), fix=f"Did you mean {shown}?")
+    return unknown("parameter", key, names, listed_by=listed_by)
 
 
 def plain(annotation: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,21 +19,16 @@ NAMES = ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge")
 
 NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 
-OPTIONS = (
-    *("seed", "workers", "gpus_per_worker", "cpus_per_worker", "max_gpus", "register"),
-    *("trials", "space", "sampler", "scheduler", "concurrency", "time_budget"),
-)
-"""Options that users may write as ``key=value`` by mistake."""
-
 SECTIONS = ("extends", "workload", "seed", "params", "plan", "resources", "search")
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A YAML mapping and the line of each key, by dotted path."""
+    """A YAML mapping and the line of each key, by dotted path. ``places`` has the file's name too."""
 
     values: dict[str, Any]
     lines: Mapping[str, int]
+    places: Mapping[str, str]
 
 
 def read_yaml(file: Path) -> Document:
@@ -57,12 +52,12 @@ def read_yaml(file: Path) -> Document:
         problem = getattr(error, "problem", None) or str(error)
         raise UserError(f"{file}{where} is not valid YAML: {problem}") from None
     if values is None:
-        return Document({}, {})
+        return Document({}, {}, {})
     if not isinstance(values, dict):
         raise UserError(f"{file} must hold a mapping", got=type(values).__name__, allowed="key: value lines")
     lines: dict[str, int] = {}
     _lines(node, "", lines, file)
-    return Document(values, lines)
+    return Document(values, lines, {key: f"{file.name}, line {line}" for key, line in lines.items()})
 
 
 def read_experiment(file: Path) -> Document:
@@ -89,7 +84,8 @@ def _read_experiment(file: Path, above: tuple[Path, ...]) -> Document:
             )
     if base := document.values.pop("extends", None):
         parent = _read_experiment(file.parent / str(base), above)
-        return Document(_merge(parent.values, document.values), {**parent.lines, **document.lines})
+        places = {**parent.places, **document.places}
+        return Document(_merge(parent.values, document.values), {**parent.lines, **document.lines}, places)
     return document
 
 
@@ -106,8 +102,16 @@ def read_overrides(words: Iterable[str]) -> dict[str, Any]:
     return result
 
 
-def split_keys(values: Mapping[str, Any], params: Iterable[str], plan: Iterable[str]) -> tuple[dict[str, Any], ...]:
-    """Split ``key=value`` settings into (params, plan). A key may have the prefix ``params.`` or ``plan.``."""
+def split_keys(
+    values: Mapping[str, Any],
+    params: Iterable[str],
+    plan: Iterable[str],
+    mistaken: Callable[[str, Any, Collection[str]], UserError] | None = None,
+) -> tuple[dict[str, Any], ...]:
+    """Split ``key=value`` settings into (params, plan). A key may have the prefix ``params.`` or ``plan.``.
+
+    ``mistaken`` gives the error for a key that is neither, from key, value and the names of all of these.
+    """
     sections = {"params": set(params), "plan": set(plan)}
     result: dict[str, dict[str, Any]] = {"params": {}, "plan": {}}
     for key, value in values.items():
@@ -115,39 +119,38 @@ def split_keys(values: Mapping[str, Any], params: Iterable[str], plan: Iterable[
         if section not in ("", "params", "plan"):
             raise unknown("section", section, ("params", "plan"))
         homes = [home for home, names in sections.items() if name in names and section in ("", home)]
-        if not homes and name in OPTIONS:
-            raise UserError(f"{name} is an option", got=key, fix=f"Write --{name.replace('_', '-')} {value}")
         if not homes:
-            raise unknown("parameter", key, sections["params"] | sections["plan"])
+            names = sections["params"] | sections["plan"]
+            raise mistaken(key, value, names) if mistaken else unknown("parameter", key, names)
         if name in result[homes[0]]:
             raise _twice(name, result[homes[0]][name], value)
         result[homes[0]][name] = value
     return result["params"], result["plan"]
 
 
-def validate(model: type[M], values: Mapping[str, Any], kind: str, lines: Mapping[str, int] | None = None) -> M:
-    """Build a pydantic model. Raises UserError for the first problem, with the line if the value is from YAML."""
+def validate(model: type[M], values: Mapping[str, Any], kind: str, places: Mapping[str, str] | None = None) -> M:
+    """Build a pydantic model. Raises UserError for the first problem, with the place of a value that is from YAML."""
     try:
         return model(**values)
     except ValidationError as error:
-        raise _sentence(error, model, kind, lines or {}) from None
+        raise _sentence(error, model, kind, places or {}) from None
 
 
 def validate_part(
-    model: type[BaseModel], values: Mapping[str, Any], kind: str, lines: Mapping[str, int] | None = None
+    model: type[BaseModel], values: Mapping[str, Any], kind: str, places: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
     """Validate some fields separately; conditions between fields cannot be checked before all are given."""
     if unexpected := set(values) - set(model.model_fields):
-        validate(model, {name: values[name] for name in unexpected}, kind, lines)
+        validate(model, {name: values[name] for name in unexpected}, kind, places)
     fields: dict[str, Any] = {name: (model.model_fields[name].annotation, model.model_fields[name]) for name in values}
     part = create_model("Part", __config__=model.model_config, **fields)
-    return validate(part, values, kind, lines).model_dump(mode="json")
+    return validate(part, values, kind, places).model_dump(mode="json")
 
 
-def _sentence(error: ValidationError, model: type[BaseModel], kind: str, lines: Mapping[str, int]) -> UserError:
+def _sentence(error: ValidationError, model: type[BaseModel], kind: str, places: Mapping[str, str]) -> UserError:
     problem = error.errors()[0]
     name = ".".join(str(part) for part in problem["loc"][:1])
-    where = f" (line {lines[name]})" if name in lines else ""
+    where = f" ({places[name]})" if name in places else ""
     if problem["type"] == "extra_forbidden":
         return unknown(f"{kind}{where}", name, model.model_fields)
     if not name:  # a condition between fields: the model's message is complete

@@ -100,9 +100,9 @@ def _gates(document: Document, path: tuple[str, ...], file: Path) -> Gates:
         values = {}
     if not isinstance(values, dict):
         raise _no_mapping(file, document.lines[key], key, "gate: value lines")
-    lines = {str(name): document.lines[f"{key}.{name}"] for name in values}
+    places = {str(name): f"line {document.lines[f'{key}.{name}']}" for name in values}
     try:
-        return validate(Gates, values, "gate", lines)
+        return validate(Gates, values, "gate", places)
     except UserError as error:
         raise UserError(f"{file}, {key}: {error.what}", got=error.got, allowed=error.allowed, fix=error.fix) from None
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from orchestrator.cluster import preflight
 from orchestrator.cluster.connection import this_machine
 from orchestrator.config import objectives, workload_loader
+from orchestrator.config.options import mistaken_key
 from orchestrator.config.parsing import Document, read_experiment, split_keys, validate, validate_part
 from orchestrator.config.plan import PLAN_KEYS, Plan
 from orchestrator.config.spec import ExperimentSpec, Resources, Search, SweepSpec
@@ -70,7 +72,7 @@ def experiment(
     request = _Request(
         "run", workload, config, preset, overrides or {}, seed, resources or {}, python, source, settings
     )
-    params = preflight.parameters(request.workload, request.params, request.lines("params"))
+    params = preflight.parameters(request.workload, request.params, request.places("params"))
     elsewhere = bool(settings.ray_address) and not local
     preflight.dataset(request.workload, params, settings.data, elsewhere=elsewhere)
     devices = request.resources(settings, whole_machine=True, local=local)
@@ -121,7 +123,7 @@ def sweep(
     given = overrides or {}
     request = _Request("sweep", workload, config, preset, given, seed, resources or {}, python, source, settings)
     params = workload_loader.params(request.workload)
-    fixed = validate_part(params, request.params, "parameter", request.lines("params"))
+    fixed = validate_part(params, request.params, "parameter", request.places("params"))
     plan = request.plan(settings)
     if plan.refit == "only":
         raise UserError(
@@ -217,7 +219,7 @@ class _Request:
     ) -> None:
         self._python = python
         self._source = source
-        self._file = read_experiment(config) if config else Document({}, {})
+        self._file = read_experiment(config) if config else Document({}, {}, {})
         self._dotted = {key: value for key, value in overrides.items() if key.startswith(("resources.", "search."))}
         name = workload or trusted_spaces.named_workload(self._file.values.get("workload"), settings.home)
         if name is None and source is not None:
@@ -228,7 +230,10 @@ class _Request:
             raise UserError("No workload is given", fix=f"{verb}(WORKLOAD, ...), or config=FILE" if python else line)
         self.workload = str(name)
         fields = workload_loader.params(self.workload).model_fields
-        params, plan = split_keys({k: v for k, v in overrides.items() if k not in self._dotted}, fields, PLAN_KEYS)
+        words = {key: value for key, value in overrides.items() if key not in self._dotted}
+        mistaken = partial(mistaken_key, verb=verb, python=python, listed_by=f"orchestrator workloads {self.workload}")
+        params, plan = split_keys(words, fields, PLAN_KEYS, mistaken)
+        self._words = {"params": params, "plan": plan, "resources": _given(resources)}
         preset_params, preset_plan = split_keys(self._preset(preset), fields, PLAN_KEYS)
         if source and source.spec.workload != self.workload:
             raise UserError(
@@ -259,9 +264,12 @@ class _Request:
         dotted = {key.partition(".")[2]: value for key, value in self._dotted.items() if key.startswith(f"{name}.")}
         return {**(self._file.values.get(name) or {}), **dotted}
 
-    def lines(self, section: str) -> dict[str, int]:
+    def places(self, section: str) -> dict[str, str]:
+        """The places in the file of the settings of ``section`` that come from it."""
         prefix = f"{section}."
-        return {k.removeprefix(prefix): line for k, line in self._file.lines.items() if k.startswith(prefix)}
+        own = {key.removeprefix(prefix): place for key, place in self._file.places.items() if key.startswith(prefix)}
+        overridden = {*self._words[section], *(key.removeprefix(prefix) for key in self._dotted)}
+        return {key: place for key, place in own.items() if key not in overridden}
 
     def inherited(self) -> dict[str, Any]:
         """The parameters of the run of ``--from`` that are no defaults."""
@@ -272,7 +280,7 @@ class _Request:
     def plan(self, settings: Settings) -> Plan:
         if "decide_at" in self._plan:
             raise UserError("decide_at is set by the scheduler", fix="Use --scheduler")
-        plan = validate(Plan, self._plan, "plan setting", self.lines("plan"))
+        plan = validate(Plan, self._plan, "plan setting", self.places("plan"))
         preflight.abstention(self.workload, plan)
         if plan.init:
             plan = plan.model_copy(update={"init": start_point.resolve(settings, self.workload, plan.init)})
@@ -287,7 +295,7 @@ class _Request:
         most = str(values.get("workers") or 1).rpartition(":")[2]
         if "cpus_per_worker" not in values and here and whole_machine and most.isdigit():
             values["cpus_per_worker"] = max(1.0, machine["CPU"] // max(1, int(most)))
-        resources = validate(Resources, values, "resource", self.lines("resources"))
+        resources = validate(Resources, values, "resource", self.places("resources"))
         if local and resources.workers > 1:
             what, fix = ("local=True", "Set local=False") if self._python else ("--local", "Remove --local")
             raise UserError(f"{what} runs in one process", got=f"workers={resources.workers}", fix=fix)

@@ -115,13 +115,24 @@ def test_a_run_with_a_storage_of_its_own_and_its_resume(toy_workload: str, tmp_p
         "resume continues with the recorded options", "got workload workers lr", "Keep only resume",
     )  # fmt: skip
     refused(lambda: api.sweep(**again, more_trials=2), "There is no sweep yet")
-    refused(lambda: api.sweep(**again, trials=2), "got trials. Keep only resume")
+    refused(
+        lambda: api.sweep(**again, trials=2), "got trials. A sweep's resume takes only more_trials and retry_failed"
+    )
 
 
 def test_the_seed_of_a_file_counts_where_none_is_given(toy_workload: str, tmp_path: Path) -> None:
     (tmp_path / "exp.yaml").write_text(f"workload: {toy_workload}\nseed: 5\n")
     result = api.run(config=tmp_path / "exp.yaml", name="seeded", **HERE)
     assert '"seed": 5' in (result.folder / "record.json").read_text()
+
+
+def test_an_option_of_the_other_call_or_a_misspelt_one(toy_workload: str) -> None:
+    refused(
+        lambda: api.run(toy_workload, trials=3, **HERE),
+        "trials=3 is an option of sweep, not of run. Remove it, or call sweep.",
+    )
+    refused(lambda: api.run(toy_workload, regist="rec", **HERE), "got 'regist'. Did you mean 'register'?")
+    refused(lambda: api.sweep(toy_workload, trails=3, **HERE), "got 'trails'. Did you mean 'trials'?")
 
 
 def test_errors_speak_of_keywords(toy_workload: str) -> None:

@@ -62,6 +62,15 @@ def test_an_unknown_name_comes_with_all_known_and_the_nearest() -> None:
     assert str(unknown("dataset", "zzz", ["b", "a"])) == "Unknown dataset: got 'zzz'; allowed: a, b."
 
 
+def test_of_many_names_only_the_nearest_is_given_if_there_is_one() -> None:
+    names = ["epochs", *(f"name_{number:02}" for number in range(40))]
+    assert str(unknown("parameter", "epoch", names)) == "Unknown parameter: got 'epoch'. Did you mean 'epochs'?"
+    error = unknown("parameter", "epoch", names, listed_by="orchestrator workloads toy")
+    assert str(error) == ("Unknown parameter: got 'epoch'. Did you mean 'epochs'? All: orchestrator workloads toy.")
+    error = unknown("parameter", "zzz", names, listed_by="orchestrator workloads toy")
+    assert str(error) == f"Unknown parameter: got 'zzz'; allowed: {', '.join(names)}."
+
+
 @pytest.mark.parametrize(
     ("error", "text"),
     [

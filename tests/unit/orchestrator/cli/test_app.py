@@ -60,7 +60,7 @@ def hold(stderr: str, found: int, code: int, *words: str) -> None:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("rnu", ("Unknown verb: got 'rnu'", "sweep", "Did you mean 'run'?")),
+        ("rnu", ("Unknown verb: got 'rnu'. Did you mean 'run'? All: ", " --help.")),
         ("data ftech ml-100k", ("Unknown verb: got 'ftech'; allowed: fetch, list, verify", "Did you mean 'fetch'?")),
         ("run --trails 3", ("No such option", "--trails", "run --help")),
         ("sweep recommender --trails 3", ("No such option", "--trails", "--trials", "sweep --help")),
@@ -80,8 +80,16 @@ def hold(stderr: str, found: int, code: int, *words: str) -> None:
         (f"{RUN} lr=1 lr=2", ("lr is given twice: got 1 and 2",)),
         (
             f"{RUN} lrr=1",
-            ("Unknown parameter: got 'lrr'; allowed: abstention_part, accumulate, ", "Did you mean 'lr'?"),
+            ("Unknown parameter: got 'lrr'. Did you mean 'lr'? All: orchestrator workloads recommender.",),
         ),
+        (f"{RUN} zzzzz=1", ("Unknown parameter: got 'zzzzz'; allowed: abstention_part, accumulate, ",)),
+        (f"{RUN} regist=rec", ("Unknown parameter: got 'regist'. Did you mean --register?",)),
+        (f"{RUN} max_gpu=1", ("Unknown parameter: got 'max_gpu'. Did you mean --max-gpus?",)),
+        (f"{RUN} max-gpus=1", ("max_gpus is an option: got max-gpus=1. Write --max-gpus 1.",)),
+        (f"{RUN} local=true", ("local is an option: got local=true. Write --local.",)),
+        (f"{RUN} from=r1", ("origin is an option: got from=r1. Write --from r1.",)),
+        (f"{RUN} trials=3", ("--trials is an option of sweep, not of run. Remove it, or use orchestrator sweep.",)),
+        (f"{SWEEP} profile=3", ("--profile is an option of run, not of sweep. Remove it, or use orchestrator run.",)),
         (f"{RUN} lr=fast", ("Parameter lr is not valid: got 'fast'; allowed: a valid number",)),
         (f"{RUN} lr=2", ("Parameter lr is not valid: got '2'; allowed: less than or equal to 1",)),
         (f"{RUN} dim=0", ("Parameter dim is not valid: got '0'; allowed: greater than or equal to 1",)),
@@ -163,8 +171,11 @@ def test_arguments(
     ("text", "words"),
     [
         ("workload: recommender\nparams: {lr: 0.1\n", ("exp.yaml, line 3, column 1 is not valid YAML",)),
-        ("workload: recommender\n\nparams:\n  lr: 7\n", ("Parameter lr (line 4) is not valid: got 7",)),
-        ("workload: recommender\nplan:\n  epoch: 7\n", ("Unknown plan setting (line 3): got 'epoch'", "'epochs'?")),
+        ("workload: recommender\n\nparams:\n  lr: 7\n", ("Parameter lr (exp.yaml, line 4) is not valid: got 7",)),
+        (
+            "workload: recommender\nplan:\n  epoch: 7\n",
+            ("Unknown plan setting (exp.yaml, line 3): got 'epoch'", "'epochs'?"),
+        ),
         ("workload: recommender\nparms: {}\n", ("line 2: got 'parms'", "Did you mean 'params'?")),
         ("workload: recomender\n", ("Unknown workload: got 'recomender'",)),
         ("- recommender\n", ("exp.yaml must hold a mapping: got list",)),
@@ -355,9 +366,8 @@ def test_a_run_resumed_as_a_sweep(refused: Callable[..., str]) -> None:
 )  # fmt: skip
 def test_resume_stands_alone(verb: str, more: str, refused: Callable[..., str]) -> None:
     word = more.split()[0]
-    refused(
-        f"{verb} --resume latest {more}", 2, "--resume continues with the recorded options", f"got {word}", "Keep only"
-    )
+    takes = "takes only --more-trials and --retry-failed" if verb == "sweep" else "Keep only --resume"
+    refused(f"{verb} --resume latest {more}", 2, "--resume continues with the recorded options", f"got {word}", takes)
 
 
 # Help

@@ -61,6 +61,7 @@ def test_values_and_their_lines(tmp_path: Path) -> None:
     assert found.values == {"seed": 3, "params": {"lr": 0.1, "deep": {"a": 1}}, "plan": {"epochs": 5}}
     lines = {"seed": 2, "params": 3, "params.lr": 4, "params.deep": 6, "params.deep.a": 6, "plan": 7, "plan.epochs": 7}
     assert found.lines == lines
+    assert found.places == {key: f"exp.yaml, line {line}" for key, line in lines.items()}
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "---\n"])
@@ -122,6 +123,10 @@ def test_a_file_extends_another(tmp_path: Path) -> None:
     found = read_experiment(file(tmp_path, "extends: bases/base.yaml\nseed: 2\nparams: {layers: 2}\n"))
     assert found.values == {
         "workload": "toy", "seed": 2, "params": {"lr": 0.1, "dim": 8, "layers": 2}, "plan": {"epochs": 3},
+    }  # fmt: skip
+    assert {key: found.places[key] for key in ("params.lr", "params.dim", "params.layers", "plan.epochs")} == {
+        "params.lr": "root.yaml, line 3", "params.dim": "base.yaml, line 2", "params.layers": "exp.yaml, line 3",
+        "plan.epochs": "base.yaml, line 3",
     }  # fmt: skip
 
 
@@ -223,13 +228,18 @@ def test_the_first_problem_in_one_sentence(values: dict[str, Any], message: str)
 
 @pytest.mark.parametrize("values", [{"rate": 9}, {"laters": 1}])
 def test_a_problem_from_a_file_has_its_line(values: dict[str, Any]) -> None:
-    refused(lambda: validate(Model, values, "parameter", dict.fromkeys(values, 12)), "(line 12)")
+    refused(
+        lambda: validate(Model, values, "parameter", dict.fromkeys(values, "exp.yaml, line 12")), "(exp.yaml, line 12)"
+    )
 
 
 def test_some_fields_are_checked_without_the_others() -> None:
     assert validate_part(Model, {"layers": "9", "kind": "mf"}, "parameter") == {"layers": 9, "kind": "mf"}
     assert validate_part(Model, {}, "parameter") == {}
-    refused(lambda: validate_part(Model, {"rate": 2}, "parameter", {"rate": 4}), "Parameter rate (line 4) is not valid")
+    refused(
+        lambda: validate_part(Model, {"rate": 2}, "parameter", {"rate": "exp.yaml, line 4"}),
+        "Parameter rate (exp.yaml, line 4) is not valid",
+    )
     refused(lambda: validate_part(Model, {"lay": 2}, "parameter"), "Unknown parameter: got 'lay'", "'layers'")
 
 

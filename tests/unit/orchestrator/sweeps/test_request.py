@@ -290,11 +290,11 @@ def test_what_no_experiment_could_be(
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("params: {lr: 2}\n", ("Parameter lr (line 2) is not valid: got 2",)),
-        ("params:\n  dim: 4\n  lrr: 1\n", ("Unknown parameter (line 4): got 'lrr'", "Did you mean 'lr'?")),
-        ("plan:\n  epochs: many\n", ("Plan setting epochs (line 3) is not valid: got 'many'",)),
+        ("params: {lr: 2}\n", ("Parameter lr (exp.yaml, line 2) is not valid: got 2",)),
+        ("params:\n  dim: 4\n  lrr: 1\n", ("Unknown parameter (exp.yaml, line 4): got 'lrr'", "Did you mean 'lr'?")),
+        ("plan:\n  epochs: many\n", ("Plan setting epochs (exp.yaml, line 3) is not valid: got 'many'",)),
         ("plan: {decide_at: [1]}\n", ("decide_at is set by the scheduler",)),
-        ("resources: {workers: none}\n", ("Resource workers (line 2) is not valid: got 'none'",)),
+        ("resources: {workers: none}\n", ("Resource workers (exp.yaml, line 2) is not valid: got 'none'",)),
         ("seed: three\n", ("The seed is not valid: got 'three'",)),
         ("seed: true\n", ("The seed is not valid: got True",)),
     ],
@@ -304,6 +304,24 @@ def test_a_mistake_in_a_file_has_its_line(
 ) -> None:
     file = yaml(tmp_path, f"workload: recommender\n{text}")
     refused(lambda: request.experiment(None, settings, config=file), *words)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "resources", "message"),
+    [
+        ({"lr": "0.1", "epochs": "-1"}, {}, "Plan setting epochs is not valid: got '-1'"),
+        ({"params.lr": "7"}, {}, "Parameter lr is not valid: got '7'"),
+        ({"lr": "0.1", "resources.workers": "none"}, {}, "Resource workers is not valid: got 'none'"),
+        ({"lr": "0.1"}, {"workers": "none"}, "Resource workers is not valid: got 'none'"),
+        ({"dim": "8"}, {}, "Parameter lr (exp.yaml, line 4) is not valid: got 3"),
+    ],
+)
+def test_a_mistake_in_words_has_no_line_of_the_file(
+    overrides: dict[str, Any], resources: dict[str, Any], message: str, settings: Settings, tmp_path: Path
+) -> None:
+    text = "workload: recommender\nparams:\n  dim: 4\n  lr: 3\nplan: {epochs: 5}\nresources: {workers: 1}\n"
+    file = yaml(tmp_path, text)
+    refused(lambda: request.experiment(None, settings, config=file, overrides=overrides, resources=resources), message)
 
 
 # A sweep
