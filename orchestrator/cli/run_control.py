@@ -17,6 +17,7 @@ from orchestrator.config.spec import Resources
 from orchestrator.console import show
 from orchestrator.errors import DONE, FAILED, USAGE, UserError, nearest
 from orchestrator.report import listing
+from orchestrator.runs import driver_status
 from orchestrator.storage import records, remote, run_lookup
 from orchestrator.storage.records import RunFolder
 from orchestrator.storage.settings import Settings
@@ -159,9 +160,10 @@ def _run(folder: RunFolder) -> dict[str, Any]:
         **{name: record[name] for name in ("accumulate",) if name in record},
         "error": record.get("error"),
         "devices": _devices(record),
-        "driver": f"pid {record.get('pid')} on {record.get('host')}",
+        "driver": f"pid {record.get('pid')} on {record.get('host')}"
+        + (", ended without recording how" if state == "lost" else ""),
         "command": record["command"],
-        "progress": _last_line(folder) if state == "running" else None,
+        "progress": _last_line(folder) if state == "running" else _last_epoch(folder, state),
         "log": str(folder.log),
         "resume": _resume(folder, state, code),
     }
@@ -183,6 +185,14 @@ def _last_line(folder: RunFolder) -> str | None:
     except FileNotFoundError:
         return None
     return next((line for line in reversed(lines) if line.strip()), None)
+
+
+def _last_epoch(folder: RunFolder, state: str) -> str | None:
+    """How far a run that can be resumed had come when it ended, as its driver reported last."""
+    if folder.record["kind"] != "run" or state not in ("interrupted", "lost"):
+        return None
+    reported = driver_status.read(folder)
+    return f"epoch {reported['done']} of {reported['target']}" if reported.get("done") else None
 
 
 def _resume(folder: RunFolder, state: str, code: int | None) -> str | None:

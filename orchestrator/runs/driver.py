@@ -110,18 +110,24 @@ def resume(folder: RunFolder, settings: Settings, console: Console) -> Result:
     preflight.services(
         settings, spec.resources, ray=not options.local, workload=spec.workload, register=options.register
     )
-    _check_checkpoint(folder, spec)
+    point = _resume_point(folder, spec)
     folder.acquire()
+    console.say(f"Resuming {folder.id} from {point}")
     with folder.guarded():
         return _drive(folder, spec, settings, options, console, resuming=True)
 
 
-def _check_checkpoint(folder: RunFolder, spec: ExperimentSpec) -> None:
+def _resume_point(folder: RunFolder, spec: ExperimentSpec) -> str:
+    """Where the run continues, in words. Verifies its checkpoint; raises UserError."""
     from orchestrator.engine import checkpoint
 
     latest = checkpoint.latest(folder.checkpoints) or checkpoint.latest(folder.path / TRAIN)
-    if latest is not None:
-        checkpoint.read(latest, spec.identity)
+    if latest is None:
+        return "the beginning: it has no checkpoint"
+    saved = checkpoint.read(latest, spec.identity)
+    if selected := saved.state.get("selected"):
+        return f"its checkpoint at refit epoch {saved.epoch} of {selected['best_epoch']}"
+    return f"its checkpoint at epoch {saved.epoch} of {spec.plan.epochs}"
 
 
 def _drive(
@@ -377,7 +383,8 @@ def _say_metrics(console: Console, spec: ExperimentSpec, outcome: dict[str, Any]
         names = [name for name in dict.fromkeys([*head, *values]) if name in values]
         if names:
             text = "  ".join(f"{name} {values[name]:.4f}" for name in names[: max(SHOWN, len(head))])
-            about = "best epoch" if split == "validation" else f"{outcome['epochs']} epochs, {model}"
+            epochs = f"{outcome['epochs']} epoch{'s' * (outcome['epochs'] != 1)}"
+            about = "best epoch" if split == "validation" else f"{epochs}, {model}"
             console.say(f"{split}: {text}  ({about})")
 
 

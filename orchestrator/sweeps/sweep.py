@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from orchestrator.provenance import record as provenance
 from orchestrator.runs import description, reports, start_point, worker
 from orchestrator.runs.driver import Options, ProgressReporter, finish, in_process
 from orchestrator.runs.session import Result, Session, adopt
-from orchestrator.search import grid, schedulers, spaces, strategy, trusted_spaces, user_search, warm_start
+from orchestrator.search import grid, recorded, schedulers, spaces, strategy, trusted_spaces, user_search, warm_start
 from orchestrator.search.constraints import LEARNT_BY
 from orchestrator.search.journal import JOURNAL
 from orchestrator.search.pbt import Population
@@ -114,6 +114,7 @@ def resume(folder: RunFolder, settings: Settings, console: Console, again: Resum
     )
     folder.acquire()
     folder.update(spec={**folder.record["spec"], "sweep": spec.model_dump(mode="json")})
+    console.say(f"Resuming {folder.id}: {_ended_trials(folder)} of {spec.search.trials} trials have ended")
     with folder.guarded():
         return _drive(folder, spec, settings, options, console, again, resuming=True)
 
@@ -149,17 +150,23 @@ def _check_unchanged(folder: RunFolder, spec: SweepSpec) -> None:
 def _with_trusted_code(spec: SweepSpec, folder: RunFolder, settings: Settings, again: ResumeOptions) -> SweepSpec:
     """``spec`` with the new paths of the user's code. Code that only the record names is not executed."""
     for kind in ("space", "sampler", "scheduler"):
-        recorded = getattr(spec.search, kind)
+        original = getattr(spec.search, kind)
         named = getattr(again, kind)
         if named is None:
-            trusted_spaces.check(recorded, settings.home, folder.id, kind)
+            trusted_spaces.check(original, settings.home, folder.id, kind)
             continue
-        if kind != "space" and recorded.rpartition(":")[2] != named.rpartition(":")[2]:
-            raise UserError(f"{folder.id} has another {kind}", got=named, allowed=recorded)
+        if kind != "space" and original.rpartition(":")[2] != named.rpartition(":")[2]:
+            raise UserError(f"{folder.id} has another {kind}", got=named, allowed=original)
         named = user_code.absolute(named)
         trusted_spaces.trust(named, settings.home)
         spec = spec.model_copy(update={"search": spec.search.model_copy(update={kind: named})})
     return spec
+
+
+def _ended_trials(folder: RunFolder) -> int:
+    with suppress(UserError):
+        return sum(trial.state.is_finished() for trial in recorded.trials(folder, summary=True))
+    return 0  # no trial has started
 
 
 def _with_more(spec: SweepSpec, more: int) -> SweepSpec:

@@ -25,6 +25,7 @@ from orchestrator.errors import UserError
 from orchestrator.jobs import dashboard
 from orchestrator.jobs import submission as jobs
 from orchestrator.jobs.job_state import EXIT_RECORD, Job, Lines, read, recorded
+from orchestrator.runs.driver_status import DriverStatus, StatusPublisher
 from orchestrator.storage import records, run_lookup
 from orchestrator.storage.records import RunFolder
 from orchestrator.storage.settings import Settings, resolve
@@ -34,6 +35,7 @@ from tests.support.waiting import HANG_SECONDS
 DRIVER = """
 import sys
 from pathlib import Path
+from orchestrator.runs.driver_status import DriverStatus, StatusPublisher
 from orchestrator.storage import records, run_lookup
 folder = records.create(Path(sys.argv[1]), sys.argv[2], "recommender", {}, "orchestrator run recommender")
 for epoch in range(1, 4):
@@ -165,6 +167,29 @@ def test_status_shows_devices_and_micro_batches(
     run_control.status(settings, folder.id, wait=False, address=None, as_json=True)
     values = _told(capsys)
     assert (values["devices"], values["accumulate"]) == (expected, 4)
+
+
+@pytest.mark.parametrize(
+    ("kind", "done", "expected"), [("run", 11, "epoch 11 of 600"), ("run", 0, None), ("sweep", 11, None)]
+)
+def test_status_shows_how_far_an_ended_run_had_come(
+    kind: records.Kind, done: int, expected: str | None, settings: Settings, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = records.create(settings.storage, kind, "recommender", {}, "orchestrator run recommender")
+    with StatusPublisher(folder, interval=60) as publisher:
+        publisher.of(lambda: DriverStatus(done, 600))
+    folder.release("interrupted", 130)
+    values = run_control._run(folder)
+    assert values["progress"] == expected
+    assert "ended" not in values["driver"]
+    folder.update(status="running", ended=None)
+    values = run_control._run(folder)
+    assert (values["status"], values["progress"]) == ("lost", expected)
+    assert values["driver"].endswith(", ended without recording how")
+    run_control.status(settings, folder.id, wait=False, address=None, as_json=False)
+    assert ("progress:   epoch 11 of 600\n" in capsys.readouterr().out) is bool(expected)
+    folder.update(status="finished", ended=folder.record["started"])
+    assert run_control._run(folder)["progress"] is None
 
 
 def test_of_the_metrics_the_objectives_are_told(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
