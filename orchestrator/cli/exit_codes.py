@@ -31,10 +31,11 @@ def guarded(call: Callable[[], Any]) -> int:
     """Run a command and return its exit code; print an error to standard error."""
     with Remembered() as ctrl_c:
         try:
-            return int(call() or DONE)
+            code = int(call() or DONE)
+            return _interrupted() if ctrl_c.pressed and code == INTERRUPTED else code  # typer converts it to a code
         except BaseException as error:
             if ctrl_c.pressed and not isinstance(error, Interrupted):  # a library may convert KeyboardInterrupt
-                return INTERRUPTED
+                return _interrupted()
             return _ended(error)
 
 
@@ -50,7 +51,7 @@ def _ended(error: BaseException) -> int:
         case RunFailed():
             return _say(f"failed: {error}", FAILED)
         case typer.Abort() | KeyboardInterrupt():
-            return INTERRUPTED
+            return _interrupted()
         case USAGE_ERROR():
             return _say(_usage(error), USAGE)
         case SystemExit(__context__=BrokenPipeError()) | BrokenPipeError():  # from typer and rich, or from print
@@ -62,6 +63,16 @@ def _ended(error: BaseException) -> int:
             where = "a bug of orchestrator; ORCHESTRATOR_TRACEBACK=1 shows where"
             return _say(f"failed: {type(error).__name__}: {one_line(error)} ({where})", FAILED)
     raise error
+
+
+def _interrupted() -> int:
+    """The exit code of Ctrl-C; of a run or sweep that has not begun, print that there is nothing to resume."""
+    records = sys.modules.get("orchestrator.storage.records")
+    if sys.argv[1:2] not in (["run"], ["sweep"]) or (records and records.DRIVEN):
+        return INTERRUPTED
+    if any(word.partition("=")[0] == "--resume" for word in sys.argv):
+        return _say(f"Interrupted before the {sys.argv[1]} was continued. It can still be resumed.", INTERRUPTED)
+    return _say(f"Interrupted before the {sys.argv[1]} was recorded; there is nothing to resume.", INTERRUPTED)
 
 
 def _submittable() -> bool:

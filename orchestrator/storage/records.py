@@ -45,6 +45,9 @@ FORMAT = 1
 NAME = re.compile(r"(?!latest$)[A-Za-z0-9][\w.-]{0,99}", re.ASCII)
 Kind = Literal["run", "sweep"]
 Status = Literal["finished", "failed", "partial", "interrupted"]
+DRIVEN: set[str] = set()
+"""Ids of the runs and sweeps that this process has driven."""
+
 SETTLED: tuple[Status, ...] = ("finished", "partial")
 """Statuses of runs with a result."""
 
@@ -102,6 +105,7 @@ class RunFolder:
             begun = {"status": "running", "ended": None, "exit_code": None, "error": None}  # clear the earlier end
             self.update(**begun, holds=holds, generation=holds, pid=os.getpid(), host=socket.gethostname())
             self._lock, self._lease = lock, claim
+            DRIVEN.add(self.id)
             undone.pop_all()
 
     def provisional_end(self, status: Status, exit_code: int) -> None:
@@ -119,7 +123,10 @@ class RunFolder:
 
     @contextmanager
     def guarded(self) -> Iterator[None]:
-        """Record the end if an error leaves the block before a session has taken over."""
+        """Record the end if an error leaves the block before a session has taken over.
+
+        KeyboardInterrupt becomes Interrupted, with the command that continues.
+        """
         try:
             yield
         except BaseException as error:
@@ -128,6 +135,8 @@ class RunFolder:
                     self._lease.release()
                 status, code, values = ending(error)
                 self.release(status, code, **values)
+                if isinstance(error, KeyboardInterrupt):
+                    raise Interrupted(f"orchestrator {self.record['kind']} --resume {self.id}") from error
             raise
 
     def has_live_driver(self) -> bool:

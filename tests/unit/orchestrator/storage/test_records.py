@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.errors import UNAVAILABLE, UserError
+from orchestrator.errors import UNAVAILABLE, Interrupted, UserError
 from orchestrator.storage import disk, records, run_lookup
 from orchestrator.storage.records import RunFolder
 from tests.support.waiting import HANG_SECONDS
@@ -174,12 +174,20 @@ def test_what_failed_and_was_then_finished_has_no_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "status", "code"), [(UserError("No such data"), "failed", 2), (KeyboardInterrupt(), "interrupted", 130)]
+    ("error", "raised", "status", "code"),
+    [
+        (UserError("No such data"), UserError, "failed", 2),
+        (KeyboardInterrupt(), Interrupted, "interrupted", 130),
+    ],
 )
-def test_what_ends_before_its_session_is_told_of(error: BaseException, status: str, code: int, tmp_path: Path) -> None:
+def test_what_ends_before_its_session_is_told_of(
+    error: BaseException, raised: type[Exception], status: str, code: int, tmp_path: Path
+) -> None:
     folder = create(tmp_path)
-    with pytest.raises(type(error)), folder.guarded():
+    with pytest.raises(raised) as caught, folder.guarded():
         raise error
+    if raised is Interrupted:
+        assert str(caught.value).endswith(f"Continue with: orchestrator run --resume {folder.id}")
     again = records.open_folder(folder.path)
     assert (again.status(), again.record["exit_code"]) == (status, code)
 

@@ -1,0 +1,65 @@
+"""Ctrl-C before a run or sweep has begun: what is printed."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+
+from orchestrator.cli import exit_codes
+from orchestrator.errors import INTERRUPTED, Interrupted
+from orchestrator.storage import records
+
+
+@pytest.mark.parametrize("pressed", [KeyboardInterrupt, ImportError, None])
+@pytest.mark.parametrize(
+    ("words", "driven", "line"),
+    [
+        (["run", "recommender"], set(), "Interrupted before the run was recorded; there is nothing to resume.\n"),
+        (["sweep", "recommender"], set(), "Interrupted before the sweep was recorded; there is nothing to resume.\n"),
+        (["run", "--resume", "r1"], set(), "Interrupted before the run was continued. It can still be resumed.\n"),
+        (["sweep", "--resume=s1"], set(), "Interrupted before the sweep was continued. It can still be resumed.\n"),
+        (["run", "recommender"], {"r1"}, ""),
+        (["logs", "-f"], set(), ""),
+    ],
+)
+def test_ctrl_c_before_the_first_line(
+    words: list[str],
+    driven: set[str],
+    line: str,
+    pressed: type[BaseException] | None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A library may turn it into another error, and Typer turns it into a code."""
+    monkeypatch.setattr(sys, "argv", ["orchestrator", *words])
+    monkeypatch.setattr(records, "DRIVEN", driven)
+
+    class CtrlC(exit_codes.Remembered):
+        def __enter__(self) -> CtrlC:
+            self.pressed = True
+            return self
+
+    def call() -> Any:
+        if pressed is None:
+            return INTERRUPTED
+        raise pressed
+
+    monkeypatch.setattr(exit_codes, "Remembered", CtrlC)
+    assert exit_codes.guarded(call) == INTERRUPTED
+    assert capsys.readouterr().err == line
+
+
+def test_ctrl_c_after_it_names_the_command_that_continues(capsys: pytest.CaptureFixture[str]) -> None:
+    def call() -> Any:
+        raise Interrupted("orchestrator run --resume r1")
+
+    assert exit_codes.guarded(call) == INTERRUPTED
+    assert "Continue with: orchestrator run --resume r1" in capsys.readouterr().err
+
+
+def test_a_driver_is_known_as_such(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "DRIVEN", set())
+    folder = records.create(tmp_path, "run", "toy", {}, "orchestrator run toy")
+    assert {folder.id} == records.DRIVEN
