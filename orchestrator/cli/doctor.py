@@ -73,9 +73,10 @@ def run(settings: Settings, as_json: bool) -> int:
         return UNAVAILABLE if "problem" in levels else DONE
     for check in checks:
         print(f"{check.level:8} {check.name:9} {check.text}{f'. {check.fix}' if check.fix else ''}")
-    print(f"\n{'setting':12} {'from':12} value")
+    width = max(map(len, given))
+    print(f"\n{'setting':{width}} {'from':12} value")
     for name, setting in given.items():
-        print(f"{name:12} {setting['source']:12} {setting['value'] or 'none'}  ({NAMES[name][0]})")
+        print(f"{name:{width}} {setting['source']:12} {setting['value'] or 'none'}  ({NAMES[name][0]})")
     return UNAVAILABLE if "problem" in levels else DONE
 
 
@@ -230,7 +231,8 @@ def _database(file: Path, installed: str) -> Check:
             )
     except sqlite3.Error as error:
         return Check("mlflow", "problem", f"the store {file} is damaged or no MLflow store: {error}", "Move it away")
-    return Check("mlflow", "ok", f"{installed}; {file} holds {runs} runs and {models} registered models")
+    held = f"{runs} run{'s' * (runs != 1)} and {models} registered model{'s' * (models != 1)}"
+    return Check("mlflow", "ok", f"{installed}; {file} holds {held}")
 
 
 def _storage(settings: Settings) -> Iterator[Check]:

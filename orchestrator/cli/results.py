@@ -94,7 +94,8 @@ def add(
     folder = run_lookup.find(settings.storage, sweep, "sweep")
     params = steering.add(folder, settings, read_overrides(words))
     shown = "  ".join(f"{name}={value}" for name, value in params.items())
-    out({"sweep": folder.id, "params": params}, f"{folder.id} takes one more trial: {shown}", as_json)
+    when = "" if folder.status() == "running" else f", when it is resumed: orchestrator sweep --resume {folder.id}"
+    out({"sweep": folder.id, "params": params}, f"{folder.id} takes one more trial: {shown}{when}", as_json)
 
 
 @app.command()

@@ -251,7 +251,7 @@ def tracking(settings: Settings) -> None:
     if uri is None:
         return
     if uri.startswith("sqlite:///"):
-        check_writable(Path(uri.removeprefix("sqlite:///")).parent)
+        check_writable(Path(uri.removeprefix("sqlite:///")).parent, "tracking")
     elif uri.startswith("http"):
         _ask_server(uri.rstrip("/"))
 

@@ -22,6 +22,12 @@ def device_hours(rows: Sequence[Mapping[str, Any]], by: By, silent: int, prices:
     notes = [f"Without {silent} older runs that have no accounts."] if silent else []
     if not rows:
         return "\n".join(["No device hours.", *notes])
-    sums = line("in all", [float(sum(row[key] for row in rows)) for key in kinds], "")
-    head = [by.upper(), "GPU HOURS", "CPU HOURS", *(["COST"] if prices else []), "RUNS"]
+    sums = line("total", [float(sum(row[key] for row in rows)) for key in kinds], "")
+    head = [
+        "RUN OR SWEEP" if by == "sweep" else by.upper(),
+        "GPU HOURS",
+        "CPU HOURS",
+        *(["COST"] if prices else []),
+        "RUNS",
+    ]
     return "\n".join([aligned([head, *lines, sums]), *notes])

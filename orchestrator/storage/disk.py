@@ -8,11 +8,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeGuard
+from typing import Literal, TypeGuard
 
 from orchestrator.errors import UNAVAILABLE, UserError, one_line
 from orchestrator.provenance import private_files
 from orchestrator.storage import remote
+
+Setting = Literal["storage", "tracking"]
 
 
 def drop_half_line(journal: Path) -> None:
@@ -47,21 +49,29 @@ def writing(folder: Path) -> Iterator[None]:
         raise unwritable(folder, error) from error
 
 
-def check_writable(storage: Path) -> None:
-    """Raise UserError (exit 3) unless a file can be written and removed in ``storage`` and in its object storage."""
-    probe = storage / f".probe-{os.getpid()}-{time.monotonic_ns()}"
+def check_writable(folder: Path, setting: Setting = "storage") -> None:
+    """Raise UserError (exit 3) unless a file can be written and removed in ``folder`` and in its object storage."""
+    probe = folder / f".probe-{os.getpid()}-{time.monotonic_ns()}"
     try:
-        private_files.make_folder(storage)
+        private_files.make_folder(folder)
         probe.write_text("probe")
         probe.unlink()
     except OSError as error:
-        raise unwritable(storage, error) from None
-    if location := remote.location_of(storage):
+        raise unwritable(folder, error, setting) from None
+    if location := remote.location_of(folder):
         location.check()
 
 
-def unwritable(storage: Path, error: Exception) -> UserError:
+def unwritable(folder: Path, error: Exception, setting: Setting = "storage") -> UserError:
+    """The error (exit 3) that nothing can be written in ``folder``, which is that of ``setting``."""
+    what = f"The storage {folder}" if setting == "storage" else f"The folder of the tracking store, {folder},"
+    file = next((path for path in (folder, *folder.parents) if path.is_file()), None)
+    if file and isinstance(error, FileExistsError | NotADirectoryError):
+        return UserError(
+            f"{what} cannot be used: {file} is a file, not a folder",
+            fix=f"Choose another with --{setting}", code=UNAVAILABLE,
+        )  # fmt: skip
     return UserError(
-        f"The storage {storage} cannot be written", got=getattr(error, "strerror", None) or one_line(error),
-        fix="Free space or rights there, or choose another with --storage", code=UNAVAILABLE,
+        f"{what} cannot be written", got=getattr(error, "strerror", None) or one_line(error),
+        fix=f"Free space or rights there, or choose another with --{setting}", code=UNAVAILABLE,
     )  # fmt: skip

@@ -45,7 +45,7 @@ def stop(folder: RunFolder, number: int, verdict: StopState) -> str:
     if number not in states:
         raise UserError(f"{folder.id} has no trial {number}", allowed=f"0 to {max(states)}" if states else None)
     if states[number] not in ("running", "waiting"):
-        raise UserError(f"Trial {number} of {folder.id} has ended", got=states[number])
+        raise UserError(f"Trial {number} of {folder.id} has already ended ({states[number]})")
     folder.request({"stop": number, "verdict": verdict})
     return "at its next report" if states[number] == "running" else "before it starts"
 

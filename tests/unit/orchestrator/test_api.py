@@ -131,7 +131,7 @@ def test_an_option_of_the_other_call_or_a_misspelt_one(toy_workload: str) -> Non
         lambda: api.run(toy_workload, trials=3, **HERE),
         "trials=3 is an option of sweep, not of run. Remove it, or call sweep.",
     )
-    refused(lambda: api.run(toy_workload, regist="rec", **HERE), "got 'regist'. Did you mean 'register'?")
+    refused(lambda: api.run(toy_workload, regstr="rec", **HERE), "got 'regstr'. Did you mean 'register'?")
     refused(lambda: api.sweep(toy_workload, trails=3, **HERE), "got 'trails'. Did you mean 'trials'?")
 
 

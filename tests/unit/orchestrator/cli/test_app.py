@@ -83,7 +83,7 @@ def hold(stderr: str, found: int, code: int, *words: str) -> None:
             ("Unknown parameter: got 'lrr'. Did you mean 'lr'? All: orchestrator workloads recommender.",),
         ),
         (f"{RUN} zzzzz=1", ("Unknown parameter: got 'zzzzz'; allowed: abstention_part, accumulate, ",)),
-        (f"{RUN} regist=rec", ("Unknown parameter: got 'regist'. Did you mean --register?",)),
+        (f"{RUN} regstr=rec", ("Unknown parameter: got 'regstr'. Did you mean --register?",)),
         (f"{RUN} max_gpu=1", ("Unknown parameter: got 'max_gpu'. Did you mean --max-gpus?",)),
         (f"{RUN} max-gpus=1", ("max_gpus is an option: got max-gpus=1. Write --max-gpus 1.",)),
         (f"{RUN} local=true", ("local is an option: got local=true. Write --local.",)),
@@ -263,10 +263,13 @@ def test_a_search_space(text: str, words: tuple[str, ...], refused: Callable[...
         ("predict rec@champion --input - --tracking http://127.0.0.1:9", ("No MLflow answers at",)),
         (
             f"{RUN} --storage FILE/runs",
-            ("The storage ", "FILE/runs cannot be written: got Not a directory", "--storage"),
+            ("The storage ", "FILE/runs cannot be used: FILE is a file, not a folder", "--storage"),
         ),
-        (f"{SWEEP} --storage FILE/runs", ("cannot be written",)),
-        ("run recommender --local --tracking sqlite:///FILE/mlflow.db", ("FILE cannot be written",)),
+        (f"{SWEEP} --storage FILE/runs", ("FILE is a file, not a folder",)),
+        (
+            "run recommender --local --tracking sqlite:///FILE/mlflow.db",
+            ("The folder of the tracking store, FILE, cannot be used", "--tracking"),
+        ),
     ],
 )
 def test_a_service_that_is_not_there(
@@ -285,7 +288,7 @@ def test_a_home_that_can_not_be_written(
 ) -> None:
     (tmp_path / "regular").write_text("")
     monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "regular" / "home"))
-    refused("run recommender --local", 3, f"{tmp_path}/regular/home", "cannot be written")
+    refused("run recommender --local", 3, f"{tmp_path}/regular/home", "is a file, not a folder")
 
 
 # Resuming

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import platform
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -270,6 +271,9 @@ def test_the_embedded_store_before_its_first_use_and_after(settings: Settings, r
     settings.home.rmdir()
     request.getfixturevalue("database")
     assert "holds 0 runs and 0 registered models" in one(doctor._mlflow, settings)[1]
+    with sqlite3.connect(settings.home / "mlflow.db") as store:
+        store.execute("INSERT INTO runs (run_uuid) VALUES ('a')")
+    assert "holds 1 run and 0 registered models" in one(doctor._mlflow, settings)[1]
 
 
 def test_a_damaged_store(settings: Settings) -> None:
@@ -309,7 +313,7 @@ def test_storage(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert one(doctor._storage, settings)[0] == "warning"
     (tmp_path / "file").touch()
     level, text = one(doctor._storage, resolve({"storage": str(tmp_path / "file" / "below")}))
-    assert (level, "cannot be written" in text) == ("problem", True)
+    assert (level, "is a file, not a folder" in text) == ("problem", True)
 
 
 def test_a_storage_without_conditional_writes(settings: Settings, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from orchestrator.cli.common import show_result
 from orchestrator.runs.session import Result
 from orchestrator.storage import records
 from orchestrator.storage.usage_log import EVENTS
+from orchestrator.sweeps import steering
 from tests.support.finished import run, sweep
 
 pytestmark = pytest.mark.usefixtures("toy_workload")
@@ -123,3 +124,17 @@ def test_what_comes_next_after_a_resume_too(
     result = Result(folder.id, None, "finished", {}, "models:/m-1", 1.0, 1.0, 1.0, folder.path, extra=extra)
     assert exit_codes.guarded(lambda: show_result(result, as_json=False)) == 0
     assert ("orchestrator promote rec --to champion" in capsys.readouterr().out) is (version is not None)
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "when"),
+    [("running", None, ""), ("interrupted", 130, ", when it is resumed: orchestrator sweep --resume s1")],
+)
+def test_add_says_when_the_trial_starts(
+    status: str, code: int | None, when: str, home: Path, typed: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steering, "add", lambda *_: {"lr": 0.1})
+    folder = records.create(home / "storage", "sweep", "toy", {}, "orchestrator sweep toy", "s1")
+    if code:
+        folder.release("interrupted", code)
+    assert typed("add s1 lr=0.1") == (0, f"s1 takes one more trial: lr=0.1{when}\n", "")

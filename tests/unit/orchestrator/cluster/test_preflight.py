@@ -303,7 +303,7 @@ def test_a_store_that_can_not_be_written(setting: str, tmp_path: Path) -> None:
     settings = resolve({"tracking": "none", setting: places[setting]})
     refused(
         lambda: preflight.services(settings, Resources(), ray=False),
-        f"{tmp_path}/file", "cannot be written", code=UNAVAILABLE,
+        f"{tmp_path}/file is a file, not a folder. Choose another with --{setting}.", code=UNAVAILABLE,
     )  # fmt: skip
 
 

@@ -57,7 +57,7 @@ def test_accounts_have_the_cost(home: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert "COST" not in typed(home, "accounts").stdout
     monkeypatch.setenv("ORCHESTRATOR_PRICES", "EUR gpu=3,cpu=0.5")
     shown = [line.split() for line in typed(home, "accounts").stdout.splitlines()]
-    assert shown[0] == ["SWEEP", "GPU", "HOURS", "CPU", "HOURS", "COST", "RUNS"]
+    assert shown[0] == ["RUN", "OR", "SWEEP", "GPU", "HOURS", "CPU", "HOURS", "COST", "RUNS"]
     assert shown[1][1:5] == ["4", "8", "16.00", "EUR"]
     assert json.loads(typed(home, "accounts", "--json").stdout)[0]["cost"] == 16.0
 

@@ -329,7 +329,7 @@ def test_a_storage_that_can_be_written(tmp_path: Path) -> None:
 def test_a_storage_that_can_not_be_written(ask: Callable[[Path], Any], below: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(
-        UserError, match=rf"The storage {tmp_path}/{below} cannot be written: got .*--storage"
+        UserError, match=rf"The storage {tmp_path}/{below} cannot be used: {tmp_path}/file is a file, .*--storage"
     ) as caught:
         ask(tmp_path / below)
     assert caught.value.code == UNAVAILABLE

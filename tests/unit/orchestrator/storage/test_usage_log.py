@@ -188,8 +188,10 @@ def test_by_person_and_workload_and_those_before_there_were_accounts(
     ]
     assert silent == 1
     assert [row["workload"] for row in usage_log.table(found, "workload")[0]] == ["toy"]
+    by_sweep, _ = usage_log.table(found, "sweep")
+    assert device_hours(by_sweep, "sweep", silent).startswith("RUN OR SWEEP  ")
     shown = device_hours(rows, "person", silent).splitlines()
-    assert shown[-2].split() == ["in", "all", "0", "3"]
+    assert shown[-2].split() == ["total", "0", "3"]
     assert "1 " in shown[-1]
 
 

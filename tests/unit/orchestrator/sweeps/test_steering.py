@@ -68,7 +68,7 @@ def test_a_finished_sweep_takes_none(tmp_path: Path, settings: Settings) -> None
 
 
 def test_only_a_running_trial_can_be_stopped(running: Any) -> None:
-    with pytest.raises(UserError, match="Trial 0 of s has ended: got complete"):
+    with pytest.raises(UserError, match=r"Trial 0 of s has already ended \(complete\)\."):
         steering.stop(running, 0, "pruned")
     with pytest.raises(UserError, match=r"s has no trial 7.*0 to 1"):
         steering.stop(running, 7, "pruned")
