@@ -41,7 +41,7 @@ def table(result: Mapping[str, Any]) -> str:
         if ours in found and theirs is None:
             lines.append(f"| {what} | {_seconds(found[ours])} | - | - |")
         elif ours in found and theirs in found:
-            ratio = f"{found[ours] / found[theirs]:.2g}"
+            ratio = _ratio(found[theirs] / found[ours])
             lines.append(f"| {what} | {_seconds(found[ours])} | {theirs} {_seconds(found[theirs])} | {ratio} |")
     commit = result.get("commit") or "not recorded"
     when = f"Measured on {result['when'][:10]} on {result['machine']['cores']} cores; commit: {commit}."
@@ -66,6 +66,11 @@ def page(text: str, block: str) -> str:
     """The page with its current block."""
     head, _, rest = text.partition(BEGIN)
     return f"{head}{BEGIN}\n{block}\n{END}{rest.partition(END)[2]}"
+
+
+def _ratio(value: float) -> str:
+    """Our speed divided by theirs."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.2g}"
 
 
 def _seconds(value: float) -> str:

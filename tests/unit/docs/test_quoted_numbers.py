@@ -182,7 +182,7 @@ def test_a_disturbed_contestant_is_not_quoted() -> None:
     about = {"samples": samples, "when": "2026-11-22T20:00:00", "machine": {"cores": 2}, "commit": "0123456789ab"}
     cores = {name: [0.1] for name in samples}
     quiet = {**about, "busy_cores": cores}
-    row = "| on Ray, every report sent | 0.2 s | Tune function + MLflow callback 1.5 s | 0.13 |"
+    row = "| on Ray, every report sent | 0.2 s | Tune function + MLflow callback 1.5 s | 7.5 |"
     assert "on Ray takes 0.2 s" in trial_cost.sentence(quiet)
     assert row in trial_cost.table(quiet)
     busy = {**about, "busy_cores": {**cores, trial_cost.TUNE: [0.9]}}
