@@ -2,7 +2,7 @@
 
 A YAML file holds gates by model and alias. Only the most specific block applies::
 
-    default: {signature: compatible}      # models without their own block
+    default: {size_mb: 500}               # models without their own block
     rec-ml-100k:
       default: {better: true}             # aliases of this model without their own block
       champion:
