@@ -157,7 +157,7 @@ def test_an_error_on_one_rank_ends_the_group_at_once(trained: Path, words: list[
 @pytest.mark.parametrize(
     ("words", "fault", "said", "code"),
     [
-        (RUN, "nan_at=2", "train/loss is nan at epoch 2", 1),
+        pytest.param(RUN, "nan_at=2", "train/loss is nan at epoch 2", 1, marks=pytest.mark.long),
         (RUN, "refuse_at=2", "This node has other bytes of the dataset. Fetch it again", 2),
         (ONE_TRIAL, "refuse_at=2", "This node has other bytes of the dataset", 1),
     ],
