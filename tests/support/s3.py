@@ -45,7 +45,7 @@ class _Silent(WSGIRequestHandler):
 def in_this_process() -> Iterator[str]:
     """moto's S3 in threads of this process. Yields its endpoint."""
     server = make_server("127.0.0.1", 0, _OneAtATime(), threaded=True, request_handler=_Silent)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=[0.02], daemon=True)  # looks for its end so often
     thread.start()
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()
