@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import psutil
@@ -82,7 +82,14 @@ def busy() -> list[psutil.Process]:
 
 def named(name: str) -> list[psutil.Process]:
     """Busy processes of actors of class ``name``."""
-    return [process for process in busy() if name in process.cmdline()[0]]
+    return [process for process in busy() if name in _title(process)]
+
+
+def _title(process: psutil.Process) -> str:
+    """First word of a command line, which Ray sets; empty for a process that has ended meanwhile."""
+    with suppress(psutil.NoSuchProcess):
+        return (process.cmdline() or [""])[0]
+    return ""
 
 
 def soon(condition: Callable[[], Any], seconds: float = HANG_SECONDS) -> bool:
