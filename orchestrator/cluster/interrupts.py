@@ -116,7 +116,7 @@ class Interrupts:
 
     def stop(self, line: str, *, saves: bool = True) -> None:
         """Act as the first signal does and print ``line``. Thread-safe. ``saves``: whether workers can still save."""
-        self.saves = saves
+        self.saves = self.saves and saves  # a signal after Ray has died brings no worker back
         self.stopped = self.signalled = True
         if self._recorder is None:
             self._record()

@@ -128,7 +128,7 @@ class LostDevices:
                 match = DEVICES.fullmatch(ray.get(answer))
                 if match and (device := (node, match[1])) in self._wanted:
                     self._wanted.remove(device)
-                    self._held[match[2], match[1]] = holder
+                    self._held[device] = holder
                     continue
             ray.kill(holder)
         wanted = {node for node, _ in self._wanted}

@@ -71,10 +71,7 @@ def busy() -> list[psutil.Process]:
     """Busy worker processes: those of a task or an actor."""
     found = []
     for process in psutil.Process().children(recursive=True):
-        try:
-            title = process.cmdline()[0]
-        except (psutil.Error, IndexError):
-            continue
+        title = _title(process)
         if title.startswith("ray::") and not any(word in title for word in IDLE):
             found.append(process)
     return found
@@ -87,7 +84,7 @@ def named(name: str) -> list[psutil.Process]:
 
 def _title(process: psutil.Process) -> str:
     """First word of a command line, which Ray sets; empty for a process that has ended meanwhile."""
-    with suppress(psutil.NoSuchProcess):
+    with suppress(psutil.Error):
         return (process.cmdline() or [""])[0]
     return ""
 

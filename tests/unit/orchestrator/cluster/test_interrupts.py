@@ -370,3 +370,11 @@ def test_a_reader_who_has_seen_enough_is_no_failure() -> None:
         process.stdout.close()
         told = process.stderr.read()
     assert (process.returncode, told) == (DONE, b"")
+
+
+def test_a_signal_after_ray_has_died_waits_for_no_worker(tmp_path: Path) -> None:
+    interrupts = Interrupts(tmp_path / "stop", Console())
+    interrupts.stop("Ray on the node of this process has died: stopping", saves=False)
+    interrupts.stop("Stopping at the end of this epoch and saving.")
+    assert interrupts.stop_requested()
+    assert not interrupts.saves

@@ -141,7 +141,7 @@ def test_of_many_units_the_noise_is_that_of_those_kept() -> None:
 
 @pytest.mark.parametrize("ends_first", [True, False])
 def test_a_trial_that_violates_a_constraint_stops_no_trial(ends_first: bool, tmp_path: Path) -> None:
-    """Also while it is trained, when nobody knows yet what its last epoch will be."""
+    """Also while it is trained, when the value of its last epoch is not known."""
     easy = np.random.default_rng(5).normal(0, 0.1, 200)
     running = racing(tmp_path, constraint=["ece<=0.05"])
     first = begin(running).number
