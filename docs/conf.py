@@ -62,7 +62,7 @@ def _read(app: Any, name: str, source: list[str]) -> None:
         relative = os.path.relpath(inside, page.parent)
         return f"[{text}]({relative}{anchor})" if DOCS in inside.parents else f"[{text}](path:{relative})"
 
-    source[0] = re.sub(r"(?<!!)\[([^\]\n]*)\]\((?!\w+:)([^)#\s]+)(#[^)\s]*)?\)", link, origin.read_text())
+    source[0] = re.sub(r"(?<!!)\[((?:[^\]\n]|\n(?!\n))*)\]\((?!\w+:)([^)#\s]+)(#[^)\s]*)?\)", link, origin.read_text())
 
 
 def _escape(app: Any, what: str, name: str, member: object, options: object, lines: list[str]) -> None:
