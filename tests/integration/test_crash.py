@@ -121,9 +121,9 @@ def test_a_run_goes_on_when_a_train_worker_is_killed(home: Path, start: Start) -
 @pytest.mark.parametrize(
     "words",
     [
-        ["run", "toy", "epochs=400", "slow=0.1", "--local"],
-        ["run", "toy", "epochs=400", "slow=0.1", "--cpus-per-worker", "1"],
-        [*SWEEP, "epochs=400", "slow=0.1"],
+        ["run", "toy", "epochs=4000", "slow=0.1", "--local"],
+        ["run", "toy", "epochs=4000", "slow=0.1", "--cpus-per-worker", "1"],
+        [*SWEEP, "epochs=4000", "slow=0.1"],
     ],
     ids=["run-local", "run-ray", "sweep-ray"],
 )

@@ -167,7 +167,7 @@ def test_a_killed_sweep_goes_on_on_another_machine(
 def test_a_killed_run_goes_on_from_its_checkpoint_on_another_machine(
     home: Path, server: Server, prefix: str, start: Start, tmp_path: Path
 ) -> None:
-    first = start("run", "toy", "epochs=400", "slow=0.2", "--local", "--name", "one")
+    first = start("run", "toy", "epochs=4000", "slow=0.2", "--local", "--name", "one")
     first.until(lambda: [name for name in server.names(f"{prefix}/one/checkpoints") if name.endswith(".json")])
     first.kill()
     before = max(Store(home).steps().get("one", ()), default=0)  # it may have told none yet
@@ -236,7 +236,7 @@ def test_what_an_outage_at_the_end_kept_back_is_delivered_by_sync(
 def test_the_second_of_two_drivers_is_refused_and_a_stop_reaches_the_first(
     home: Path, server: Server, prefix: str, start: Start, tmp_path: Path
 ) -> None:
-    first = start("run", "toy", "epochs=400", "slow=0.1", "--local", "--name", "one")
+    first = start("run", "toy", "epochs=4000", "slow=0.1", "--local", "--name", "one")
     first.until(lambda: "record.json" in server.names(f"{prefix}/one"))
     there = tmp_path / "there"
     second = start("run", "--resume", "one", machine=there)
@@ -370,17 +370,17 @@ def test_nodes_that_share_no_folder_share_the_storage(
         assert {name.split("/")[-1] for name in names if name.startswith(part)} >= {"checkpoint.json"}
     assert "winner/model/weights.safetensors" in names
 
-    words = ["run", "toy", "epochs=400", "slow=0.1", "--cpus-per-worker", "1", "--name", "two", *ray]
+    words = ["run", "toy", "epochs=4000", "slow=0.1", "--cpus-per-worker", "1", "--name", "two", *ray]
     first = start(*words)
     first.until(lambda: [name for name in server.names(f"{prefix}/two/train") if name.endswith("checkpoint.json")])
     first.ctrl_c()
     assert first.end() == 130, first.text()
     reached = max(json.loads(line)["epoch"] for line in server.read(f"{prefix}/two/history.jsonl").splitlines())
     second = start("run", "--resume", "two", *ray)
-    second.until(lambda: re.search(r"epoch (\d+)/400", second.text()))
-    (further, *_) = re.findall(r"epoch (\d+)/400", second.text())
+    second.until(lambda: re.search(r"epoch (\d+)/4000", second.text()))
+    (further, *_) = re.findall(r"epoch (\d+)/4000", second.text())
     assert int(further) >= reached
-    second.until(lambda: int(re.findall(r"epoch (\d+)/400", second.text())[-1]) > reached)
+    second.until(lambda: int(re.findall(r"epoch (\d+)/4000", second.text())[-1]) > reached)
     second.ctrl_c()
     assert second.end() == 130, second.text()
 

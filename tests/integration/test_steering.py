@@ -11,7 +11,7 @@ from tests.support.commands import SPACES, THIRD_PARTY, Start, Store, trials, ty
 from workloads import catalog
 
 pytestmark = pytest.mark.faults
-SWEEP = ["sweep", "toy", "--space", f"{SPACES}:space", "--scheduler", "none", "epochs=100", "slow=0.1"]
+SWEEP = ["sweep", "toy", "--space", f"{SPACES}:space", "--scheduler", "none", "epochs=200", "slow=0.1"]
 
 
 def does(home: Path, *words: str) -> None:

@@ -31,11 +31,11 @@ def children(store: Store) -> dict[str, list[int]]:
 def test_a_trial_that_hangs_fails_alone(home: Path, start: Start) -> None:
     """One device: the others can only run when the hung one's is given back."""
     words = ["sweep", "toy", "--space", f"{SPACES}:one_hangs", "--scheduler", "none", "--trials", "3", "epochs=4"]
-    sweep = start(*words, "--concurrency", "1", "--trial-timeout", "15")
+    sweep = start(*words, "--concurrency", "1", "--trial-timeout", "30")
     assert sweep.end() == 4, sweep.text()
     assert [row["state"] for row in trials(home)] == ["complete", "fail", "complete"]
     cause = trials(home)[1]["cause"]
-    assert cause.startswith("no report for 15 s; it hung at File "), cause
+    assert cause.startswith("no report for 30 s; it hung at File "), cause
     assert "toy.py" in cause
     assert cause.endswith("in train_epoch"), cause
     assert "Traceback" not in sweep.text()
@@ -48,12 +48,12 @@ def test_a_trial_that_hangs_fails_alone(home: Path, start: Start) -> None:
 @pytest.mark.long
 def test_a_trial_whose_process_is_stopped_fails_alone(home: Path, start: Start) -> None:
     """It cannot even be asked for its stack."""
-    sweep = start(*SWEEP, "--trials", "3", "epochs=30", "slow=0.2", "--concurrency", "1", "--trial-timeout", "15")
+    sweep = start(*SWEEP, "--trials", "3", "epochs=30", "slow=0.2", "--concurrency", "1", "--trial-timeout", "30")
     (file,) = sweep.until(lambda: list(home.glob("storage/*/trials/00001/process.json")))
     psutil.Process(json.loads(file.read_text())["pid"]).suspend()
     assert sweep.end() == 4, sweep.text()
     assert [row["state"] for row in trials(home)] == ["complete", "fail", "complete"]
-    assert trials(home)[1]["cause"] == "no report for 15 s"
+    assert trials(home)[1]["cause"] == "no report for 30 s"
     Store(home).check()
 
 
@@ -61,10 +61,10 @@ def test_a_trial_whose_process_is_stopped_fails_alone(home: Path, start: Start) 
 @pytest.mark.long
 def test_a_group_that_hangs_fails_alone(home: Path, start: Start) -> None:
     words = ["sweep", "toy", "--space", f"{SPACES}:one_hangs", "--scheduler", "none", "--trials", "3", "epochs=4"]
-    sweep = start(*words, "--workers", "2", "--cpus-per-worker", "1", "--concurrency", "1", "--trial-timeout", "15")
+    sweep = start(*words, "--workers", "2", "--cpus-per-worker", "1", "--concurrency", "1", "--trial-timeout", "30")
     assert sweep.end() == 4, sweep.text()
     assert [row["state"] for row in trials(home)] == ["complete", "fail", "complete"]
-    assert trials(home)[1]["cause"].startswith("no report for 15 s; worker 0 hung at File ")
+    assert trials(home)[1]["cause"].startswith("no report for 30 s; worker 0 hung at File ")
     Store(home).check()
 
 
