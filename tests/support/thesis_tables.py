@@ -115,13 +115,13 @@ def values_table() -> str:
     lines = [f"| table | method |{head}", "| --- " * (2 + 2 * len(BACKBONES)) + "|"]
     last = ""
     for (table, method), of_backbones in sorted(rows.items(), key=lambda item: item[0][0]):
-        cells = "".join(_cells(of_backbones.get(backbone)) for backbone in BACKBONES)
+        cells = "".join(page_cells(of_backbones.get(backbone)) for backbone in BACKBONES)
         lines.append(f"| {table if table != last else ''} | {method} |{cells}")
         last = table
     return "\n".join([_sources(f"thesis-{table}-{DATASET}" for table in TABLES), *lines])
 
 
-def _cells(value: Value | None) -> str:
+def page_cells(value: Value | None) -> str:
     if value is None:
         return " | |"
     text = f"{_short(value.mean)} ± {_short(value.spread)}"
@@ -151,7 +151,7 @@ def readme_table() -> str:
         ]
         found = {(one.table, method): value for one in of_backbone for method, value in one.values.items()}
         cells = [
-            next(_pair(found[table, method]) for table in tables if (table, method) in found)
+            next(readme_cell(found[table, method]) for table in tables if (table, method) in found)
             for method, tables in README_COLUMNS.values()
         ]
         lines.append(f"| {title} | {' | '.join(cells)} |")
@@ -159,7 +159,7 @@ def readme_table() -> str:
     return "\n".join([_sources(f"thesis-{table}-{DATASET}" for table in named), *lines])
 
 
-def _pair(value: Value) -> str:
+def readme_cell(value: Value) -> str:
     if value.published is None:
         return f"{_short(value.mean, 3)} / -"
     published = _short(value.published, 3)

@@ -177,6 +177,20 @@ def test_tables_of_the_thesis_are_those_that_are_stored(file: str, name: str) ->
     assert thesis_tables.page(text, name, block) == text, "run: python -m tests.support.thesis_tables"
 
 
+@pytest.mark.parametrize(
+    ("mean", "published", "cells", "pair"),
+    [
+        (0.4138, 0.3962, " .4138 ± .0021 | .3962 |", ".414 / .396"),
+        (0.4138, None, " .4138 ± .0021 | - |", ".414 / -"),
+        (0.4192, 0.4207, " .4192 ± .0021 (within the spread) | .4207 |", ".419 / **.421**"),
+        (0.4115, 0.4182, " .4115 ± .0021, **.007 below** | .4182 |", ".412 / **.418**"),
+    ],
+)
+def test_a_missed_value_is_marked(mean: float, published: float | None, cells: str, pair: str) -> None:
+    value = thesis_tables.Value(mean, 0.0021, published)
+    assert (thesis_tables.page_cells(value), thesis_tables.readme_cell(value)) == (cells, pair)
+
+
 @pytest.mark.parametrize("name", trial_cost.BLOCKS)
 def test_what_a_trial_costs_is_as_measured(name: str) -> None:
     text = "\n".join(lines(name)) + "\n"
