@@ -207,13 +207,14 @@ def _look(watched: _Watched, now: float) -> None:
 def kill(folder: Path, timeout: float) -> None:
     """Make the trial's processes write their stacks, then kill them, on any node. Does not wait.
 
-    A process that starts the trial again learns of it from :func:`announce`.
+    All stacks are written before the first process is killed: the death of one ends the group, and the worker that hung
+    is known by its stack. A process that starts the trial again learns of it from :func:`announce`.
     """
     give_up(folder, f"no report for {timeout:g} s")
-    _on_each_process(folder, _kill)
+    _on_each_process(folder, _kill, _on_each_process(folder, _request_stack))
 
 
-def _on_each_process(folder: Path, signals: Callable[[int, float], object]) -> list[Any]:
+def _on_each_process(folder: Path, signals: Callable[..., object], *arguments: object) -> list[Any]:
     """Call ``signals`` with pid and creation time of each process of the trial, on its node. Does not wait."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -223,21 +224,30 @@ def _on_each_process(folder: Path, signals: Callable[[int, float], object]) -> l
         process = json.loads(file.read_text())
         there = NodeAffinitySchedulingStrategy(process["node"], soft=False)
         task = ray.remote(signals).options(num_cpus=0, scheduling_strategy=there, max_retries=0)
-        calls.append(task.remote(process["pid"], process["created"]))
+        calls.append(task.remote(process["pid"], process["created"], *arguments))
     return calls
 
 
-def _request_stack(pid: int, created: float) -> bool:
-    """Make a process write its stack. Returns False if it has died."""
-    with suppress(psutil.NoSuchProcess, ProcessLookupError):
-        if abs(psutil.Process(pid).create_time() - created) <= CLOCK_SECONDS:  # else another process has its number
+def _request_stack(pid: int, created: float) -> None:
+    """Make a process write its stack, unless it has died."""
+    with suppress(ProcessLookupError):
+        if _is_alive(pid, created):
             os.kill(pid, signal.SIGUSR2)
             time.sleep(STACK_SECONDS)
-            return True
-    return False
 
 
-def _kill(pid: int, created: float) -> None:
+def _kill(pid: int, created: float, stacks: list[Any]) -> None:
+    """Kill a process once the calls of ``stacks`` have ended, or after ``STACKS_SECONDS``."""
+    import ray
+
+    ray.wait(stacks, num_returns=len(stacks), timeout=STACKS_SECONDS)
     with suppress(ProcessLookupError):
-        if _request_stack(pid, created):
+        if _is_alive(pid, created):
             os.kill(pid, signal.SIGKILL)  # works on a stopped process too
+
+
+def _is_alive(pid: int, created: float) -> bool:
+    """Whether this process runs: another one may have its number by now."""
+    with suppress(psutil.NoSuchProcess):
+        return bool(abs(psutil.Process(pid).create_time() - created) <= CLOCK_SECONDS)
+    return False

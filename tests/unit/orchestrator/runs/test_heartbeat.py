@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import psutil
@@ -16,7 +15,7 @@ import pytest
 from orchestrator.runs import heartbeat
 from orchestrator.runs.heartbeat import GIVEN_UP, PROCESS, STACK, START_SECONDS, TrialMonitor
 from tests.support.toy import Clock
-from tests.support.waiting import HANG_SECONDS
+from tests.support.waiting import HANG_SECONDS, until
 
 HUNG = '  File "/x/model.py", line 7 in forward'
 
@@ -209,7 +208,24 @@ def test_ranks_of_an_earlier_group_are_forgotten(clock: Clock, tmp_path: Path) -
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_process_is_asked_for_its_stack_and_killed(tmp_path: Path, clock: Clock) -> None:
+def test_all_stacks_are_requested_before_a_process_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The death of one process ends the others of its group, that of the worker that hung as well."""
+    calls: list[tuple[object, ...]] = []
+
+    def on_each_process(folder: Path, signals: object, *arguments: object) -> list[str]:
+        calls.append((signals, *arguments))
+        return ["of rank 0", "of rank 1"]
+
+    monkeypatch.setattr(heartbeat, "_on_each_process", on_each_process)
+    heartbeat.kill(tmp_path, 15)
+    assert calls == [(heartbeat._request_stack,), (heartbeat._kill, ["of rank 0", "of rank 1"])]
+
+
+def test_a_process_writes_its_stack_and_is_killed(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited = []
+    monkeypatch.setattr("ray.wait", lambda stacks, **_: waited.append((stacks, process.poll())))
     code = (
         "import faulthandler, signal, sys, time\n"
         f"faulthandler.register(signal.SIGUSR2, file=open({str(tmp_path / STACK)!r}, 'w'), all_threads=True)\n"
@@ -220,10 +236,13 @@ def test_a_process_is_asked_for_its_stack_and_killed(tmp_path: Path, clock: Cloc
     assert process.stdout is not None
     process.stdout.readline()
     created = psutil.Process(process.pid).create_time()
-    heartbeat._kill(process.pid, created - 100)
+    heartbeat._request_stack(process.pid, created - 100)
+    heartbeat._kill(process.pid, created - 100, ["stack"])
     assert process.poll() is None, "its number was another's"
-    killing = threading.Thread(target=heartbeat._kill, args=(process.pid, created))
-    killing.start()
+    heartbeat._request_stack(process.pid, created)
+    until(lambda: "File " in (tmp_path / STACK).read_text())
+    heartbeat._kill(process.pid, created, ["stack"])
     assert process.wait(HANG_SECONDS) == -signal.SIGKILL
-    killing.join()
-    heartbeat._kill(process.pid, created)  # gone already
+    assert waited == [(["stack"], None)] * 2
+    heartbeat._request_stack(process.pid, created)  # gone already
+    heartbeat._kill(process.pid, created, ["stack"])
