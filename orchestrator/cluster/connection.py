@@ -25,7 +25,6 @@ from orchestrator.cluster import leftovers
 from orchestrator.cluster.interrupts import keep_sigterm_handler
 from orchestrator.config.spec import Resources
 from orchestrator.errors import UNAVAILABLE, UserError, one_line
-from orchestrator.storage import remote, settings
 
 QUIET = {
     "RAY_DEDUP_LOGS": "0",
@@ -71,6 +70,13 @@ CLIENT_ATTEMPTS = 3
 """How often the cluster is asked to start that server: on a busy head its process sometimes ends while it starts."""
 
 
+START_TIMED_OUT = "timed out during startup"
+"""What Ray says where a local cluster's node has not registered within 30 s, which cannot be configured."""
+
+START_ATTEMPTS = 3
+"""How often a local cluster is started that needs longer: on a busy machine Ray's processes wait for the processor."""
+
+
 @contextmanager
 def cluster(address: str | None) -> Iterator[list[Node]]:
     """Connect, yield the resources of each live node, and disconnect (or stop the local cluster) at the end.
@@ -95,14 +101,16 @@ def cluster(address: str | None) -> Iterator[list[Node]]:
         if not address:
             make_token()
             leftovers.end_leftovers()
-        with keep_sigterm_handler(), nullcontext() if address else leftovers.marked():
-            ray.init(
-                address=address or "local",
-                include_dashboard=None if address else False,
-                log_to_driver=False,
-                logging_level="ERROR",
-                configure_logging=False,
-            )
+        for attempt in range(1, START_ATTEMPTS + 1):
+            try:
+                _init(address)
+                break
+            except Exception as error:
+                if address or START_TIMED_OUT not in str(error) or attempt == START_ATTEMPTS:
+                    raise
+                warnings.warn("Ray did not start within its 30 s on this machine. It is started again", stacklevel=3)
+                ray.shutdown()
+                leftovers.end_own()  # Ray leaves them
         if not address:
             with suppress(OSError):  # on a file system without links, Ray has created the token
                 TOKEN.expanduser().chmod(0o600)
@@ -123,6 +131,19 @@ def cluster(address: str | None) -> Iterator[list[Node]]:
         yield nodes()
     finally:
         ray.shutdown()
+
+
+def _init(address: str | None) -> None:
+    import ray
+
+    with keep_sigterm_handler(), nullcontext() if address else leftovers.marked():
+        ray.init(
+            address=address or "local",
+            include_dashboard=None if address else False,
+            log_to_driver=False,
+            logging_level="ERROR",
+            configure_logging=False,
+        )
 
 
 def warn_of_network(host: str) -> None:
@@ -222,77 +243,6 @@ def check_fit(available: Sequence[Node], resources: Resources, *, here: bool = F
             code=UNAVAILABLE,
         )
     return fitting
-
-
-def check_storage(storage: Path, seconds: float) -> None:
-    """Check that every live node can read and write the storage. Raises UserError (exit 3) with the nodes that cannot.
-
-    Workers write checkpoints on their own nodes, so a folder on the head alone would fail only hours later. A node that
-    is cold or busy may take long to start the process that looks: it has ``seconds``.
-    """
-    import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    here = ray.get_runtime_context().get_node_id()
-    others = [node for node in ray.nodes() if node["Alive"] and node["NodeID"] != here]
-    if not others:
-        return
-    mark = storage / f".nodes-{os.getpid()}"
-    mark.write_text("seen")
-    uri = remote.uri_of(storage)
-    look = _reach if uri else _see
-    try:
-        checks = {
-            node["NodeManagerHostname"]: ray.remote(look)
-            .options(num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False))
-            .remote(mark)
-            for node in others
-        }
-        ready, _ = ray.wait(list(checks.values()), num_returns=len(checks), timeout=seconds)
-        silent = [name for name, ref in checks.items() if ref not in ready]
-        trouble = {name: ray.get(ref) for name, ref in checks.items() if ref in ready}
-    finally:
-        mark.unlink(missing_ok=True)
-    if blind := {name: what for name, what in trouble.items() if what}:
-        raise UserError(
-            f"The storage {uri} cannot be used by every node"
-            if uri
-            else f"The storage {storage} is not shared by every node",
-            got="; ".join(f"{name}: {what}" for name, what in blind.items()),
-            fix="Put credentials and endpoint into every node's environment"
-            if uri
-            else "Put it on a file system that all nodes mount, and name it with --storage",
-            code=UNAVAILABLE,
-        )
-    if silent:
-        raise UserError(
-            f"The storage {uri or storage} could not be checked on {', '.join(silent)} within {seconds:g} s",
-            fix=f"Look at these nodes, or raise {settings.NAMES['start_timeout'][0]} where they are slow to start",
-            code=UNAVAILABLE,
-        )
-
-
-def _reach(mark: Path) -> str | None:
-    """The error, if any, of a node that writes object storage or its local copies."""
-    from orchestrator.storage.disk import check_writable
-
-    try:
-        check_writable(mark.parent)
-    except UserError as error:
-        return str(error)
-    return None
-
-
-def _see(mark: Path) -> str | None:
-    try:
-        if mark.read_text() != "seen":
-            return "another file is there"
-        own = mark.with_name(f"{mark.name}-{socket.gethostname()}-{os.getpid()}")
-        own.write_text("written")
-        own.unlink()
-    except OSError as error:
-        return error.strerror or str(error)
-    return None
 
 
 def authenticate() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -28,11 +28,21 @@ def end_leftovers() -> int:
 
     Processes of another namespace, such as a container's, are left alone: their driver cannot be seen from here.
     """
+    return _kill(lambda mark: mark.endswith(f":{_namespace()}") and not _is_alive(mark))
+
+
+def end_own() -> int:
+    """Kill the processes of this driver's cluster, as after a start that failed. Returns their number."""
+    own = _mark(os.getpid())
+    return _kill(lambda mark: mark == own)
+
+
+def _kill(is_meant: Callable[[str], bool]) -> int:
     ended = 0
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):  # of another user, or already gone
             mark = process.environ().get(MARK)
-            if mark and mark.endswith(f":{_namespace()}") and not _is_alive(mark):
+            if mark and process.pid != os.getpid() and is_meant(mark):
                 process.kill()
                 ended += 1
     return ended

@@ -8,9 +8,10 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import IO
 
-from orchestrator.cluster.connection import check_fit, check_storage, cluster
+from orchestrator.cluster.connection import check_fit, cluster
 from orchestrator.cluster.fair_share import sharing
 from orchestrator.cluster.lost_devices import LostDevices
+from orchestrator.cluster.shared_storage import check_storage
 from orchestrator.config.spec import ExperimentSpec, Resources
 from orchestrator.console import duration
 from orchestrator.engine.loop import Diverged, Progress, Row

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.cluster import connection, preflight
+from orchestrator.cluster import connection, preflight, shared_storage
 from orchestrator.config import user_code
 from orchestrator.config.spec import ExperimentSpec, SweepSpec
 from orchestrator.console import Console, duration
@@ -156,7 +156,7 @@ def show(
     else:
         with connection.cluster(settings.ray_address) as nodes:
             connection.check_fit(nodes, spec.resources)
-            connection.check_storage(settings.storage, settings.start_timeout)
+            shared_storage.check_storage(settings.storage, settings.start_timeout)
             measured = _measure_there(spec, settings, _together(spec, nodes, local)) if probe else None
             forecast = plan(spec, nodes, measured, local=False)
     forecast = _priced(forecast, spec, settings.prices)

@@ -308,9 +308,10 @@ def _in_process(spec: SweepSpec, session: Session, study: Study, manager: TrialM
 
 
 def _on_ray(spec: SweepSpec, session: Session, study: Study, manager: TrialManager) -> Winner:
-    from orchestrator.cluster.connection import check_fit, check_storage, cluster, nodes_by_id
+    from orchestrator.cluster.connection import check_fit, cluster, nodes_by_id
     from orchestrator.cluster.lost_devices import LostDevices
     from orchestrator.cluster.preemption import stop_with_node
+    from orchestrator.cluster.shared_storage import check_storage
 
     folder = session.folder
     settings = session.settings

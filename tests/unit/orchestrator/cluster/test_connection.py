@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ import ray
 
 from orchestrator.cluster import connection
 from orchestrator.errors import UNAVAILABLE, UserError
+from tests.support.waiting import HANG_SECONDS
 
 
 @pytest.mark.parametrize("error", [Exception, OSError, RuntimeError])
@@ -18,14 +21,14 @@ def test_a_cluster_that_does_not_start_is_unavailable(
     error: type[Exception], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def init(**settings: Any) -> None:
-        raise error("The current node timed out during startup.\nSee the logs")
+        raise error("Some processes failed to start.\nSee the logs")
 
     stopped: list[bool] = []
     monkeypatch.setattr(ray, "init", init)
     monkeypatch.setattr(ray, "shutdown", lambda: stopped.append(True))
     monkeypatch.setattr(connection, "TOKEN", tmp_path / "token")
     with (
-        pytest.raises(UserError, match=r"on this machine: The current node timed out") as caught,
+        pytest.raises(UserError, match=r"on this machine: Some processes failed") as caught,
         connection.cluster(None),
     ):
         pass
@@ -33,34 +36,30 @@ def test_a_cluster_that_does_not_start_is_unavailable(
     assert stopped, "what had started was left"
 
 
-@pytest.mark.parametrize(
-    ("answers", "words"),
-    [
-        ({"far": "another file is there", "cold": None}, "is not shared by every node: got far: another file"),
-        ({"far": "", "cold": None}, r"could not be checked on cold within 300 s\. .* ORCHESTRATOR_START_TIMEOUT"),
-    ],
-)
-def test_a_node_has_its_time_to_start_the_check_of_the_storage(
-    answers: dict[str, str | None], words: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize("failures", [1, connection.START_ATTEMPTS])
+def test_a_cluster_that_starts_too_slowly_is_started_again(
+    failures: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A node that is silent is no node that does not see the storage."""
-    ids = [f"{number:056}" for number in range(3)]
-    names = ("here", *answers)
-    nodes = [{"NodeID": ids[n], "NodeManagerHostname": names[n], "Alive": True} for n in range(3)]
+    started: list[subprocess.Popen[bytes]] = []
 
-    def wait(names: list[str], num_returns: int, timeout: float) -> tuple[list[str], list[str]]:
-        assert (num_returns, timeout) == (2, 300)
-        return [name for name in names if answers[name] is not None], []
+    def init(**settings: Any) -> None:
+        assert all(process.wait(HANG_SECONDS) < 0 for process in started), "processes of the failed start are left"
+        started.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]))
+        if len(started) <= failures:
+            raise Exception("The current node timed out during startup.")
 
-    asked = iter(answers)
-    node_id = SimpleNamespace(get_node_id=lambda: ids[0])
-    monkeypatch.setattr(ray, "get_runtime_context", lambda: node_id)
-    monkeypatch.setattr(ray, "nodes", lambda: nodes)
-    sent = SimpleNamespace(remote=lambda mark: next(asked))
-    monkeypatch.setattr(ray, "remote", lambda look: SimpleNamespace(options=lambda **where: sent))
-    monkeypatch.setattr(ray, "wait", wait)
-    monkeypatch.setattr(ray, "get", answers.get)
-    with pytest.raises(UserError, match=words) as caught:
-        connection.check_storage(tmp_path, 300)
-    assert caught.value.code == UNAVAILABLE
-    assert not list(tmp_path.iterdir())
+    here = {"NodeManagerAddress": "127.0.0.1", "NodeID": "1", "Alive": True, "Resources": {"CPU": 2.0}}
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    monkeypatch.setattr(ray, "nodes", lambda: [here])
+    monkeypatch.setattr(connection, "TOKEN", tmp_path / "token")
+    too_slow = failures == connection.START_ATTEMPTS
+    expected = pytest.raises(UserError, match="Cannot start") if too_slow else nullcontext()
+    try:
+        with pytest.warns(UserWarning, match="started again"), expected, connection.cluster(None) as nodes:
+            assert nodes == [{"CPU": 2.0, "GPU": 0.0}]
+        assert len(started) == min(failures + 1, connection.START_ATTEMPTS)
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()

@@ -1,0 +1,81 @@
+"""Check that the nodes of a cluster share the storage."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+from orchestrator.errors import UNAVAILABLE, UserError
+from orchestrator.storage import remote, settings
+
+
+def check_storage(storage: Path, seconds: float) -> None:
+    """Check that every live node can read and write the storage. Raises UserError (exit 3) with the nodes that cannot.
+
+    Workers write checkpoints on their own nodes, so a folder on the head alone would fail only hours later. A node that
+    is cold or busy may take long to start the process that looks: it has ``seconds``.
+    """
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    here = ray.get_runtime_context().get_node_id()
+    others = [node for node in ray.nodes() if node["Alive"] and node["NodeID"] != here]
+    if not others:
+        return
+    mark = storage / f".nodes-{os.getpid()}"
+    mark.write_text("seen")
+    uri = remote.uri_of(storage)
+    look = _reach if uri else _see
+    try:
+        checks = {
+            node["NodeManagerHostname"]: ray.remote(look)
+            .options(num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False))
+            .remote(mark)
+            for node in others
+        }
+        ready, _ = ray.wait(list(checks.values()), num_returns=len(checks), timeout=seconds)
+        silent = [name for name, ref in checks.items() if ref not in ready]
+        trouble = {name: ray.get(ref) for name, ref in checks.items() if ref in ready}
+    finally:
+        mark.unlink(missing_ok=True)
+    if blind := {name: what for name, what in trouble.items() if what}:
+        raise UserError(
+            f"The storage {uri} cannot be used by every node"
+            if uri
+            else f"The storage {storage} is not shared by every node",
+            got="; ".join(f"{name}: {what}" for name, what in blind.items()),
+            fix="Put credentials and endpoint into every node's environment"
+            if uri
+            else "Put it on a file system that all nodes mount, and name it with --storage",
+            code=UNAVAILABLE,
+        )
+    if silent:
+        raise UserError(
+            f"The storage {uri or storage} could not be checked on {', '.join(silent)} within {seconds:g} s",
+            fix=f"Look at these nodes, or raise {settings.NAMES['start_timeout'][0]} where they are slow to start",
+            code=UNAVAILABLE,
+        )
+
+
+def _reach(mark: Path) -> str | None:
+    """The error, if any, of a node that writes object storage or its local copies."""
+    from orchestrator.storage.disk import check_writable
+
+    try:
+        check_writable(mark.parent)
+    except UserError as error:
+        return str(error)
+    return None
+
+
+def _see(mark: Path) -> str | None:
+    try:
+        if mark.read_text() != "seen":
+            return "another file is there"
+        own = mark.with_name(f"{mark.name}-{socket.gethostname()}-{os.getpid()}")
+        own.write_text("written")
+        own.unlink()
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
