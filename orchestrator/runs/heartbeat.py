@@ -22,8 +22,7 @@ LOOK_SECONDS = 1.0
 PACKAGE = Path(__file__).parents[1]
 
 START_SECONDS = 60.0
-"""Extra time for the start of a group of workers."""
-
+"""Time for the process that starts a group of workers, which has no limit of its own as the workers have."""
 
 STACK_SECONDS = 1.0
 """Time that a process has to write its stack."""

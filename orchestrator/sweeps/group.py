@@ -77,7 +77,8 @@ class GroupTrial(tune.Trainable):  # type: ignore[misc]
                 if not wait_for_room(self._spec.resources, self._waiting()):
                     saved = {reports.SAVED: True} if self._stopped() else {}
                     return {**self._last, "rows": [], **saved}  # stopped with the sweep, or still waiting
-                if hung := heartbeat.announce(self._home, heartbeat.START_SECONDS):
+                allowance = self._timeouts.start + heartbeat.START_SECONDS
+                if hung := heartbeat.announce(self._home, allowance):
                     return reports.failure_payload(hung)
                 self._group = train.start(
                     self._spec, self._home, self._data,
