@@ -50,16 +50,16 @@ def test_a_sweep_survives_its_drivers_death(place: str, home: Path, start: Start
 def test_the_number_of_micro_batches_is_kept(home: Path, start: Start) -> None:
     """It is recorded when it is chosen, and a resume begins with it."""
     store = Store(home)
-    first = start("run", "toy", "--local", "epochs=30", "slow=0.3", "accumulate=auto", "fits=2")
-    first.until(lambda: any(len(steps) > 3 for steps in store.steps().values()))
+    first = start("run", "toy", "--local", "epochs=60", "slow=0.3", "accumulate=auto", "fits=2")
+    first.until(lambda: list(home.glob("storage/*/checkpoints/checkpoint-*/checkpoint.json")))
     first.kill()
     assert "continuing with 4 micro-batches" in first.text()
-    assert store.tag("orchestrator.accumulate") == ["4"]
     assert json.loads(typed(home, "status", "latest", "--json").stdout)["accumulate"] == 4
     second = start("run", "--resume", "latest")
     assert second.end() == 0, second.text()
     assert "Out of memory" not in second.text()
     assert "accumulate=auto: 4 micro-batches for each batch" in second.text()
+    assert store.tag("orchestrator.accumulate") == ["4"]
     store.check()
 
 
@@ -84,6 +84,7 @@ def test_a_trial_goes_on_when_its_process_is_killed(
 
 
 @pytest.mark.faults
+@pytest.mark.long
 def test_the_winner_goes_on_when_its_process_is_killed(
     home: Path, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,6 +105,7 @@ def test_the_winner_goes_on_when_its_process_is_killed(
 
 
 @pytest.mark.faults
+@pytest.mark.long
 def test_a_run_goes_on_when_a_train_worker_is_killed(home: Path, start: Start) -> None:
     epochs, store = 40, Store(home)
     run = start("run", "toy", f"epochs={epochs}", "slow=0.25", "--workers", "2", "--cpus-per-worker", "1")
@@ -121,11 +123,12 @@ def test_a_run_goes_on_when_a_train_worker_is_killed(home: Path, start: Start) -
 @pytest.mark.parametrize(
     "words",
     [
-        ["run", "toy", "epochs=4000", "slow=0.1", "--local"],
-        ["run", "toy", "epochs=4000", "slow=0.1", "--cpus-per-worker", "1"],
-        [*SWEEP, "epochs=4000", "slow=0.1"],
+        pytest.param(["run", "toy", "epochs=4000", "slow=0.1", "--local"], id="run-local"),
+        pytest.param(
+            ["run", "toy", "epochs=4000", "slow=0.1", "--cpus-per-worker", "1"], id="run-ray", marks=pytest.mark.long
+        ),
+        pytest.param([*SWEEP, "epochs=4000", "slow=0.1"], id="sweep-ray"),
     ],
-    ids=["run-local", "run-ray", "sweep-ray"],
 )
 def test_sigterm_and_ctrl_c_stop_cleanly_and_it_resumes(words: list[str], home: Path, start: Start) -> None:
     """The first driver gets a plain ``kill``, which Ray takes for its own, the second Ctrl-C."""

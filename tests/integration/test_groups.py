@@ -94,6 +94,7 @@ def test_asha_ends_in_time(home: Path, start: Start, request: pytest.FixtureRequ
 
 
 @pytest.mark.faults
+@pytest.mark.long
 def test_a_busy_cluster_is_waited_for(home: Path, start: Start) -> None:
     """What others hold is waited for with nothing in hand; a trial begins when it is given back."""
     taken = _take_a_cpu()
@@ -119,6 +120,7 @@ def test_ctrl_c_is_heard_while_waiting(words: list[str], start: Start) -> None:
 
 
 @pytest.mark.faults
+@pytest.mark.long
 def test_a_trial_fails_alone(home: Path, start: Start) -> None:
     words = ["--space", f"{SPACES}:some_diverge", "--trials", "3", "--scheduler", "none", "epochs=4", "refit=false"]
     sweep = start(*SWEEP, *words)
@@ -159,7 +161,7 @@ def test_an_error_on_one_rank_ends_the_group_at_once(trained: Path, words: list[
     [
         pytest.param(RUN, "nan_at=2", "train/loss is nan at epoch 2", 1, marks=pytest.mark.long),
         (RUN, "refuse_at=2", "This node has other bytes of the dataset. Fetch it again", 2),
-        (ONE_TRIAL, "refuse_at=2", "This node has other bytes of the dataset", 1),
+        pytest.param(ONE_TRIAL, "refuse_at=2", "This node has other bytes of the dataset", 1, marks=pytest.mark.long),
     ],
 )
 def test_what_one_rank_alone_refuses_ends_the_group_at_once(
@@ -211,22 +213,25 @@ FLAT = [*ONE_TRIAL, "--workers", "1", "--pack", "off"]
 
 @pytest.mark.faults
 @pytest.mark.parametrize(
-    "words",
+    ("words", "micro_batches"),
     [
-        pytest.param(ONE_TRIAL, id="sweep"),
-        pytest.param(RUN, id="run", marks=pytest.mark.long),
-        pytest.param(FLAT, id="flat"),
+        pytest.param(ONE_TRIAL, 2, id="sweep"),
+        pytest.param(RUN, 4, id="run", marks=pytest.mark.long),
+        pytest.param(FLAT, 4, id="flat"),
     ],
 )
-def test_what_is_out_of_memory_goes_on_in_micro_batches(home: Path, words: list[str], start: Start) -> None:
-    begun = start(*words, "epochs=4", "refit=false", "accumulate=auto", "fits=2")
+def test_what_is_out_of_memory_goes_on_in_micro_batches(
+    home: Path, words: list[str], micro_batches: int, start: Start
+) -> None:
+    begun = start(*words, "epochs=4", "refit=false", "accumulate=auto", "batch_size=8", f"fits={8 // micro_batches}")
     assert begun.end() == 0, begun.text()
-    assert "accumulate=auto: 4 micro-batches for each batch" in begun.text()
+    assert f"accumulate=auto: {micro_batches} micro-batches for each batch" in begun.text()
     Store(home).check()
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.long), 2])
+@pytest.mark.long
+@pytest.mark.parametrize("workers", [1, 2])
 def test_a_group_is_traced_before_it_trains(workers: int, home: Path, start: Start) -> None:
     """The sentence comes before the result; the trace is an artifact; two ranks spend time on collectives."""
     words = ["recommender", "dim=8", "batch_size=512", "epochs=2", "refit=false", "--profile", "3"]

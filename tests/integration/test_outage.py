@@ -81,6 +81,7 @@ def test_training_never_waits_for_mlflow(
 
 
 @pytest.mark.faults
+@pytest.mark.long
 def test_what_an_outage_at_a_sweeps_end_keeps_back_is_synced(
     server: Server, home: Path, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,6 +110,7 @@ def test_what_an_outage_at_the_end_keeps_back_is_synced(server: Server, home: Pa
 
 
 @pytest.mark.faults
+@pytest.mark.long
 def test_the_models_of_sessions_that_an_outage_keeps_back_are_synced(server: Server, home: Path, start: Start) -> None:
     store = Store(server.database.parent)
     settings = ("max_length=16", "split_sessions=1", "n_new=2", "candidates=8", "epochs=2", "steps_per_epoch=2")

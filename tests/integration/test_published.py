@@ -67,6 +67,7 @@ def test_a_table_goes_on_after_ctrl_c_and_is_not_run_twice(home: Path, database:
 
 
 @pytest.mark.faults
+@pytest.mark.long
 def test_all_of_a_source_goes_on_after_ctrl_c_and_after_a_kill(home: Path) -> None:
     words = ("reproduce", "thesis", "--all", "--dataset", "synthetic", "--only", "thesis-5.3", "--quick", "--local")
     words = (*words, "--tracking", "none")

@@ -112,7 +112,7 @@ def gaps(home: Path) -> float:
     [
         ["run", "toy", "epochs=3", "--local"],
         [*SWEEP, "epochs=3", "--trials", "3", "--local"],
-        pytest.param([*SWEEP, "epochs=3", "--trials", "3"], marks=pytest.mark.faults),
+        pytest.param([*SWEEP, "epochs=3", "--trials", "3"], marks=[pytest.mark.faults, pytest.mark.long]),
     ],
     ids=["run-local", "sweep-local", "sweep-ray"],
 )
@@ -279,6 +279,7 @@ def stop_between_requests(command: Command, journal: Path) -> None:
 
 
 @pytest.mark.faults
+@pytest.mark.long
 def test_a_driver_that_wakes_up_leaves_its_successors_result(
     home: Path, server: Server, prefix: str, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -312,6 +313,7 @@ def test_a_driver_that_wakes_up_leaves_its_successors_result(
 
 
 @pytest.mark.faults
+@pytest.mark.long
 def test_a_group_on_ray_train_saves_in_the_background(
     home: Path, server: Server, prefix: str, start: Start, tmp_path: Path
 ) -> None:
@@ -358,6 +360,7 @@ def far_cluster(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 @pytest.mark.faults
+@pytest.mark.long
 def test_nodes_that_share_no_folder_share_the_storage(
     far_cluster: str, server: Server, prefix: str, start: Start
 ) -> None:

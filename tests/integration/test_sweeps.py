@@ -84,7 +84,6 @@ def check_population(home: Path) -> None:
 
 
 @pytest.mark.faults
-@pytest.mark.long  # the next test compares the same, after a kill
 def test_a_population_is_the_same_on_ray_as_in_one_process(
     home: Path, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,7 +98,8 @@ def test_a_population_is_the_same_on_ray_as_in_one_process(
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("place", ["ray", pytest.param("local", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("place", ["ray", "local"])
 def test_a_population_survives_its_drivers_death(
     place: str, home: Path, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,7 @@ import pytest
 from tests.support.clusters import busy, groups, logical, soon
 from tests.support.commands import SPACES, Start, Store, starting, trials
 
-pytestmark = [pytest.mark.faults, pytest.mark.versions]
+pytestmark = [pytest.mark.faults, pytest.mark.long, pytest.mark.versions]  # in CI with the lowest versions
 EPOCHS = 3
 
 

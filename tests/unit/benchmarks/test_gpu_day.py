@@ -324,6 +324,7 @@ def test_tests_are_collected_without_what_a_gpu_machine_lacks(without_packages: 
 
 
 @pytest.mark.faults  # a minute, or more on a busy machine
+@pytest.mark.long
 def test_every_part_leaves_its_rows(tmp_path: Path, without_packages: dict[str, str]) -> None:
     command = [sys.executable, "-m", "benchmarks.gpu_day", "--dry", "--minutes", "600", "--out", str(tmp_path)]
     done = subprocess.run(

@@ -229,9 +229,16 @@ QUICK = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.faults) for name in CASES]
-)
+LONG = {"simclr-resnet-bf16"}
+"""Takes a fifth of the time of all."""
+
+
+def marked(name: str) -> Any:
+    marks = [] if name in QUICK else [pytest.mark.faults, *([pytest.mark.long] if name in LONG else [])]
+    return pytest.param(name, marks=marks)
+
+
+@pytest.mark.parametrize("name", map(marked, CASES))
 def test_a_workload_mixes_no_devices_and_waits_no_more_than_before(name: str, log: Log) -> None:
     case = CASES[name]
     built, waits = train(case, log)

@@ -478,8 +478,16 @@ def test_a_step_of_batched_sgd_by_hand(weighted: bool) -> None:
     assert workload.pack_shape() is None
 
 
-@pytest.mark.faults  # long
-@pytest.mark.parametrize("given", [{}, {"sampler": "dns"}, {"loss": "mpr", "sampler": "dns"}, {"loss": "gbpr"}])
+@pytest.mark.faults  # a minute each
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"sampler": "dns"},
+        pytest.param({"loss": "mpr", "sampler": "dns"}, marks=pytest.mark.long),
+        pytest.param({"loss": "gbpr"}, marks=pytest.mark.long),
+    ],
+)
 def test_batched_and_compiled_sgd_learn_alike(given: dict[str, Any]) -> None:
     """One learning curve, within the spread of seeds: the same algorithm, drawn by two programs."""
     pytest.importorskip("numba")

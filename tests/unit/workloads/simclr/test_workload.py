@@ -313,7 +313,8 @@ def test_a_resnet_is_compiled_on_one_gpu(
     assert is_compiled(Params(encoder=encoder, compile=asked, projection=4), runtime) == expected
 
 
-@pytest.mark.faults  # long
+@pytest.mark.faults
+@pytest.mark.long
 def test_two_workers_train_a_resnet() -> None:
     """Two steps at 32 pixels; the loss is that of one worker. The model is compiled inside DDP."""
     alone = _resnet(RUNTIME, None).train_epoch(1)["loss"]
