@@ -34,8 +34,8 @@ test: $(READY)
 test-faults: $(READY)
 	$(BIN)/python -m pytest $(call marked,faults) -m "faults and not cluster and not long" -n 4 --dist loadfile
 
-# Variants of tests of test-faults and test-cluster: longer outages, the other of two faults, random kills. An hour
-# or two; not in CI.
+# Variants of tests of test-faults and test-cluster: longer outages, the other of two faults, random kills. One to
+# three hours; not in CI.
 test-long: $(READY)
 	$(BIN)/python -m pytest $(call marked,long) -m long
 

@@ -176,6 +176,7 @@ def test_a_second_signal_while_it_saves_ends_it_at_once(home: Path, start: Start
 
 
 @pytest.mark.faults
+@pytest.mark.long
 @pytest.mark.usefixtures("third_party")
 def test_a_lost_accelerator_costs_its_process_and_no_trial(
     home: Path, start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -156,12 +156,13 @@ def test_an_error_on_one_rank_ends_the_group_at_once(trained: Path, words: list[
 
 
 @pytest.mark.faults
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("words", "fault", "said", "code"),
     [
-        pytest.param(RUN, "nan_at=2", "train/loss is nan at epoch 2", 1, marks=pytest.mark.long),
+        (RUN, "nan_at=2", "train/loss is nan at epoch 2", 1),
         (RUN, "refuse_at=2", "This node has other bytes of the dataset. Fetch it again", 2),
-        pytest.param(ONE_TRIAL, "refuse_at=2", "This node has other bytes of the dataset", 1, marks=pytest.mark.long),
+        (ONE_TRIAL, "refuse_at=2", "This node has other bytes of the dataset", 1),
     ],
 )
 def test_what_one_rank_alone_refuses_ends_the_group_at_once(
@@ -263,6 +264,7 @@ def test_the_decision_for_a_gpu_is_recorded_and_kept(home: Path, start: Start) -
 
 
 @pytest.mark.faults
+@pytest.mark.long
 def test_resume_after_the_drivers_death(home: Path, start: Start) -> None:
     epochs, store = 20, Store(home)
     words = ["--trials", "2", "--scheduler", "none", f"epochs={epochs}", "slow=0.4", "refit=false"]

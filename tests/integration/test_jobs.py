@@ -219,6 +219,7 @@ def test_where_no_ray_answers_is_told_within_seconds(head: Head) -> None:
 
 
 @pytest.mark.faults
+@pytest.mark.long
 def test_a_driver_saves_before_its_head_ends(initialised_store: Path) -> None:
     """As a head's pod is deleted: Ray has its grace period, and gives the driver no signal."""
     with running(initialised_store) as head:

@@ -138,6 +138,7 @@ def test_all_is_on_s3_and_seen_from_another_machine(
 
 
 @pytest.mark.faults
+@pytest.mark.long
 def test_a_killed_sweep_goes_on_on_another_machine(
     home: Path, server: Server, prefix: str, start: Start, tmp_path: Path
 ) -> None:

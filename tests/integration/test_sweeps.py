@@ -84,6 +84,7 @@ def check_population(home: Path) -> None:
 
 
 @pytest.mark.faults
+@pytest.mark.long
 def test_a_population_is_the_same_on_ray_as_in_one_process(
     home: Path, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

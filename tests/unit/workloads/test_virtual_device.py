@@ -229,8 +229,11 @@ QUICK = {
 }  # fmt: skip
 
 
-LONG = {"simclr-resnet-bf16"}
-"""Takes a fifth of the time of all."""
+# In make test-long: half of the time of all.
+LONG = {
+    "simclr-resnet-bf16", "simclr-hcl-blur", "simclr-on-host", "lightgcl", "simgcl-bf16", "ncl", "sgl", "sgl-nodes",
+    "vera-encoder",
+}  # fmt: skip
 
 
 def marked(name: str) -> Any:
