@@ -54,6 +54,8 @@ def test_the_number_of_micro_batches_is_kept(home: Path, start: Start) -> None:
     first.until(lambda: list(home.glob("storage/*/checkpoints/checkpoint-*/checkpoint.json")))
     first.kill()
     assert "continuing with 4 micro-batches" in first.text()
+    (journal,) = home.rglob("tracking.jsonl")
+    assert "orchestrator.accumulate" in journal.read_text() or store.tag("orchestrator.accumulate") == ["4"]
     assert json.loads(typed(home, "status", "latest", "--json").stdout)["accumulate"] == 4
     second = start("run", "--resume", "latest")
     assert second.end() == 0, second.text()

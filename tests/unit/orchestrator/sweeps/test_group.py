@@ -59,6 +59,16 @@ class Lost:
         raise self.error
 
 
+def test_a_group_has_the_time_of_its_start_until_its_first_report(trial: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With --trial-timeout a slow start would otherwise end it as one that hangs."""
+    allowances: list[float] = []
+    trial._timeouts = group.train.Timeouts(1, 300)
+    monkeypatch.setattr(group.heartbeat, "announce", lambda home, allowance: allowances.append(allowance))
+    monkeypatch.setattr(group.train, "start", lambda *a, **k: Lost())
+    trial.step()
+    assert allowances == [300 + group.heartbeat.START_SECONDS]
+
+
 def test_while_it_waits_for_lost_workers_it_is_heard(trial: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """With --trial-timeout a busy cluster would otherwise end it as one that hangs."""
     started: list[Any] = []
