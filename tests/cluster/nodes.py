@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import psutil
 
 from tests.support.ports import free_ports
+from tests.support.ray_head import STARTED
 from tests.support.waiting import HANG_SECONDS
 
 PORTS = (
@@ -17,6 +19,7 @@ PORTS = (
     "runtime-env-agent-port", "metrics-export-port",
 )  # fmt: skip
 OBJECT_STORE_BYTES = 80_000_000
+STARTS = 3
 
 
 class Node:
@@ -42,19 +45,34 @@ class Node:
             else [f"--address={head}"]
         )
         self.process: psutil.Popen | None = None
+        self._added: dict[str, str] = {}
 
     def start(self, **environment: str) -> None:
         """Start it; ``environment`` is added to its and its workers' own."""
+        self._added = environment
         options = dict(zip(PORTS, free_ports(len(PORTS)), strict=True)) | {
             "node-ip-address": self.ip, "temp-dir": self._folder / "ray", "num-cpus": f"{self.cpus:g}", "num-gpus": 0,
             "object-store-memory": OBJECT_STORE_BYTES, "min-worker-port": 0, "max-worker-port": 0,
         }  # fmt: skip
         ray = [Path(sys.executable).with_name("ray"), "start", "--block", "--disable-usage-stats"]
-        with (self._folder / "node.log").open("a") as log:
+        with (self._folder / "node.log").open("w") as log:
             self.process = psutil.Popen(
                 [*self._prefix, *ray, *self._role, *(f"--{name}={value}" for name, value in options.items())],
                 env=self._environment | environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
+
+    def wait(self) -> None:
+        """Until it is up. Ray gives a start 30 seconds, which a busy machine may exceed: it is started again then."""
+        deadline = time.monotonic() + STARTS * HANG_SECONDS
+        starts = 1
+        while STARTED not in self.log():
+            assert time.monotonic() < deadline, self.log()
+            if not self.running():
+                assert starts < STARTS, self.log()
+                self.kill()
+                self.start(**self._added)
+                starts += 1
+            time.sleep(0.1)
 
     def kill(self) -> None:
         """SIGKILL to all of it, workers and jobs included."""

@@ -21,9 +21,7 @@ import psutil
 import pytest
 
 from tests.cluster.nodes import Node
-from tests.cluster.services import until
 from tests.support.commands import ROOT, SPACES, THIRD_PARTY, Command, Start, Store, starting, trials
-from tests.support.waiting import HANG_SECONDS
 
 NAME = f"cut{os.getpid()}"
 OURS, THEIRS = (f"10.213.{os.getpid() % 250}.{end}" for end in (1, 2))
@@ -96,7 +94,7 @@ def cluster(cable: bool, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Node
     try:
         for each in (head, node):
             each.start()
-            until(lambda each=each: "Ray runtime started" in each.log(), HANG_SECONDS, each.log)
+            each.wait()
         yield head, node
     finally:
         node.kill()

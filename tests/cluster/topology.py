@@ -61,12 +61,14 @@ class Topology:
             "RAY_worker_niceness": "0",
         }  # fmt: skip
         self.head = started(Node(root / "head", "127.0.0.10", 0, environment))
-        until(lambda: "Ray runtime started" in self.head.log(), HANG_SECONDS, self.head.log)
+        self.head.wait()
         self.nodes = [
             started(Node(root / f"node{number}", f"127.0.0.{10 + number}", CPUS, environment, self.head.address))
             for number in range(1, 1 + NODES)
         ]
         self.mlflow.wait()
+        for node in self.nodes:
+            node.wait()
         until(lambda: len(self.alive()) == 1 + NODES, HANG_SECONDS, lambda: [node.log() for node in self.nodes])
 
     @property
@@ -94,6 +96,7 @@ class Topology:
         """Start it again, and wait until the head knows the new one and has given up the old one."""
         node, before = self.nodes[number], set(self.alive())
         node.start(**environment)
+        node.wait()
 
         def there() -> bool:
             ids = {identity for identity, ip in self.alive().items() if ip == node.ip}

@@ -22,6 +22,8 @@ from tests.support.ports import free_ports
 from tests.support.waiting import HANG_SECONDS
 
 ORCHESTRATOR = [sys.executable, "-m", "orchestrator"]
+STARTED = "Ray runtime started"
+"""Printed by ``ray start`` once the node has registered. Ray gives it 30 seconds, then ends the head."""
 
 
 class Head:
@@ -58,13 +60,13 @@ class Head:
         )  # fmt: skip
 
     def wait(self) -> None:
+        """Until the node has started and the dashboard answers, which it does before the node has."""
         deadline = time.monotonic() + HANG_SECONDS
-        while (answer := self.answer()) is None:
-            text = (self.root / "head.log").read_text()
+        while STARTED not in (text := (self.root / "head.log").read_text()) or self.answer() is None:
             assert self.process.poll() is None, text
             assert time.monotonic() < deadline, text
             time.sleep(0.2)
-        assert answer == 401, "the head must ask for its token"
+        assert self.answer() == 401, "the head must ask for its token"
 
     def answer(self) -> int | None:
         try:
