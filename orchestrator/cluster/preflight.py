@@ -34,28 +34,41 @@ def parameters(name: str, values: Mapping[str, Any], places: Mapping[str, str] |
     return model.model_dump(mode="json")
 
 
-def dataset(workload: str, params: Mapping[str, Any], root: Path, *, elsewhere: bool = False) -> str | None:
-    """Check that the parameters' dataset is present, intact and of a kind the workload reads. Returns its fingerprint.
+def fingerprint(workload: str, params: Mapping[str, Any], root: Path) -> str | None:
+    """Fingerprint of the parameters' dataset, which is checked: it is present, intact, of a kind the workload reads.
 
-    Returns None for a workload that reads none of the package's datasets. ``elsewhere``: training is on other nodes, so
-    that those read a dataset whose reading is slow, and report what is wrong with it when the first trial starts there.
+    Returns None for a workload that reads none of the package's datasets. Raises UserError.
     """
     name = params.get("dataset")
     kinds = workload_loader.entry(workload).data
     if name is None or not kinds:
         return None
-    from workloads.data import ReadOptions, check_readable, datasets
+    from workloads.data import datasets
     from workloads.data.errors import DataError
 
     with _as_user_errors(DataError):
         datasets.check_kind(name, *kinds)
         datasets.check(name, root)
         datasets.check_kind(name, *kinds)  # that of a dataset in an object store is known now
-        if elsewhere and _is_slow(name):
-            return datasets.fingerprint(name, root)
-        options = {option: params.get(f"dataset_{option}") for option in ("size", "corrupt", "unknown", "noise")}
-        check_readable(name, root, ReadOptions(split=params.get("split"), **options))
         return datasets.fingerprint(name, root)
+
+
+def dataset(workload: str, params: Mapping[str, Any], root: Path, *, elsewhere: bool = False) -> str | None:
+    """Check also that the dataset can be read with these parameters. Returns its :func:`fingerprint`.
+
+    ``elsewhere``: training is on other nodes, so that those read a dataset whose reading is slow, and report what is
+    wrong with it when the first trial starts there (:func:`orchestrator.runs.start_point.check_data`).
+    """
+    content = fingerprint(workload, params, root)
+    if content is None or not is_read_here(params, root, elsewhere=elsewhere):
+        return content
+    from workloads.data import ReadOptions, check_readable
+    from workloads.data.errors import DataError
+
+    options = {option: params.get(f"dataset_{option}") for option in ("size", "corrupt", "unknown", "noise")}
+    with _as_user_errors(DataError):
+        check_readable(params["dataset"], root, ReadOptions(split=params.get("split"), **options))
+    return content
 
 
 def data(
@@ -66,19 +79,20 @@ def data(
     With ``refit="only"`` no part is held out. ``elsewhere``: as for :func:`dataset`.
     """
     model = workload_loader.params(name)
-    if hasattr(model, "check_data") and not (elsewhere and _is_slow(params.get("dataset"))):
+    if hasattr(model, "check_data") and is_read_here(params, root, elsewhere=elsewhere):
         with _as_user_errors():
             model.model_validate(dict(params)).check_data(root, holdout=refit != "only")
 
 
-def _is_slow(name: str | None) -> bool:
-    """Whether reading a dataset may take an hour."""
+def is_read_here(params: Mapping[str, Any], root: Path, *, elsewhere: bool) -> bool:
+    """Whether the driver reads the dataset: not if reading it may take long and training is ``elsewhere``."""
     from workloads.data import datasets
 
+    name = params.get("dataset")
     try:
-        return name is not None and datasets.KINDS[datasets.dataset(name).kind].slow
+        return name is None or not (elsewhere and datasets.is_slow(name, root))
     except (ValueError, KeyError):  # none of the package's datasets
-        return False
+        return True
 
 
 def memory(name: str, params: Mapping[str, Any], root: Path) -> None:

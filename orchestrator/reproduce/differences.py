@@ -104,7 +104,7 @@ def _unchanged(file: Path, kept: Path) -> bool:
 def _data(recorded: Recorded, settings: Settings) -> list[Difference]:
     spec = recorded.spec
     fixed = spec.params if isinstance(spec, ExperimentSpec) else spec.fixed
-    now = preflight.dataset(spec.workload, {**preflight.parameters(spec.workload, {}), **fixed}, settings.data)
+    now = preflight.fingerprint(spec.workload, {**preflight.parameters(spec.workload, {}), **fixed}, settings.data)
     if recorded.data and now != recorded.data:
         raise UserError(
             f"The data of {recorded.id} are not the data here", got=f"{now}, recorded {recorded.data}",

@@ -135,7 +135,7 @@ def name_of(spec: ExperimentSpec | SweepSpec, settings: Settings, about: str) ->
     params = spec.fixed if isinstance(spec, SweepSpec) else spec.params
     part = "search" if isinstance(spec, SweepSpec) else f"seed{spec.seed}"
     identity = digest([spec.fingerprint(), spec.search.trials]) if isinstance(spec, SweepSpec) else spec.fingerprint()
-    data = preflight.dataset(spec.workload, params, settings.data)
+    data = preflight.fingerprint(spec.workload, params, settings.data)
     inputs = preflight.input_files(spec.workload, params)
     return f"{about[:70]}-{part}-{digest([identity, data, *inputs.values()])[:10]}"
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.cluster import preflight
 from orchestrator.config import workload_loader
 from orchestrator.config.spec import ExperimentSpec, SweepSpec
 from orchestrator.engine import checkpoint
@@ -138,36 +139,42 @@ def prepare(folder: Path, spec: ExperimentSpec | SweepSpec, settings: Settings) 
         checkpoint.write(folder / FOLDER / _STATE, _forked(checkpoint.read(origin.checkpoint), best=same))
 
 
-def record_data(folder: Path, params: Mapping[str, Any], fingerprint: str | None) -> None:
-    """Note in the run's ``folder`` which bytes of its dataset the driver has, or None. Raises UserError (exit 3)."""
+def record_data(folder: Path, params: Mapping[str, Any], fingerprint: str | None, *, read: bool = True) -> None:
+    """Note in the run's ``folder`` which bytes of its dataset the driver has, or None, and whether it has read them.
+
+    Raises UserError (exit 3).
+    """
     with disk.writing(folder):
         (folder / FOLDER / _DATASET).mkdir(parents=True, exist_ok=True)
-        noted = {"dataset": params.get("dataset"), "fingerprint": fingerprint, "node": socket.gethostname()}
+        noted = {"dataset": params.get("dataset"), "fingerprint": fingerprint, "read": read}
         partial = folder / FOLDER / _DATASET / f".{_EXPECTED}"
-        partial.write_text(json.dumps(noted))
+        partial.write_text(json.dumps(noted | {"node": socket.gethostname()}))
         partial.replace(partial.with_name(_EXPECTED))
 
 
 def check_data(spec: ExperimentSpec, data: Path, folder: Path) -> None:
     """Check, before training, that this node has the driver's bytes of the dataset. ``folder`` is in the run's folder.
 
-    Raises UserError that names this node.
+    What the driver has not read is checked here as it would have been there. Raises UserError that names this node.
     """
-    from workloads.data import datasets
-    from workloads.data.errors import DataError
-
     if spec.params.get("dataset") is None:
         return
     if not any((parent / FOLDER / _DATASET).exists() for parent in _around(folder)) and not remote.run_folder(folder):
         return
     noted = json.loads((_here(folder, _DATASET, _EXPECTED) / _EXPECTED).read_text())
-    if noted["dataset"] != spec.params["dataset"] or noted["node"] == socket.gethostname() or not noted["fingerprint"]:
+    if noted["dataset"] != spec.params["dataset"] or not noted["fingerprint"]:
+        return
+    read = noted.get("read", True)
+    if read and noted["node"] == socket.gethostname():
         return
     try:
-        now = datasets.fingerprint(noted["dataset"], data)
-    except DataError as error:
-        raise UserError(f"The dataset on node {socket.gethostname()}: {error}") from None
-    if now != noted["fingerprint"]:
+        now = preflight.fingerprint(spec.workload, spec.params, data)
+        if now == noted["fingerprint"] and not read:
+            preflight.dataset(spec.workload, spec.params, data)
+            preflight.data(spec.workload, spec.params, data, spec.plan.refit)
+    except UserError as error:
+        raise UserError(f"The dataset on node {socket.gethostname()}: {error}", code=error.code) from None
+    if now is not None and now != noted["fingerprint"]:
         raise UserError(
             f"Node {socket.gethostname()} has other bytes of dataset {noted['dataset']} than the driver's node "
             f"{noted['node']}", got=f"fingerprint {now[:12]} below {data}", allowed=noted["fingerprint"][:12],

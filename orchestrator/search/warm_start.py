@@ -121,7 +121,7 @@ def _check(source: RunFolder, spec: SweepSpec, settings: Settings) -> None:
         raise UserError(
             f"{source.id} cannot be learnt from", got=f"a sweep of {earlier.workload}", allowed=spec.workload
         )
-    then, now = (preflight.dataset(each.workload, defaults(each), settings.data) for each in (earlier, spec))
+    then, now = (preflight.fingerprint(each.workload, defaults(each), settings.data) for each in (earlier, spec))
     if then != now:
         raise UserError(f"{source.id} cannot be learnt from: it searched on other data", got=then, allowed=now)
 

@@ -211,7 +211,8 @@ def _drive(
         folder.update(inputs=inputs)
     tags |= start_point.tags(spec)
     start_point.prepare(folder.path, spec, settings)
-    start_point.record_data(folder.path, defaults, fingerprint)
+    read = preflight.is_read_here(defaults, settings.data, elsewhere=elsewhere)
+    start_point.record_data(folder.path, defaults, fingerprint, read=read)
     if spec.sampler_reason:
         tags["orchestrator.sampler_reason"] = spec.sampler_reason
     params = {

@@ -26,12 +26,14 @@ def dataset(params: Mapping[str, Any], root: Path) -> dict[str, str] | None:
 def _described(name: str, root: Path) -> dict[str, str]:
     from workloads.data import datasets
 
-    files = datasets.dataset(name).files_in(root)
+    entry = datasets.dataset(name)
+    files = entry.files_in(root)
+    size = datasets.size_bytes(entry, root)
     return {
         "name": name,
         "digest": datasets.fingerprint(name, root)[:DIGEST],
         "source": json.dumps({"uri": name if files else "embedded"}),
-        "profile": json.dumps({"files": len(files), "bytes": sum(file.size for file in files), **_counts(name, root)}),
+        "profile": json.dumps({"files": len(files), "bytes": size, **_counts(name, root)}),
     }
 
 

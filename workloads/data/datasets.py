@@ -73,6 +73,9 @@ DATASETS: Mapping[str, Dataset] = {
     )
 }
 
+LARGE_BYTES = 2**28
+"""Size of a dataset's files from which reading them for the first time may take more than ten seconds."""
+
 KINDS: Mapping[str, Kind] = {kind.name: kind for kind in (RETRIEVAL, QUESTIONS, PAIRS, IMAGES, INTERACTIONS)}
 """Kinds of data by name, in the order in which a path is tested for them. Interactions are the default."""
 
@@ -128,6 +131,22 @@ def _unknown(name: str, names: Sequence[str], path: str = "") -> DataError:
     return DataError("Unknown dataset", got=repr(name), expected=f"one of {', '.join(names)}{path}", fix=fix)
 
 
+def is_slow(name: str, root: Path) -> bool:
+    """Whether a first reading may take long, by the dataset's kind or the size of its files.
+
+    Raises:
+        DataError: as :func:`dataset`.
+    """
+    entry = dataset(name)
+    return KINDS[entry.kind].slow or size_bytes(entry, root) >= LARGE_BYTES
+
+
+def size_bytes(entry: Dataset, root: Path) -> int:
+    """Size of a dataset's files, without those in folders of images; 0 for what is missing."""
+    paths = (plain_or_gz(entry.folder_in(root) / source.path) for source in entry.files_in(root))
+    return sum(path.stat().st_size for path in paths if path.is_file())
+
+
 def check(name: str, root: Path) -> None:
     """Check that a dataset is present and intact.
 
@@ -162,9 +181,12 @@ def check_readable(name: str, root: Path, options: ReadOptions | None = None) ->
 
 
 def counts(name: str, root: Path) -> Mapping[str, int]:
-    """The numbers that describe a dataset, by its kind. The first call on a machine may convert it."""
+    """The numbers that describe a dataset, by its kind; none if reading it may take long.
+
+    The first call on a machine converts it.
+    """
     counts = KINDS[dataset(name).kind].counts
-    return load_function(counts)(name, root) if counts else {}
+    return load_function(counts)(name, root) if counts and not is_slow(name, root) else {}
 
 
 def overlap(name: str, root: Path) -> Overlap | None:

@@ -122,7 +122,7 @@ class Kind:
     ``layout`` describes users' own data in words. ``own``: pairs of a test whether a path has a layout, and a function
     that returns the dataset there. ``check`` finds, before a worker starts, errors that checksums do not show; it
     raises :class:`~workloads.data.errors.DataError`. With ``checksums_suffice`` a dataset that has them is not checked.
-    ``slow``: reading a large dataset may take an hour, so that only a node that trains does.
+    ``slow``: reading may take an hour whatever the size of the dataset's files, so that only a node that trains does.
     ``counts`` returns numbers such as that of users, None if they would take too long. ``warning`` returns a sentence
     about examples that a run skips, or None. ``overlap`` counts test examples that are in train. These are named as
     ``module:function``: they read data, and what reads data imports the catalogue.

@@ -30,7 +30,7 @@ from tests.support.pictures import class_folders
 from tests.support.waiting import FOR_EVER
 from workloads import catalog
 from workloads.contract import RESERVED
-from workloads.data import fingerprint
+from workloads.data import datasets, fingerprint
 
 
 def refused(call: Callable[[], Any], *words: str, code: int = USAGE) -> str:
@@ -147,6 +147,23 @@ def test_a_driver_whose_workers_are_elsewhere_decodes_no_images(tmp_path: Path) 
         preflight.dataset("simclr", params, tmp_path)
     with pytest.raises(UserError, match="is missing"):
         preflight.dataset("simclr", {"dataset": "cifar-10"}, tmp_path, elsewhere=True)
+
+
+def test_a_driver_whose_workers_are_elsewhere_reads_no_large_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = tmp_path / "rows.csv"
+    table.write_text("user,item\n1,2\n1,none\n,3\n")
+    params = {"dataset": str(table), "backbone": "lightgcn", "contrast": "ncl"}
+    with pytest.raises(UserError, match=r"rows.csv"):
+        preflight.dataset("recommender", params, tmp_path, elsewhere=True)  # a small one is read wherever training is
+    monkeypatch.setattr(datasets, "LARGE_BYTES", table.stat().st_size)
+    whole = preflight.dataset("recommender", params, tmp_path, elsewhere=True)
+    assert whole == preflight.fingerprint("recommender", params, tmp_path) == fingerprint(str(table), tmp_path)
+    preflight.data("recommender", params, tmp_path, elsewhere=True)
+    for refused_by in (preflight.dataset, preflight.data):
+        with pytest.raises(UserError, match=r"rows.csv"):
+            refused_by("recommender", params, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -152,7 +152,7 @@ def test_a_collection_and_a_first_stage_have_digests(tmp_path: Path) -> None:
 def test_other_data_are_refused_with_both_digests(
     known: Recorded, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(preflight, "dataset", lambda workload, params, root: "there")
+    monkeypatch.setattr(preflight, "fingerprint", lambda workload, params, root: "there")
     with pytest.raises(UserError, match="there, recorded here") as refused:
         seen(replace(known, data="here"), settings)
     assert refused.value.code == USAGE

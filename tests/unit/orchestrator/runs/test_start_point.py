@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -123,6 +124,23 @@ def test_a_node_with_other_bytes_of_the_dataset_is_named(
     refused(lambda: start_point.check_data(spec, tmp_path, folder), "The dataset on node node-7: ")
     start_point.record_data(tmp_path / "storage" / "sweep", params, None)  # a workload that reads its data itself
     start_point.check_data(spec, tmp_path, folder)
+
+
+def test_a_node_checks_what_the_driver_has_not_read(tmp_path: Path, home: Path) -> None:
+    files, folder = tmp_path / "own", tmp_path / "storage" / "run"
+    folder.mkdir(parents=True)
+    files.mkdir()
+    (files / "train.csv").write_text("user,item\n1,1\n2,2\n3,3\n")
+    (files / "test.csv").write_text("user,item\n1,4\n")
+    params = {"dataset": str(files)}
+    spec = ExperimentSpec(workload="recommender", params=params, plan=Plan(epochs=1, refit=False))
+    start_point.record_data(folder, params, fingerprint(str(files), tmp_path))
+    start_point.check_data(spec, tmp_path, folder)
+    start_point.record_data(folder, params, fingerprint(str(files), tmp_path), read=False)
+    refused(
+        lambda: worker.experiment(spec, tmp_path, torch.device("cpu"), folder=folder).build(holdout=True),
+        f"The dataset on node {socket.gethostname()}: ", "no user can give an item for validation", str(files),
+    )  # fmt: skip
 
 
 def test_a_workload_without_a_dataset_waits_for_no_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

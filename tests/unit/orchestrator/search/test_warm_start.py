@@ -250,7 +250,7 @@ def test_a_sweep_that_can_not_teach(
 def test_a_sweep_that_searched_on_other_data(
     toy_workload: str, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(preflight, "dataset", lambda workload, params, root: f"digest-{params['batch_size']}")
+    monkeypatch.setattr(preflight, "fingerprint", lambda workload, params, root: f"digest-{params['batch_size']}")
     kept(settings, "one", batch_size=4)
     assert lessons(settings, "one", batch_size=4)[0]
     with pytest.raises(UserError, match="one cannot be learnt from: it searched on other data: got digest-4"):

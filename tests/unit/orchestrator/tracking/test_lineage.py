@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.tracking import lineage
-from workloads.data import fingerprint, load_interactions
+from workloads.data import datasets, fingerprint, load_interactions
 
 
 def test_a_generated_dataset_is_embedded_and_counted(tmp_path: Path) -> None:
@@ -22,6 +22,16 @@ def test_a_generated_dataset_is_embedded_and_counted(tmp_path: Path) -> None:
     profile = json.loads(found["profile"])
     assert (profile["users"], profile["items"], profile["files"]) == (data.n_users, data.n_items, 0)
     assert profile["interactions"] == len(data.train) + len(data.test)
+
+
+def test_a_large_dataset_is_not_read_for_its_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = tmp_path / "rows.csv"
+    table.write_text("user,item\n1,2\n1,3\n")
+    monkeypatch.setattr(datasets, "LARGE_BYTES", table.stat().st_size)
+    monkeypatch.setattr(datasets, "load_function", lambda name: pytest.fail(f"called {name}"))
+    found = lineage.dataset({"dataset": str(table)}, tmp_path)
+    assert found is not None
+    assert json.loads(found["profile"]) == {"files": 1, "bytes": table.stat().st_size}
 
 
 def test_parameters_without_a_dataset_have_no_lineage(tmp_path: Path) -> None:
