@@ -39,7 +39,23 @@ def _read(size: int, folder: Path, end: str) -> Cost:
     return cost
 
 
-def _write_table(size: int, path: Path) -> None:
+def split_noise(size: int, folder: Path) -> Cost:
+    """Another split of a converted table, by its highest ratings, with noise."""
+    from workloads.data import load_interactions
+    from workloads.data.interactions import load
+
+    path = folder / "all.parquet"
+    writer = get_context("spawn").Process(target=_write_table, args=(size, path, True))
+    writer.start()
+    writer.join()
+    load.CACHED_FROM = 1
+    load_interactions(str(path), folder)
+    with measured(folder, private=True) as cost:
+        load_interactions(str(path), folder, "clean", 0.2)
+    return cost
+
+
+def _write_table(size: int, path: Path, rated: bool = False) -> None:
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -48,7 +64,8 @@ def _write_table(size: int, path: Path) -> None:
     data = _interactions(size, path.parent)
     pairs = np.random.default_rng(0).permutation(np.concatenate([data.train, data.test]))
     names = [pc.binary_join_element_wise(kind, pa.array(ids).cast("string"), "") for kind, ids in zip("ui", pairs.T)]
-    table = pa.table({"user": names[0], "item": names[1], "timestamp": np.arange(size)})
+    columns = {"user": names[0], "item": names[1], "timestamp": np.arange(size)}
+    table = pa.table(columns | ({"rating": np.arange(size) % 5 + 1} if rated else {}))
     (csv.write_csv if path.suffix == ".csv" else parquet.write_table)(table, path)
 
 
@@ -128,6 +145,7 @@ MILLIONS = (10**6, 2 * 10**6, 4 * 10**6)
 ITEMS = {
     "read-csv": Item("read a table, CSV", "interaction", MILLIONS, read_csv),
     "read-parquet": Item("read a table, Parquet", "interaction", MILLIONS, read_parquet),
+    "split-noise": Item("clean split, a fifth of noise", "interaction", MILLIONS, split_noise),
     "prepare": Item("prepare interactions", "interaction", MILLIONS, prepare),
     "prepare-again": Item("map prepared interactions", "interaction", MILLIONS, prepare_again),
     "evaluate": Item("rank all users, 100,000 items", "user", (500, 1000, 2000), evaluate),

@@ -91,6 +91,15 @@ def ranges(counts: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.array(firsts)
 
 
+def equal_ranges(keys: int, rows: int) -> NDArray[np.int64]:
+    """Divide the ``keys`` 0, 1, ..., drawn with equal chances, into ranges of about :data:`ROWS` of the rows.
+
+    Returns:
+        The first key of each range, and ``keys``, (R + 1,).
+    """
+    return np.linspace(0, keys, rows // ROWS + 2).astype(np.int64)
+
+
 def partition(
     count: int, keys: Column, firsts: NDArray[np.int64], columns: Sequence[Column]
 ) -> Iterator[tuple[NDArray[Any], ...]]:

@@ -13,7 +13,17 @@ from numpy.typing import NDArray
 from workloads.data.errors import DataError
 from workloads.data.interactions.codes import decode, distinct, encode
 from workloads.data.interactions.types import Interactions
-from workloads.data.partition import blocks, key_counts, partition, ranges, row_numbers, scratch, select
+from workloads.data.partition import (
+    Growing,
+    blocks,
+    equal_ranges,
+    key_counts,
+    partition,
+    ranges,
+    row_numbers,
+    scratch,
+    select,
+)
 
 Split: TypeAlias = Literal["official", "random", "clean", "leave_last_out", "global_time"]
 
@@ -67,17 +77,8 @@ def resplit(data: Interactions, split: Split, seed: int = TEST_SEED, clean_from:
         good = data.test_ratings >= clean_from
         return replace(data, test=data.test[good], test_ratings=data.test_ratings[good],
                        test_times=None if data.test_times is None else data.test_times[good])  # fmt: skip
-    ratings = np.concatenate([data.train_ratings, data.test_ratings])
-    highest = np.flatnonzero(ratings == ratings.max())
-    if len(highest) < HIGHEST_SHARE * len(ratings):
-        raise DataError(
-            f"split=clean tests on the highest rating, {ratings.max():g}, and next to no interaction has it",
-            got=f"{len(highest)} of {len(ratings)}", expected=f"at least {HIGHEST_SHARE:.0%}",
-            fix="Correct the ratings that are off the scale, or use split=official or split=random",
-        )  # fmt: skip
-    test = np.zeros(len(ratings), np.bool_)
-    test[highest[_drawn(_pairs(data)[highest], CLEAN_FRACTION, seed)]] = True
-    return _divided(data, test)
+    highest = _highest(_joined(data.train_ratings, data.test_ratings))
+    return _divided(data, _within(highest, _drawn(select(_pairs(data), highest), CLEAN_FRACTION, seed)))
 
 
 def with_noise(data: Interactions, rate: float, seed: int = TEST_SEED) -> Interactions:
@@ -91,7 +92,7 @@ def with_noise(data: Interactions, rate: float, seed: int = TEST_SEED) -> Intera
         DataError: there are too few such pairs.
     """
     count = round(rate * len(data.train))
-    taken = distinct(encode(_pairs(data), data.n_items), *([] if data.truth is None else [np.flatnonzero(data.truth)]))
+    taken = _taken(data)
     free = data.n_users * data.n_items - len(taken)
     if count > free:
         most = math.floor(1e4 * free / len(data.train)) / 1e4
@@ -100,16 +101,61 @@ def with_noise(data: Interactions, rate: float, seed: int = TEST_SEED) -> Intera
             expected=f"{count} ({rate:g} of train)", fix=f"Set dataset_noise to at most {most:g}",
         )  # fmt: skip
     places = _distinct(count, free, seed)
-    # The r-th free code is r plus the number of taken codes before it.
-    codes = places + np.searchsorted(taken - np.arange(len(taken)), places, side="right")
+    # The r-th free code is r plus the number of taken codes before it: of those whose value less their rank is <= r.
+    for block in blocks(len(taken)):
+        taken[block] -= row_numbers(block)
+    added = scratch((count, 2), np.int32)
+    for block in blocks(count):
+        some = places[block]
+        added[block] = decode(some + np.searchsorted(taken, some, side="right"), data.n_items)
+    noise = scratch((len(data.train) + count,), np.bool_)
+    noise[len(data.train) :] = True
     return replace(
         data,
-        train=np.concatenate([data.train, decode(codes, data.n_items)]),
+        train=_joined(data.train, added),
         train_ratings=_padded(data.train_ratings, count),
         train_times=_padded(data.train_times, count),
-        noise=np.arange(len(data.train) + count) >= len(data.train),
+        noise=noise,
         held_out=_padded(data.held_out, count),
     )
+
+
+def _taken(data: Interactions) -> NDArray[np.int64]:
+    """Codes of the pairs that are in either part or, if the truth is known, liked; ascending, without repetitions."""
+    pairs = _pairs(data)
+    firsts = ranges(key_counts(pairs[:, 0], data.n_users))
+    taken = Growing(np.int64)
+    for first, end, (some,) in zip(firsts, firsts[1:], partition(len(pairs), pairs[:, 0], firsts, (pairs,))):
+        liked = [] if data.truth is None else [np.flatnonzero(data.truth[first:end]) + first * data.n_items]
+        taken.append(distinct(encode(some, data.n_items), *liked))
+    return taken.array()
+
+
+def _highest(ratings: NDArray[np.float32]) -> NDArray[np.bool_]:
+    """Mask (n,) of the interactions with the highest rating."""
+    most = max((ratings[block].max() for block in blocks(len(ratings))), default=0.0)
+    mask = scratch((len(ratings),), np.bool_)
+    for block in blocks(len(ratings)):
+        mask[block] = ratings[block] == most
+    count = int(np.count_nonzero(mask))
+    if count < HIGHEST_SHARE * len(ratings):
+        raise DataError(
+            f"split=clean tests on the highest rating, {most:g}, and next to no interaction has it",
+            got=f"{count} of {len(ratings)}", expected=f"at least {HIGHEST_SHARE:.0%}",
+            fix="Correct the ratings that are off the scale, or use split=official or split=random",
+        )  # fmt: skip
+    return mask
+
+
+def _within(mask: NDArray[np.bool_], chosen: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Mask (n,) of the rows of ``mask`` that are also in ``chosen``, a mask of those rows."""
+    both = scratch(mask.shape, np.bool_)
+    start = 0
+    for block in blocks(len(mask)):
+        end = start + int(np.count_nonzero(mask[block]))
+        both[block][mask[block]] = chosen[start:end]
+        start = end
+    return both
 
 
 def _by_time(data: Interactions, split: Split) -> Interactions:
@@ -234,18 +280,34 @@ def _divided(data: Interactions, test: NDArray[np.bool_]) -> Interactions:
 
 
 def _distinct(count: int, below: int, seed: int) -> NDArray[np.int64]:
-    """``count`` different integers in [0, below), ascending."""
-    bits = np.random.PCG64(seed)
-    drawn = np.empty(0, np.int64)
-    while len(drawn) < count:
-        more = (bits.random_raw(2 * count) % np.uint64(below)).astype(np.int64)
-        values, first = np.unique(np.concatenate([drawn, more]), return_index=True)
-        drawn = values[np.argsort(first)][:count]  # in drawing order, so that the first ones are kept
-    return np.sort(drawn)
+    """The first ``count`` different integers of a sequence of draws from [0, below), ascending."""
+
+    def drawn(rows: slice) -> NDArray[np.int64]:
+        bits = np.random.PCG64(seed).advance(rows.start)
+        raw: NDArray[np.uint64] = bits.random_raw(rows.stop - rows.start) % np.uint64(below)
+        return raw.astype(np.int64)
+
+    values = firsts = np.empty(0, np.int64)
+    draws = 0
+    while len(values) < count:
+        draws += 2 * count
+        seen, at = Growing(np.int64), Growing(np.int64)
+        for rows, some in partition(draws, drawn, equal_ranges(below, draws), (row_numbers, drawn)):
+            different, first = np.unique(some, return_index=True)
+            seen.append(different)
+            at.append(rows[first])
+        values, firsts = seen.array(), at.array()
+    if not count:
+        return values
+    last, _ = _in_order(lambda: (firsts[block].astype(np.uint64) for block in blocks(len(firsts))), count - 1)
+    kept = scratch(firsts.shape, np.bool_)
+    for block in blocks(len(firsts)):
+        kept[block] = firsts[block] <= int(last)
+    return select(values, kept)
 
 
 def _padded(values: NDArray[Any] | None, count: int) -> NDArray[Any] | None:
-    return None if values is None else np.concatenate([values, np.zeros(count, values.dtype)])
+    return None if values is None else _joined(values, scratch((count,), values.dtype))
 
 
 def _pairs(data: Interactions) -> NDArray[np.int32]:
@@ -254,4 +316,10 @@ def _pairs(data: Interactions) -> NDArray[np.int32]:
 
 def _joined(train: NDArray[Any], test: NDArray[Any]) -> NDArray[Any]:
     """The rows of both parts. Without a test part those of train are not copied."""
-    return np.concatenate([train, test]) if len(test) else train
+    if not len(test):
+        return train
+    whole = scratch((len(train) + len(test), *train.shape[1:]), train.dtype)
+    for start, part in ((0, train), (len(train), test)):
+        for block in blocks(len(part)):
+            whole[start + block.start : start + block.stop] = part[block]
+    return whole

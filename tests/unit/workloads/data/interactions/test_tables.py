@@ -7,6 +7,7 @@ import datetime
 import errno
 import gzip
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from workloads.data import (
 )
 from workloads.data.interactions import columns
 from workloads.data.interactions.tables import read_tables
-from workloads.data.interactions.variants import Split, resplit
+from workloads.data.interactions.variants import Split, resplit, with_noise
 
 ROWS = "user,item,rating,timestamp\n7,b,3,10\n9,a,4.5,20\n7,a,1,30\n"
 
@@ -142,7 +143,7 @@ def test_the_order_of_the_rows_does_not_matter(
 def test_a_table_that_is_read_in_blocks_is_the_same(
     tmp_path: Path, end: str, text: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows, and bytes of an array, that are in memory at a time; also for parts that are drawn or cut in time."""
+    """Rows, and bytes of an array, that are in memory at a time; also for drawn parts, cuts in time and noise."""
     source = np.random.default_rng(0)
     pairs = source.integers(0, 60, (3000, 2))
     ids = [f"u{user}" for user in pairs[:, 0]] if text else pairs[:, 0].tolist()
@@ -150,7 +151,7 @@ def test_a_table_that_is_read_in_blocks_is_the_same(
         {
             "user": ids,
             "item": pairs[:, 1].tolist(),
-            "rating": source.random(3000),
+            "rating": source.integers(-2, 3, 3000) / 2,
             "timestamp": source.integers(-900, 900, 3000),
         }
     )
@@ -162,8 +163,16 @@ def test_a_table_that_is_read_in_blocks_is_the_same(
         content = written.getvalue().to_pybytes()
         (tmp_path / f"all.{end}").write_bytes(gzip.compress(content) if end == "csv.gz" else content)
     monkeypatch.setenv("ORCHESTRATOR_CACHE", str(tmp_path / "cache"))
-    splits: tuple[Split, ...] = ("official", "leave_last_out", "global_time")
-    whole = [resplit(read_tables(tmp_path, (f"all.{end}",)), split) for split in splits]
+    splits: tuple[Split, ...] = ("official", "clean", "leave_last_out", "global_time")
+
+    def variants() -> Iterator[Interactions]:
+        data = read_tables(tmp_path, (f"all.{end}",))
+        for split in splits:
+            yield resplit(data, split)
+            yield with_noise(resplit(data, split), 0.2)
+        yield resplit(resplit(data, "clean"), "random")  # of a dataset with two parts
+
+    whole = [*variants()]
     for module, name, value in (
         (columns, "_BLOCK_BYTES", 2000),
         (columns, "_BLOCK_ROWS", 90),
@@ -174,9 +183,7 @@ def test_a_table_that_is_read_in_blocks_is_the_same(
     blocks = [len(rows.user) for rows in columns.read_columns(tmp_path / f"all.{end}")]
     assert sum(blocks) == 3000
     assert max(blocks) < 200
-    data = read_tables(tmp_path, (f"all.{end}",))
-    for split, expected in zip(splits, whole):
-        found = resplit(data, split)
+    for found, expected in zip(variants(), whole, strict=True):
         assert found.arrays().keys() == expected.arrays().keys()
         for name, array in expected.arrays().items():
             np.testing.assert_array_equal(found.arrays()[name], array, strict=True)

@@ -257,6 +257,17 @@ def test_noise_is_new_distinct_and_marked(ratings: dict[Any, int], rate: float, 
     np.testing.assert_array_equal(with_noise(clean, rate, seed).train, noisy.train)
 
 
+@given(rated, st.floats(0, 0.5), seeds)
+def test_noise_is_the_free_pairs_that_are_drawn_first(ratings: dict[Any, int], rate: float, seed: int) -> None:
+    """The definition: draws of PCG64, each the number of a free pair in the order of users and items."""
+    free = [(user, item) for user in range(N_USERS) for item in range(N_ITEMS) if (user, item) not in ratings]
+    count = min(round(rate * len(ratings)), len(free))
+    draws = np.random.PCG64(seed).random_raw(5000) % np.uint64(max(len(free), 1))
+    first = [*dict.fromkeys(draws.tolist())][:count]
+    noisy = with_noise(interactions(ratings), count / len(ratings), seed)
+    assert [*map(tuple, noisy.train[noisy.noise].tolist())] == [free[number] for number in sorted(first)]
+
+
 @given(rated)
 def test_the_noise_that_is_offered_instead_fits(ratings: dict[Any, int]) -> None:
     clean = interactions(ratings)
