@@ -21,7 +21,7 @@ from orchestrator.storage.lease import LOCK
 from orchestrator.storage.names import HALF_WRITTEN, HISTORY, OUTCOME, RECORD, STUDY
 from orchestrator.storage.records import SETTLED, RunFolder
 from orchestrator.storage.settings import Settings
-from orchestrator.tracking.client import OWNER, all_runs
+from orchestrator.tracking.client import OWNER, all_pages, all_runs
 from orchestrator.tracking.tracker import JOURNAL
 
 COPY = "copy of what is stored"
@@ -76,7 +76,7 @@ def stale(settings: Settings) -> list[Stale]:
     client = models.client(settings)
     folders = {folder.id: folder for folder in run_lookup.folders(settings.storage)}
     stale_runs = []
-    experiments = [experiment.experiment_id for experiment in client.search_experiments()]
+    experiments = [experiment.experiment_id for experiment in all_pages(client.search_experiments)]
     for run in all_runs(client.search_runs, experiments, "attributes.status = 'RUNNING'"):
         owner = run.data.tags.get(OWNER)
         if owner is None:

@@ -12,12 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.errors import UNAVAILABLE, UserError, one_line
+from orchestrator.errors import UNAVAILABLE, UserError, mask, one_line
 from orchestrator.promotion.audit_log import AuditLog
 from orchestrator.registry import models as registry
 from orchestrator.storage import run_lookup
 from orchestrator.storage.settings import Settings
-from orchestrator.tracking.client import all_runs
+from orchestrator.tracking.client import all_pages, all_runs
 
 ALIAS = "has an alias"
 PROMOTED = "was promoted"
@@ -63,7 +63,7 @@ def survey(settings: Settings, keep: int) -> Survey:
 def remove(settings: Settings, models: Iterable[Removable]) -> tuple[list[Removable], list[str]]:
     """Mark models as deleted. Returns those removed, and error messages.
 
-    One that has got an alias since the survey stays.
+    One that has got an alias since the survey, or was registered, stays.
     """
     client = registry.client(settings)
     removed: list[Removable] = []
@@ -74,6 +74,8 @@ def remove(settings: Settings, models: Iterable[Removable]) -> tuple[list[Remova
                 if model.version in set(map(str, client.get_registered_model(model.name).aliases.values())):
                     continue
                 client.delete_model_version(model.name, model.version)
+            elif client.search_model_versions(f"source_path = 'models:/{model.model_id}'"):
+                continue
             client.delete_logged_model(model.model_id)
             removed.append(model)
         except registry.outage_errors() as error:
@@ -92,27 +94,31 @@ def free(settings: Settings, removed: Sequence[Removable]) -> str:
         words[2] = "THE_SERVERS_STORE"
         return f"The server's administrator frees the files: mlflow {' '.join(words)}"
     if others := _deleted(settings):
-        return f"Files are not freed, since that would also erase {others}: mlflow {' '.join(words)}"
+        return mask(f"Files are not freed, since that would also erase {others}: mlflow {' '.join(words)}")
     words += ["--tracking-uri", str(settings.tracking)]
     done = subprocess.run([sys.executable, "-m", "mlflow", *words], capture_output=True, text=True, check=False)
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        return f"Files are not freed ({reason}): mlflow {' '.join(words)}"
+        return mask(f"Files are not freed ({reason}): mlflow {' '.join(words)}")
     return f"The files of {len(removed)} model{'s' * (len(removed) > 1)} are freed"
 
 
 def _survey(settings: Settings, keep: int) -> Survey:
     log = AuditLog(settings)
     client = log.client
-    experiments = [one.experiment_id for one in client.search_experiments()]
-    ours = {one.model_id: one for one in _logged_models(client, experiments) if registry.OUTCOME_TAG in one.tags}
+    experiments = [one.experiment_id for one in all_pages(client.search_experiments)]
+    logged = all_pages(client.search_logged_models, experiments) if experiments else ()
+    ours = {one.model_id: one for one in logged if registry.OUTCOME_TAG in one.tags}
     runs = {one.source_run_id: client.get_run(one.source_run_id) for one in ours.values() if one.source_run_id}
     needed = _starting_points(settings, client, experiments)
     kept: Counter[str] = Counter()
     removable: list[Removable] = []
     registered: set[str] = set()
-    for name in (one.name for one in client.search_registered_models()):
-        versions = sorted(client.search_model_versions(f"name = '{name}'"), key=lambda one: -int(one.version))
+    by_name: dict[str, list[Any]] = {}
+    for version in all_pages(client.search_model_versions):
+        by_name.setdefault(version.name, []).append(version)
+    for name, some in sorted(by_name.items()):
+        versions = sorted(some, key=lambda one: -int(one.version))
         aliases = set(map(str, client.get_registered_model(name).aliases.values()))
         events = log.events(name)
         promoted = {version for event in events for version in (event.version, event.before) if event.outcome == "done"}
@@ -166,16 +172,6 @@ def _is_running(run: Any) -> bool:
     return run is not None and run.info.status == "RUNNING"
 
 
-def _logged_models(client: Any, experiments: Sequence[str]) -> Iterable[Any]:
-    token = None
-    while experiments:
-        page = client.search_logged_models(list(experiments), page_token=token)
-        yield from page
-        token = page.token
-        if not token:
-            return
-
-
 def _starting_points(settings: Settings, client: Any, experiments: Sequence[str]) -> set[str]:
     """The versions that ``init`` of a record here or in MLflow names: its repetition needs them."""
     references = [run.data.tags[INIT] for run in all_runs(client.search_runs, experiments, f"tags.`{INIT}` LIKE '%'")]
@@ -192,6 +188,6 @@ def _deleted(settings: Settings) -> str | None:
     client = registry.client(settings)
     if gone := client.search_experiments(view_type=ViewType.DELETED_ONLY):
         return f"the deleted experiment {gone[0].name}"
-    experiments = [one.experiment_id for one in client.search_experiments()]
+    experiments = [one.experiment_id for one in all_pages(client.search_experiments)]
     runs = client.search_runs(experiments, run_view_type=ViewType.DELETED_ONLY, max_results=1) if experiments else []
     return f"the deleted run {runs[0].info.run_id}" if runs else None

@@ -27,7 +27,7 @@ from orchestrator.storage.look_ledger import Row
 from orchestrator.storage.names import TEST_UNITS
 from orchestrator.storage.records import SETTLED, RunFolder
 from orchestrator.storage.settings import Settings
-from orchestrator.tracking.client import all_runs
+from orchestrator.tracking.client import all_pages, all_runs
 
 LEVEL = 0.95
 
@@ -225,7 +225,7 @@ def _tracked(settings: Settings, fingerprint: str | None) -> tuple[list[tuple[st
 
 def _tags(settings: Settings, fingerprint: str) -> Iterator[tuple[str, str]]:
     client = registry.client(settings)
-    experiments = [one.experiment_id for one in client.search_experiments()]
+    experiments = [one.experiment_id for one in all_pages(client.search_experiments)]
     for run in all_runs(client.search_runs, experiments, f"tags.`orchestrator.data_fingerprint` = '{fingerprint}'"):
         if looks := run.data.tags.get("orchestrator.looks"):
             yield run.data.tags.get("orchestrator.id") or run.info.run_id, looks

@@ -24,7 +24,7 @@ from orchestrator.storage import run_lookup
 from orchestrator.storage.names import HISTORY, OUTCOME
 from orchestrator.storage.records import RunFolder
 from orchestrator.storage.settings import Settings
-from orchestrator.tracking.client import KEY
+from orchestrator.tracking.client import KEY, all_pages
 
 Kind = Literal["run", "sweep", "trial"]
 
@@ -146,7 +146,7 @@ def _run_id(client: Any, reference: str) -> str:
     """The MLflow id of a trial ``SWEEP/7``; any other reference is returned as it is."""
     if "/" not in reference:
         return reference
-    experiments = [experiment.experiment_id for experiment in client.search_experiments()]
+    experiments = [experiment.experiment_id for experiment in all_pages(client.search_experiments)]
     runs = client.search_runs(experiments, f"tags.`{KEY}` = '{reference}'", max_results=1) if experiments else []
     if not runs:
         raise UserError("Unknown trial", got=repr(reference), allowed="SWEEP/NUMBER, or its MLflow run's id")

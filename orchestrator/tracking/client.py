@@ -38,17 +38,24 @@ class ExistingRun:
     steps: Mapping[str, int]
 
 
-def all_runs(search: Callable[..., Any], experiments: Sequence[str], query: str) -> Iterator[Any]:
-    """All runs of some experiments that match a query, earliest first.
-
-    ``search`` is :meth:`MlflowClient.search_runs` or a wrapper of it; it is called once a page.
-    """
+def all_pages(search: Callable[..., Any], *arguments: Any, **options: Any) -> Iterator[Any]:
+    """All results of a search method of MlflowClient, which is called once a page with a ``page_token``."""
     token = None
-    while experiments:
-        page = search(experiments, query, max_results=PAGE, order_by=["attributes.start_time ASC"], page_token=token)
+    while True:
+        page = search(*arguments, **options, page_token=token)
         yield from page
         if not (token := page.token):
             return
+
+
+def all_runs(search: Callable[..., Any], experiments: Sequence[str], query: str) -> Iterator[Any]:
+    """All runs of some experiments that match a query, earliest first.
+
+    ``search`` is :meth:`MlflowClient.search_runs` or a wrapper of it.
+    """
+    if experiments:
+        order = ["attributes.start_time ASC"]
+        yield from all_pages(search, experiments, query, max_results=PAGE, order_by=order)
 
 
 class Client:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -45,7 +46,7 @@ def add(settings: Settings) -> Add:
         if status != "RUNNING":
             client.set_terminated(run, status)
         if name is not None:
-            if not client.search_registered_models(f"name = '{name}'"):
+            if name not in {one.name for one in client.search_registered_models(max_results=1000)}:
                 client.create_registered_model(name)
             with tracking_uri_set(settings.tracking):
                 client.create_model_version(name, f"models:/{model.model_id}", run, model_id=model.model_id)
@@ -56,6 +57,38 @@ def add(settings: Settings) -> Add:
 
 def removable(settings: Settings, keep: int = 1) -> list[str]:
     return [f"{one.name}/{one.version}" for one in retention.survey(settings, keep).removable]
+
+
+def test_an_alias_counts_whatever_other_names_there_are(settings: Settings, add: Add) -> None:
+    client = registry.client(settings)
+    for name in ("zebra", "rec", "rec", "bob's model"):
+        add(name)
+    client.set_registered_model_alias("zebra", "champion", "1")
+    for number in range(100):  # a page of MLflow's registered models
+        client.create_registered_model(f"m{number:03}")
+    assert removable(settings) == ["rec/1"]
+
+
+def test_a_model_that_was_registered_meanwhile_stays(settings: Settings, add: Add) -> None:
+    client = registry.client(settings)
+    for _ in range(3):
+        add(None)
+    older = [one for one in retention.survey(settings, 1).removable if one.version is None]
+    client.create_registered_model("late")
+    with tracking_uri_set(settings.tracking):
+        client.create_model_version("late", f"models:/{older[0].model_id}", model_id=older[0].model_id)
+    assert retention.remove(settings, older) == (older[1:], [])
+
+
+def test_a_command_to_free_files_hides_the_password(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = replace(settings, tracking="postgresql://mlflow:hunter2@db:5432/mlflow")
+    removed = [retention.Removable("m-1", "rec", "1")]
+    monkeypatch.setattr(retention, "_deleted", lambda settings: "the deleted run 7")
+    assert "mlflow gc --backend-store-uri postgresql://mlflow:***@db" in retention.free(there, removed)
+    monkeypatch.setattr(retention, "_deleted", lambda settings: None)
+    failed = subprocess.CompletedProcess([], 1, "", "no postgresql://mlflow:hunter2@db:5432/mlflow")
+    monkeypatch.setattr(subprocess, "run", lambda *of, **options: failed)
+    assert "hunter2" not in retention.free(there, removed)
 
 
 def test_what_is_needed_is_kept_and_the_rest_removed(settings: Settings, add: Add) -> None:

@@ -244,8 +244,9 @@ def test_a_tag_that_mlflow_has_cut_is_a_note(settings: Settings, run: Run, monke
     tagged = SimpleNamespace(
         data=SimpleNamespace(tags={"orchestrator.looks": fitting_tag(noted), "orchestrator.id": "one"})
     )
-    client = SimpleNamespace(search_experiments=list, search_runs=None)
+    client = SimpleNamespace(search_experiments=None, search_runs=None)
     monkeypatch.setattr(view.registry, "client", lambda of: client)
+    monkeypatch.setattr(view, "all_pages", lambda search: [])
     monkeypatch.setattr(view, "all_runs", lambda *of: iter([tagged]))
     assert view._tracked(replace(settings, tracking="sqlite:///x"), "f" * 64) == (
         [],
