@@ -48,7 +48,7 @@ def usable(tried: Tried) -> GateResult:
 
 def check_metrics(gates: Gates, after: Evidence) -> None:
     """Raise UserError with the nearest name for a gate on a metric that the run does not have."""
-    for name in [*([gates.better] if isinstance(gates.better, str) else []), *gates.guard]:
+    for name in [*([gates.better] if isinstance(gates.better, str) else []), *gates.guard, *gates.minimize]:
         if after.metric_names and name not in after.metric_names:
             raise unknown(f"metric of version {after.version}'s run", name, after.metric_names)
 

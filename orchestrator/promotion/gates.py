@@ -55,6 +55,11 @@ class Gates(BaseModel):
             raise ValueError(f"tolerances from 0, also for {negative[0]}")
         return {_metric(name): tolerance for name, tolerance in values.items()}
 
+    @field_validator("minimize")
+    @classmethod
+    def _minimized(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(map(_metric, names))
+
     @property
     def compares(self) -> bool:
         """Whether a gate needs the values of the runs."""

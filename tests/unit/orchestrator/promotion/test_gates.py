@@ -141,6 +141,8 @@ def test_a_metric_that_the_run_does_not_have_gets_the_nearest_name() -> None:
     with pytest.raises(UserError, match=r"Unknown metric of version 2's run: got 'ndgc_at_20'.*'ndcg_at_20'") as caught:
         gate_results.check_metrics(Gates(guard={"ndgc_at_20": 0}), evidence("2"))
     assert caught.value.code == USAGE
+    with pytest.raises(UserError, match=r"Unknown metric of version 2's run: got 'eror'.*'error'"):
+        gate_results.check_metrics(Gates(guard={"error": 0}, minimize=("eror",)), evidence("2"))
     gate_results.check_metrics(Gates(better="error", guard={"calibration": 0}), evidence("2"))
 
 
@@ -194,8 +196,9 @@ def test_the_bound_is_that_of_the_normal_distribution_for_many_units() -> None:
 
 def test_less_is_better_where_the_file_or_the_objective_says_so() -> None:
     old, new = evidence("1", noise(0, 0.4)), evidence("2", noise(1, 0.3))
-    down = better(old, new, better="error", minimize=("error",))
-    assert (down.gate, down.verdict) == ("better: error (less is better)", "pass")
+    for name in ("error", "validation/error"):
+        down = better(old, new, better="error", minimize=(name,))
+        assert (down.gate, down.verdict) == ("better: error (less is better)", "pass")
     assert better(old, new, better="error").verdict == "refused"
     spec = {**(new.spec or {}), "plan": {"objective": ["error:min"]}}
     assert better(old, evidence("2", noise(1, 0.3), spec=spec)).gate == "better: error (less is better)"
