@@ -82,7 +82,7 @@ def run(settings: Settings, as_json: bool) -> int:
 
 def _shown(settings: Settings, name: str) -> str | None:
     value = getattr(settings, name)
-    return None if value is None else notifications.describe(value) if name == "notify" else mask(str(value))
+    return None if value is None else notifications.describe(value) if name == "notify" else mask(settings.text(name))
 
 
 def _guarded(check: Callable[[Settings], Iterable[Check]], settings: Settings) -> list[Check]:

@@ -191,7 +191,7 @@ def _environment(settings: Settings) -> dict[str, str]:
             fix="Set it in the cluster's environment and not here, or name a tracking server",
         )
     return {
-        variable: str(getattr(settings, name) or "none")
+        variable: settings.text(name)
         for name, (variable, _) in NAMES.items()
         if settings.sources[name] in ("environment", "flag") and name not in ("ray_address", "notify")
     }

@@ -20,6 +20,10 @@ class Prices:
     cpu: float = 0.0
     unit: str = ""
 
+    def __str__(self) -> str:
+        """As :func:`parse` reads it."""
+        return f"{self.unit} gpu={self.gpu!r},cpu={self.cpu!r}".strip()
+
     def cost(self, gpu_hours: float, cpu_hours: float) -> float:
         """The cost of some device hours."""
         return gpu_hours * self.gpu + cpu_hours * self.cpu
@@ -36,8 +40,8 @@ class Prices:
 
 def parse(text: str) -> Prices:
     """Prices from the setting. Raises UserError."""
-    unit, space, pairs = text.strip().partition(" ")
-    if not space:
+    unit, _, pairs = text.strip().partition(" ")
+    if "=" in unit or not pairs:  # without a unit
         unit = ""
         pairs = text.strip()
     given: dict[str, float] = {}

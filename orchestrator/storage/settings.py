@@ -15,6 +15,7 @@ from orchestrator.errors import UserError, unknown
 from orchestrator.provenance import private_files
 from orchestrator.storage import notifications, prices, remote
 from orchestrator.storage.prices import Prices
+from workloads.data import stores
 
 Source = Literal["flag", "environment", "file", "default"]
 
@@ -61,6 +62,11 @@ class Settings:
     def remote(self) -> str | None:
         """The URI whose local copy ``storage`` is; None for a plain folder."""
         return remote.uri_of(self.storage)
+
+    def text(self, name: str) -> str:
+        """A setting as it could be given: of a storage or data root in an object store the URI, not the local copy."""
+        uris = {"storage": self.remote, "data": stores.uri_of(self.data)}
+        return str(uris.get(name) or getattr(self, name) or "none")
 
     @property
     def embedded(self) -> bool:

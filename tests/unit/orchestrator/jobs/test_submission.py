@@ -11,6 +11,7 @@ import pytest
 from orchestrator.errors import UserError
 from orchestrator.jobs import submission
 from orchestrator.jobs.job_state import Job, read
+from orchestrator.storage.settings import resolve
 
 
 class Details:
@@ -57,6 +58,31 @@ def test_unset_they_are_the_clusters_to_say(sent: dict[str, Any], monkeypatch: p
     monkeypatch.setenv("ORCHESTRATOR_QUEUE", "mine")
     submission.submit(["sweep", "toy"], wait=False)
     assert sent["environment"]["ORCHESTRATOR_QUEUE"] == "mine"
+
+
+def test_settings_go_along_as_they_can_be_given(
+    sent: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job's home and cache are others."""
+    given = {
+        "ORCHESTRATOR_STORAGE": "s3://bucket/runs",
+        "ORCHESTRATOR_DATA": "s3://bucket/sets",
+        "ORCHESTRATOR_PRICES": "EUR gpu=2.5,cpu=0.04",
+    }
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    here = resolve({})
+    submission.submit(["sweep", "toy"], wait=False)
+    assert given.items() <= sent["environment"].items()
+    monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "there"))
+    monkeypatch.setenv("ORCHESTRATOR_CACHE", str(tmp_path / "cache"))
+    for name in given:
+        monkeypatch.setenv(name, sent["environment"][name])
+    there = resolve({})
+    assert there.remote == here.remote == "s3://bucket/runs"
+    assert there.storage.is_relative_to(tmp_path / "there")
+    assert there.data.is_relative_to(tmp_path / "cache")
+    assert there.prices == here.prices
 
 
 def test_secret_files_that_are_not_sent_are_named_in_one_line(

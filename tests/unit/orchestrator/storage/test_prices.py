@@ -25,6 +25,9 @@ def test_a_price_is_of_reserved_devices() -> None:
     found = prices.parse("EUR gpu=2.50, cpu=0.25")
     assert found == Prices(2.5, 0.25, "EUR")
     assert prices.parse("cpu=1e-2") == Prices(cpu=0.01)
+    assert prices.parse("gpu=2.50, cpu=0.04") == Prices(2.5, 0.04)
+    for each in (found, Prices(cpu=0.01), Prices(1e-7, 3.0)):
+        assert prices.parse(str(each)) == each
     assert found.cost(gpu_hours=2, cpu_hours=4) == 6.0
     assert found.of_device_hour(Resources(workers=2, gpus_per_worker=1, cpus_per_worker=4)) == 2.5 + 4 * 0.25
     assert found.of_device_hour(Resources(cpus_per_worker=8)) == 0.25
@@ -37,6 +40,7 @@ def test_a_price_is_of_reserved_devices() -> None:
         ("tpu=3", "Unknown device of the prices: got 'tpu'; allowed: cpu, gpu"),
         ("gpu=-1", "The price of a GPU hour is not valid: got '-1'; allowed: a number from 0"),
         ("gpu=nan", "The price of a GPU hour is not valid"),
+        ("gpu=2.50 cpu=0.04", "The price of a GPU hour is not valid: got '2.50 cpu=0.04'"),
         ("EUR cpu", "The price of a CPU hour is not valid: got ''"),
     ],
 )
