@@ -27,15 +27,16 @@ class Excluded:
 
 
 def of(folder: Path, apart: Sequence[Path] = ()) -> Excluded:
-    """What of ``folder`` is not sent: bulk, secrets, environments, the folders ``apart`` (data, runs), links out.
+    """What of ``folder`` is not sent: bulk, secrets, environments, the folders ``apart`` (data, runs), links to these.
 
-    Ray follows links: a link to ``~/.ssh`` under another name would send it.
+    Ray follows links, and matches the patterns with their own names: a link to ``~/.ssh`` or to ``.env`` under another
+    name would send it.
     """
     root = folder.resolve()
     walked = _Walk(root, {path.resolve() for path in apart})
     inside = (path.relative_to(root).as_posix() for path in walked.paths())
     paths = ["/" + re.sub(r"([\\*?\[\]!# ])", r"\\\1", path) for path in inside]  # each matches this path only
-    # A pattern also covers the targets of links within the folder. It would also exclude folders of code of that name.
+    # A pattern also covers what is in a linked folder. It would also exclude folders of code of that name.
     names = [_any_case(name) for name in SECRET_FILES if not any(fnmatch(each, name) for each in walked.folders)]
     folders = [_any_case(f"**/{name}") for name in SECRET_FOLDERS]
     return Excluded([*BULK, *folders, *names, *paths], tuple(sorted(walked.secret)))
@@ -58,10 +59,10 @@ class _Walk:
             for name in folders:
                 path = here / name
                 inside = path.relative_to(self._root).as_posix()
-                if secret_folder(inside):
+                if secret_folder(inside) or self._leads_to_secret(path):
                     self.secret.append(f"{inside}/")
                     yield path
-                elif _leaves(path, self._root) or _is_environment(path) or path in self._apart:
+                elif self._leads_to_unsent(path) or _is_environment(path) or path in self._apart:
                     yield path
                 elif name not in BULK and f"/{inside}" not in BULK:
                     entered.append(name)
@@ -69,19 +70,33 @@ class _Walk:
             folders[:] = entered
             for name in files:
                 path = here / name
-                if secret_file(name):
+                if secret_file(name) or self._leads_to_secret(path):
                     self.secret.append(path.relative_to(self._root).as_posix())
                     yield path
-                elif _leaves(path, self._root):
+                elif self._leads_to_unsent(path):
                     yield path
 
+    def _leads_to_secret(self, path: Path) -> bool:
+        """Whether ``path`` is a link to a secret within the root."""
+        target = Path(os.path.realpath(path))
+        if not path.is_symlink() or not target.is_relative_to(self._root):
+            return False
+        inside = target.relative_to(self._root)
+        folders = (inside, *inside.parents) if target.is_dir() else inside.parents
+        return any(secret_folder(one.as_posix()) for one in folders) or (target.is_file() and secret_file(target.name))
 
-def _leaves(path: Path, root: Path) -> bool:
-    """Whether ``path`` is a link out of ``root``, or to a parent of itself, which Ray would follow forever."""
-    if not path.is_symlink():
-        return False
-    target = Path(os.path.realpath(path))
-    return not target.is_relative_to(root) or path.is_relative_to(target)
+    def _leads_to_unsent(self, path: Path) -> bool:
+        """Whether ``path`` is a link out of the root, to what is not sent, or to a parent: Ray would follow it forever."""
+        if not path.is_symlink():
+            return False
+        target = Path(os.path.realpath(path))
+        if not target.is_relative_to(self._root) or path.is_relative_to(target):
+            return True
+        parts = [self._root / one for one in (target.relative_to(self._root), *target.relative_to(self._root).parents)]
+        return any(
+            part in self._apart or _is_environment(part) or part.name in BULK or part == self._root / "data"
+            for part in parts[:-1]
+        )
 
 
 def _is_environment(folder: Path) -> bool:

@@ -48,7 +48,10 @@ def read(folder: Path) -> list[tuple[str, dict[str, Any]]]:
 
 
 def fetch(folder: Path, storage: Remote) -> None:
-    """Copy new requests from the storage of the run in ``folder``. Raises OSError if it cannot be read."""
+    """Copy new requests from the storage of the run in ``folder``. Raises OSError if it cannot be read.
+
+    An object that is not directly below its folder is no request: its name could lead out of the run's folder.
+    """
     for name in (storage / FOLDER).files():
-        if name.endswith(".json") and not (folder / FOLDER / name).exists():
+        if name.endswith(".json") and "/" not in name and not (folder / FOLDER / name).exists():
             (storage / FOLDER).fetch(name, folder / FOLDER / name)

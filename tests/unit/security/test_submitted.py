@@ -132,6 +132,19 @@ def test_a_difference_leaves_out_the_files_that_a_package_lacks(project: Path) -
     assert {line.partition(":")[0] for line in source.left_out} == set(SECRETS)
 
 
+def test_a_link_to_what_is_not_sent_stays(project: Path) -> None:
+    write(project, ".env", ".ssh/mykey", "data/big.bin", ".git/config", ".venv/pyvenv.cfg", ".venv/bin/x", "runs/a")
+    links = {
+        "settings.txt": ".env", "again.txt": "settings.txt", "keys": ".ssh", "key.bin": ".ssh/mykey",
+        "big.bin": "data/big.bin", "sets": "data", "history": ".git", "python": ".venv/bin", "old": "runs", "new.py": "train.py",
+    }  # fmt: skip
+    for name, target in links.items():
+        (project / name).symlink_to(project / target)
+    assert sent(project, project / "runs") == {*CODE, "new.py"}
+    secret = excludes.of(project).secret
+    assert secret == (".env", ".ssh/", "again.txt", "key.bin", "keys/", "settings.txt")
+
+
 def test_a_secret_behind_a_link_within_stays(project: Path) -> None:
     write(project, "conf/kubeconfig", "conf/My-Credentials.json")
     (project / "alias").symlink_to(project / "conf")

@@ -406,6 +406,23 @@ def test_a_request_reaches_a_driver_elsewhere_and_the_next_one(
     assert [values for _, values in requests.read(there.path)] == [{"stop": 7}, {"stop": 8}]
 
 
+def test_an_object_whose_name_leads_elsewhere_is_no_request(tmp_path: Path) -> None:
+    class Stored:
+        def __truediv__(self, name: str) -> Stored:
+            return self
+
+        def files(self) -> list[str]:
+            return ["../../../settings.json", "other/1.json", "1.json"]
+
+        def fetch(self, name: str, target: Path) -> None:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text('{"stop": 7}')
+
+    folder = tmp_path / "storage" / "run"
+    requests.fetch(folder, Stored())  # type: ignore[arg-type]
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [folder / "requests" / "1.json"]
+
+
 def test_while_it_is_away_what_is_here_is_told(machine: Callable[[str], Path], away: list[bool]) -> None:
     folder = create(machine("one"))
     following = start(folder)
