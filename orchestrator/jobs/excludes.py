@@ -86,7 +86,7 @@ class _Walk:
         return any(secret_folder(one.as_posix()) for one in folders) or (target.is_file() and secret_file(target.name))
 
     def _leads_to_unsent(self, path: Path) -> bool:
-        """Whether ``path`` is a link out of the root, to what is not sent, or to a parent: Ray would follow it forever."""
+        """Whether ``path`` is a link out of the root, to what is not sent, or to a parent: Ray would not end."""
         if not path.is_symlink():
             return False
         target = Path(os.path.realpath(path))

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 LIST = "query"
 """Input column of rankers: successive rows with one value form a list."""
 
+HISTORY, USER = "history", "user"
+"""Input columns of recommenders. Rows with a history alone are told apart by their numbers in the output's ``user``."""
+
 PARAMETER_TYPES = {"boolean": bool, "integer": int, "long": int, "float": float, "double": float, "string": str}
 
 
@@ -46,6 +49,8 @@ def predict(settings: Settings, model: str, source: str, target: str | None, par
     with output(target) as write:
         for batch in _whole_lists(_typed(frames(source, name, columns), columns, name), columns):
             predictions = _predict_batch(loaded, model, batch, given, rows)
+            if HISTORY in batch.columns and USER not in batch.columns and USER in predictions.columns:
+                predictions[USER] += rows  # the model numbers the rows of a batch
             summary.add(predictions)
             write(predictions)
             rows += len(batch)

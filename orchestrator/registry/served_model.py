@@ -14,17 +14,19 @@ import pandas as pd
 from orchestrator.errors import UserError, one_line
 from orchestrator.registry import models as registry
 from orchestrator.registry.serving_formats import BadRequest, Batching, answer_lengths, batching
+from orchestrator.registry.tables import columns_of, typed
 from orchestrator.storage.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A loaded version, and how rows of several requests can be predicted in one call."""
+    """A loaded version, how rows of several requests can be predicted in one call, and the columns of its signature."""
 
     uri: str
     version: str
     model: Any
     batching: Batching
+    columns: Sequence[Any] | None = None
 
 
 def current(settings: Settings, reference: str) -> str:
@@ -44,11 +46,31 @@ def load(settings: Settings, uri: str) -> Served:
     example = model.input_example
     frame = example[0] if isinstance(example, tuple) else example
     how = batching(model.predict, frame) if isinstance(frame, pd.DataFrame) else "none"
-    return Served(uri, uri.rpartition("/")[2], model, how)
+    signature = model.metadata.signature
+    return Served(uri, uri.rpartition("/")[2], model, how, columns_of(signature and signature.inputs))
 
 
 def answers(served: Served, requests: Sequence[tuple[pd.DataFrame, Mapping[str, Any]]]) -> list[Any]:
     """The predictions of each request, or a :class:`BadRequest` in their place.
+
+    Values are converted to the types of the signature first: JSON writes 2 for 2.0, and bytes and times as text.
+    """
+    outputs: list[Any] = [None] * len(requests)
+    readable = {}
+    for number, (frame, params) in enumerate(requests):
+        try:
+            typed_frame = frame if served.columns is None else typed(frame, served.columns, "the request", 0)
+        except UserError as error:
+            outputs[number] = BadRequest(str(error))
+        else:
+            readable[number] = (typed_frame, params)
+    for number, output in zip(readable, _answers(served, list(readable.values()))):
+        outputs[number] = output
+    return outputs
+
+
+def _answers(served: Served, requests: Sequence[tuple[pd.DataFrame, Mapping[str, Any]]]) -> list[Any]:
+    """As :func:`answers`, of converted rows.
 
     Requests with equal columns and parameters are predicted in one call where the model's rows do not depend on each
     other, and equal ones once; if that call fails, each by itself, so that one wrong row refuses its own request alone.
@@ -60,7 +82,8 @@ def answers(served: Served, requests: Sequence[tuple[pd.DataFrame, Mapping[str, 
     equal = []  # the first request with the same rows
     for number, (frame, params) in enumerate(requests):
         alike = (tuple(frame.columns), json.dumps(dict(params), sort_keys=True, default=str))
-        same = first.setdefault((alike, repr(frame.to_numpy().tolist())), number)
+        # By columns: in one array with numbers of another type a large integer would lose its last digits.
+        same = first.setdefault((alike, repr([frame[column].tolist() for column in frame.columns])), number)
         equal.append(same)
         if same == number:
             groups.setdefault(alike, []).append(number)

@@ -136,7 +136,8 @@ def test_a_link_to_what_is_not_sent_stays(project: Path) -> None:
     write(project, ".env", ".ssh/mykey", "data/big.bin", ".git/config", ".venv/pyvenv.cfg", ".venv/bin/x", "runs/a")
     links = {
         "settings.txt": ".env", "again.txt": "settings.txt", "keys": ".ssh", "key.bin": ".ssh/mykey",
-        "big.bin": "data/big.bin", "sets": "data", "history": ".git", "python": ".venv/bin", "old": "runs", "new.py": "train.py",
+        "big.bin": "data/big.bin", "sets": "data", "history": ".git", "python": ".venv/bin", "old": "runs",
+        "new.py": "train.py",
     }  # fmt: skip
     for name, target in links.items():
         (project / name).symlink_to(project / target)

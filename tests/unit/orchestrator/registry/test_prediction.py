@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ from mlflow.types import ColSpec, DataType, ParamSpec, Schema
 from mlflow.types.schema import Array
 
 from orchestrator.errors import UserError
+from orchestrator.registry import prediction, tables
 from orchestrator.registry.abstention import Summary
 from orchestrator.registry.prediction import _check_params, _whole_lists
 from orchestrator.registry.tables import typed
@@ -62,6 +65,21 @@ def test_lists_are_not_cut_at_the_end_of_a_batch(size: int) -> None:
     assert sum(batch["query"].nunique() for batch in cut) == 4
     alone = [ColSpec(DataType.string, "query")]  # no lists: batches stay as they are
     assert [len(batch) for batch in _whole_lists(iter(batches), alone)] == [len(batch) for batch in batches]
+
+
+def test_histories_are_numbered_through_all_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Model:
+        metadata = SimpleNamespace(signature=None)
+
+        def predict(self, batch: pd.DataFrame, params: Any) -> pd.DataFrame:
+            return pd.DataFrame({"user": np.arange(len(batch)), "item": [items[0] for items in batch["history"]]})
+
+    monkeypatch.setattr(prediction, "_load", lambda settings, model: Model())
+    monkeypatch.setattr(tables, "BATCH_ROWS", 3)
+    (tmp_path / "in.jsonl").write_text("".join(f'{{"history": [{item}]}}\n' for item in range(8)))
+    prediction.predict(None, "rec/1", str(tmp_path / "in.jsonl"), str(tmp_path / "out.parquet"), {})  # type: ignore[arg-type]
+    found = pd.read_parquet(tmp_path / "out.parquet")
+    assert found["user"].tolist() == found["item"].tolist() == list(range(8))
 
 
 def test_the_summary_is_of_all_batches_and_warns_of_drift() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from mlflow.types import ColSpec, DataType
 
 from orchestrator.errors import UserError
 from orchestrator.registry import models as registry
@@ -85,6 +86,35 @@ def test_requests_are_answered_together_and_a_wrong_row_refuses_its_own_alone() 
     model.calls = 0
     answers(Served("models:/m/1", "1", model, "none"), [(frame, {}) for frame in frames])
     assert model.calls == 3
+
+
+def test_values_are_of_the_signatures_types() -> None:
+    """As MLflow's server converts them; whichever other requests come at the same time."""
+    seen: list[pd.DataFrame] = []
+
+    class Model:
+        def predict(self, frame: pd.DataFrame, params: Any = None) -> pd.DataFrame:
+            seen.append(frame)
+            return frame
+
+    kinds = {"id": DataType.long, "x": DataType.double, "at": DataType.datetime, "raw": DataType.binary}
+    columns = [ColSpec(kind, name) for name, kind in kinds.items()]
+    served = Served("models:/m/1", "1", Model(), "rows", columns)
+    rows = [
+        {"id": 2**53 + 1, "x": 2, "at": "2026-01-01T00:00:00", "raw": "AAE="},
+        {"id": 2**53, "x": 0.5, "at": "2026-01-02", "raw": "AA=="},
+        {"id": "one", "x": 0.5, "at": "2026-01-02", "raw": "AA=="},
+    ]
+    requests = [frame_of(json.dumps({"dataframe_records": [row], "params": {}}).encode(), "") for row in rows]
+    one, other, refused = answers(served, requests)
+    (alone,) = answers(served, requests[:1])
+    pd.testing.assert_frame_equal(one, alone)
+    assert len(seen) == 2
+    assert one["x"].dtype == float
+    assert one["at"].tolist() == [pd.Timestamp("2026-01-01")]
+    assert one["raw"].tolist() == [b"\0\1"]
+    assert [*one["id"], *other["id"]] == [2**53 + 1, 2**53]
+    assert str(refused) == "Column id of the request is wrong in row 1: got 'one'; allowed: a whole number."
 
 
 def listed(frame: pd.DataFrame, params: Any = None) -> pd.DataFrame:
