@@ -97,8 +97,9 @@ def pareto(trials: Sequence[FrozenTrial], front: Sequence[int], objectives: Sequ
         others = [(t.values[i], t.values[j]) for t in trials if t.number not in front]
         if others:
             axes.plot(*zip(*others), "o", color=BLUE, alpha=0.55, markersize=5, label="complete trial")
-        axes.plot(*zip(*inside), "o", color=ORANGE, markersize=6, label="Pareto front")
-        if len(objectives) == 2:
+        if inside:  # no trial is, while all violate a constraint
+            axes.plot(*zip(*inside), "o", color=ORANGE, markersize=6, label="Pareto front")
+        if inside and len(objectives) == 2:
             # The boundary of the dominated region is a staircase; its corners are on the worse side.
             axes.step(*zip(*inside), where="post" if objectives[i].direction == "min" else "pre", color=ORANGE)
         axes.set(xlabel=label(objectives[i]), ylabel=label(objectives[j]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -18,8 +17,8 @@ from orchestrator.report.statistics import summary
 from orchestrator.runs import plot_style
 from orchestrator.search import recorded, winners
 from orchestrator.search.selection import Selection
-from orchestrator.storage import usage_log
-from orchestrator.storage.names import HISTORY, TABLES
+from orchestrator.storage import history, usage_log
+from orchestrator.storage.names import TABLES
 from orchestrator.storage.records import RunFolder
 
 if TYPE_CHECKING:
@@ -61,10 +60,10 @@ def of_sweep(folder: RunFolder, rows: Rows, drawn: Mapping[str, Figure | str] | 
 def of_run(folder: RunFolder) -> str:
     """The page of one run."""
     objective = trials.objectives(folder)[0]
-    curve = history(folder.path, f"validation/{objective.metric}")
+    values = curve(folder.path, f"validation/{objective.metric}")
     drawn = (
-        [Plot(plot_style.svg(plots.learning({"": curve}, "", objective), "learning"), "Learning curve")]
-        if curve
+        [Plot(plot_style.svg(plots.learning({"": values}, "", objective), "learning"), "Learning curve")]
+        if values
         else []
     )
     record = folder.record
@@ -122,12 +121,9 @@ def costs(folders: Sequence[RunFolder]) -> Section:
     return Section("Accounts", tables=[table] if rows else [], notes=[n for n in (note if rows else "", missing) if n])
 
 
-def history(folder: Path, name: str) -> list[tuple[int, float]]:
+def curve(folder: Path, name: str) -> list[tuple[int, float]]:
     """A run's values of ``name`` by epoch; a resume may repeat rows, the last ones count."""
-    if not (folder / HISTORY).exists():
-        return []
-    rows = [json.loads(line) for line in (folder / HISTORY).read_text().splitlines()]
-    return sorted({row["epoch"]: row[name] for row in rows if name in row}.items())
+    return sorted({row["epoch"]: row[name] for row in history.read(folder) if name in row}.items())
 
 
 def _space(all_trials: Sequence[FrozenTrial]) -> Table:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise, product
@@ -16,7 +15,7 @@ from orchestrator.report import statistics
 from orchestrator.reproduce import table_runs
 from orchestrator.reproduce.run_cache import Done
 from orchestrator.reproduce.table_runs import Choice, ReproductionBudget, Runner
-from orchestrator.storage.names import HISTORY
+from orchestrator.storage import history
 from orchestrator.storage.settings import Settings
 from workloads.published import Computation, Curve, Draw, Drawn, Figure, Kind, Line, Method, Panel, Point
 
@@ -207,7 +206,7 @@ def _epochs(work: Work) -> Iterator[Curve]:
     (specs,) = work.specs(work.choose())
     by_epoch: dict[int, dict[str, float]] = {}
     for one in work.runs(specs):
-        for row in _history(one):
+        for row in history.read(one.folder):
             if work.panel.metric in row:
                 by_epoch.setdefault(row["epoch"], {})[one.id] = row[work.panel.metric]
     epochs = sorted(by_epoch)
@@ -217,16 +216,12 @@ def _epochs(work: Work) -> Iterator[Curve]:
 def _seconds(work: Work) -> Iterator[Curve]:
     """Median seconds of an epoch of training, without the first one, which warms up."""
     (specs,) = work.specs(work.choose())
-    ends = [sorted({row["epoch"]: row["time"] for row in _history(one)}.values()) for one in work.runs(specs)]
+    rows = (history.read(one.folder) for one in work.runs(specs))
+    ends = [sorted({row["epoch"]: row["time"] for row in some}.values()) for some in rows]
     yield work.curve([0.0], [[median(b - a for a, b in pairwise(times)) for times in ends]])
 
 
 KINDS: Mapping[Kind, Callable[[Work], Iterator[Curve]]] = {"values": _values, "epochs": _epochs, "seconds": _seconds}
-
-
-def _history(done: Done) -> Iterator[dict[str, Any]]:
-    """The rows of a run; a resume repeats the last ones."""
-    return map(json.loads, (done.folder / HISTORY).read_text().splitlines())
 
 
 def _chosen(

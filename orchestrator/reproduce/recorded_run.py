@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -20,8 +19,8 @@ from orchestrator.registry import models as registry
 from orchestrator.runs import worker
 from orchestrator.runs.session import adopt
 from orchestrator.search import recorded
-from orchestrator.storage import run_lookup
-from orchestrator.storage.names import HISTORY, OUTCOME
+from orchestrator.storage import history, run_lookup
+from orchestrator.storage.names import OUTCOME
 from orchestrator.storage.records import RunFolder
 from orchestrator.storage.settings import Settings
 from orchestrator.tracking.client import KEY, all_pages
@@ -67,7 +66,7 @@ def _from_folder(folder: RunFolder) -> Recorded:
     files = folder.path
     model: type[ExperimentSpec | SweepSpec] = SweepSpec if folder.record["kind"] == "sweep" else ExperimentSpec
     outcome = worker.outcome_of(files) or worker.outcome_of(files / "winner")
-    rows = _history(files / HISTORY) if outcome is None else {}
+    rows = _last_values(files) if outcome is None else {}
     return Recorded(
         id=folder.id,
         run_id=folder.record.get("run_id"),
@@ -210,10 +209,9 @@ def _json(file: Path) -> dict[str, Any] | None:
     return values
 
 
-def _history(file: Path) -> dict[str, float]:
+def _last_values(folder: Path) -> dict[str, float]:
     """The last value of each metric of a run that has not ended."""
     values: dict[str, float] = {}
-    for line in file.read_text().splitlines() if file.exists() else ():
-        with suppress(ValueError):
-            values |= {name: value for name, value in json.loads(line).items() if "/" in name}
+    for row in history.read(folder):
+        values |= {name: value for name, value in row.items() if "/" in name}
     return values

@@ -25,8 +25,8 @@ from orchestrator.runs.driver_status import DriverStatus
 from orchestrator.runs.live_view import run_view
 from orchestrator.runs.session import Result, Session, adopt
 from orchestrator.search import trusted_spaces
-from orchestrator.storage import records
-from orchestrator.storage.names import HISTORY, SEALED, TRAIN
+from orchestrator.storage import history, records
+from orchestrator.storage.names import SEALED, TRAIN
 from orchestrator.storage.records import RunFolder
 from orchestrator.storage.settings import Settings
 from orchestrator.storage.usage_log import UsageLog, mean_devices
@@ -269,9 +269,8 @@ class ProgressReporter:
             # Epoch 0 of a later winner is not logged: its step is the last epoch of the earlier one.
             steps = [replace(row, epoch=row.epoch + self._before) for row in rows if row.epoch or not self._before]
             self._session.tracker.log(self._session.folder.id, steps)
-        with (self._session.folder.path / HISTORY).open("a") as stream:
-            for row in rows:
-                stream.write(json.dumps({"epoch": row.epoch, "time": row.time, **row.metrics}) + "\n")
+        lines = ({"epoch": row.epoch, "time": row.time, **row.metrics} for row in rows)
+        history.append(self._session.folder.path, lines)
         self._session.publisher.trained(sum(row.epoch > 0 for row in rows))
         for row in rows:
             value = row.metrics.get(f"validation/{self._objective.metric}")

@@ -26,9 +26,9 @@ from orchestrator.provenance import record as provenance
 from orchestrator.provenance.source import Source
 from orchestrator.runs import description, micro_batches
 from orchestrator.runs.driver_status import StatusPublisher
-from orchestrator.storage import disk, notifications
+from orchestrator.storage import disk, history, notifications
 from orchestrator.storage.look_ledger import Look
-from orchestrator.storage.names import HISTORY, TRIALS
+from orchestrator.storage.names import TRIALS
 from orchestrator.storage.notifications import Notifier
 from orchestrator.storage.object_sync import FolderSync, StopWatcher
 from orchestrator.storage.records import RunFolder, Status, ending, user
@@ -84,7 +84,7 @@ class Result:
         """The rows of the run, or of a sweep's winner: one row per epoch, one column per metric."""
         import pandas as pd
 
-        rows = [json.loads(line) for line in (self.folder / HISTORY).read_text().splitlines()]
+        rows = history.read(self.folder)
         unique = {
             (row["epoch"], any(name.startswith("refit/") for name in row)): row for row in rows
         }  # a resume repeats its last rows

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from matplotlib.figure import Figure
+from optuna.trial import create_trial
 
 from orchestrator.engine.loop import Row
 from orchestrator.report import comparison_output, figures, html, listing, plots, report, run_page, trials
@@ -176,6 +177,16 @@ def test_the_staircase_lies_on_the_side_of_the_worse(first: str, second: str, tm
         )
 
 
+def test_the_front_is_empty_while_all_trials_violate_a_constraint() -> None:
+    values = [(0.1 * number, 0.2 * number) for number in range(3)]
+    complete = [create_trial(values=pair) for pair in values]
+    for number, trial in enumerate(complete):
+        trial.number = number
+    drawn = plots.pareto(complete, [], (Objective("ndcg", "max"), Objective("ece", "min")))
+    (points,) = drawn.axes[0].lines
+    assert [*zip(points.get_xdata(), points.get_ydata())] == values
+
+
 def _corners(line: object) -> list[tuple[float, float]]:
     """Every point of a step line, its corners included."""
     xs, ys = line.get_xdata(), line.get_ydata()  # type: ignore[attr-defined]
@@ -217,7 +228,7 @@ def test_a_runs_page_has_its_curve(tmp_path: Path) -> None:
     folder = run(tmp_path, "a", 1.0)
     history = '{"epoch": 1, "validation/error": 2.0}\n{"epoch": 2, "validation/error": 1.0}\n'
     (folder.path / "history.jsonl").write_text(history + history)
-    assert run_page.history(folder.path, "validation/error") == [(1, 2.0), (2, 1.0)]
+    assert run_page.curve(folder.path, "validation/error") == [(1, 2.0), (2, 1.0)]
     read = Reader(page(folder))
     assert read.names().count("svg") == 1
     assert "Learning curve" in read.texts["figcaption"]

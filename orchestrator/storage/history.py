@@ -1,0 +1,29 @@
+"""The rows of a run, or of a sweep's winner, as lines of JSON in its folder. A resume repeats the last ones."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from orchestrator.storage import disk
+from orchestrator.storage.names import HISTORY
+
+
+def append(folder: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Add rows. A line of which a full disk has taken a part only is removed first. Raises OSError."""
+    disk.drop_half_line(folder / HISTORY)
+    with (folder / HISTORY).open("a") as stream:
+        stream.writelines(json.dumps(row) + "\n" for row in rows)
+
+
+def read(folder: Path) -> list[dict[str, Any]]:
+    """All rows in the order of writing, without incomplete and damaged lines; empty without the file."""
+    rows = []
+    if (folder / HISTORY).exists():
+        for line in (folder / HISTORY).read_text(errors="replace").splitlines():
+            with suppress(ValueError):
+                rows.append(json.loads(line))
+    return rows
