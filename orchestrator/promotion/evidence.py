@@ -13,9 +13,9 @@ from orchestrator.config import workload_loader
 from orchestrator.config.objectives import chosen
 from orchestrator.errors import UserError
 from orchestrator.provenance.record import SPEC
-from orchestrator.registry.models import EPOCH_TAG
+from orchestrator.registry.models import EPOCH_TAG, record_paths
 from orchestrator.report.samples import on_what
-from orchestrator.storage.names import OUTCOME, SEALED, VALIDATION_UNITS
+from orchestrator.storage.names import OUTCOME, VALIDATION_UNITS
 from workloads.contract import Objective
 
 if TYPE_CHECKING:
@@ -75,21 +75,18 @@ def gather(registry: Any, version: Any) -> Evidence:
 
     spec = units = None
     outcome = {}
-    artifacts = {file.path for file in registry.list_artifacts(version.run_id)}
-    sealed = f"{SEALED}/{int(version.tags.get(EPOCH_TAG, 0)):04d}"
-    own = {file.path for file in registry.list_artifacts(version.run_id, sealed)} if SEALED in artifacts else set()
-    prefix = f"{sealed}/" if own else ""
+    paths = record_paths(registry, version.run_id, version.source, version.tags.get(EPOCH_TAG))
     with tempfile.TemporaryDirectory() as scratch:
         files = {
-            name: Path(registry.download_artifacts(version.run_id, name, scratch))
-            for name in (SPEC, prefix + OUTCOME, prefix + VALIDATION_UNITS)
-            if name in artifacts | own
+            name: Path(registry.download_artifacts(version.run_id, paths[name], scratch))
+            for name in (SPEC, OUTCOME, VALIDATION_UNITS)
+            if name in paths
         }
         if file := files.get(SPEC):
             spec = json.loads(file.read_text())
-        if file := files.get(prefix + OUTCOME):
+        if file := files.get(OUTCOME):
             outcome = json.loads(file.read_text())["metrics"]
-        if file := files.get(prefix + VALIDATION_UNITS):
+        if file := files.get(VALIDATION_UNITS):
             units = pd.read_parquet(file).set_index("id")
     metrics = {name.removeprefix("validation/"): v for name, v in outcome.items() if name.startswith("validation/")}
     fingerprint = run.data.tags.get("orchestrator.data_fingerprint")
@@ -102,7 +99,7 @@ def incomparable(before: Evidence, after: Evidence) -> str | None:
         if one.spec is None or one.fingerprint is None:
             return f"the run of version {one.version} does not say on what data it was validated"
         if one.units is None:
-            return f"the run of version {one.version} has no validation units"
+            return f"the run of version {one.version} has no validation units of its own"
         if not one.units.index.is_unique:
             return f"the validation units of version {one.version} have an id twice"
     if before.fingerprint != after.fingerprint:

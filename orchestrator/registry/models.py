@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 import shlex
+import tempfile
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from orchestrator.config.plan import Plan
 from orchestrator.errors import UserError, one_line, unknown
 from orchestrator.provenance import record as provenance
 from orchestrator.registry import model_metrics, servable
-from orchestrator.storage.names import OUTCOME, SEALED, TABLES, TEST_UNITS, VALIDATION_UNITS
+from orchestrator.storage.names import OUTCOME, OUTCOMES, SEALED, TABLES, TEST_UNITS, VALIDATION_UNITS
 from orchestrator.storage.settings import Settings
 from orchestrator.tracking import store
 from orchestrator.tracking.mlflow_globals import tracking_uri_set
@@ -27,7 +28,8 @@ from orchestrator.tracking.names import fitting_param
 if TYPE_CHECKING:
     import pandas as pd
 
-RECORD_FILES = (provenance.SPEC, provenance.ENVIRONMENT, OUTCOME, VALIDATION_UNITS, TEST_UNITS)
+OUTCOME_FILES = (provenance.SPEC, OUTCOME, VALIDATION_UNITS, TEST_UNITS)
+RECORD_FILES = (*OUTCOME_FILES, provenance.ENVIRONMENT)
 
 OUTCOME_TAG = "orchestrator.outcome"
 """Tag of a logged model: digest of its outcome. A sweep that is resumed may have another winner."""
@@ -81,9 +83,6 @@ def log_model(settings: Settings, run_id: str, folder: Path, register: str | Non
     with tracking_uri_set(settings.tracking):
         parent = None
         for sealed in _sealed(folder) if register else ():
-            for name in (OUTCOME, VALIDATION_UNITS):
-                if (sealed / name).exists():
-                    mlflow_client.log_artifact(run_id, str(sealed / name), f"{SEALED}/{sealed.name}")
             parent = _version(settings, run_id, sealed, register, parent).version
         return _version(settings, run_id, folder, register, parent)
 
@@ -103,12 +102,64 @@ def _version(settings: Settings, run_id: str, folder: Path, register: str | None
     uri = f"models:/{model_id}"
     if register is None:
         return Logged(uri, None)
+    for file in _outcome_files(folder):
+        mlflow_client.log_artifact(run_id, str(file), _outcome_path(mark))
     about = json.loads(outcome)
     tags = servable.read(folder / "model")["tags"] | {EPOCH_TAG: str(about["epochs"])}
     if parent is not None:
         tags[PARENT_TAG] = parent
     measured = _measured(_spec(folder), about["metrics"])
     return Logged(uri, _register(mlflow_client, register, uri, run_id, model_id, tags, measured))
+
+
+def _outcome_files(folder: Path) -> list[Path]:
+    """The record files of an outcome. The spec of a model kept at an earlier epoch is that of its run."""
+    files = [folder / name for name in OUTCOME_FILES if (folder / name).exists()]
+    of_run = folder.parents[1] / provenance.SPEC
+    return [of_run, *files] if folder.parent.name == SEALED and of_run.exists() else files
+
+
+def _outcome_path(mark: str) -> str:
+    return f"{OUTCOMES}/{mark[:16]}"
+
+
+def record_paths(mlflow_client: Any, run_id: str, source: str | None, epochs: str | None) -> dict[str, str]:
+    """Path of each record file of a version among its run's artifacts, by name. ``source`` is the version's.
+
+    A later version of a run, as of a sweep that was resumed, replaces the files at the top: of a version without files
+    of its own, as earlier versions of this program made them, these are left out if they are another version's.
+    """
+    listed = mlflow_client.list_artifacts(run_id)
+    top = {name: name for name in OUTCOME_FILES if name in {one.path for one in listed}}
+    spec = {name: name for name in top if name == provenance.SPEC}
+    mark = _mark(mlflow_client, source)
+    own = [*([_outcome_path(mark)] if mark else []), *([f"{SEALED}/{int(epochs):04d}"] if epochs else [])]
+    for folder in own:
+        parent = folder.partition("/")[0]
+        siblings = mlflow_client.list_artifacts(run_id, parent) if parent in {one.path for one in listed} else ()
+        if folder in {one.path for one in siblings}:
+            return spec | {Path(one.path).name: one.path for one in mlflow_client.list_artifacts(run_id, folder)}
+    if mark and OUTCOME in top:
+        with tempfile.TemporaryDirectory() as scratch:
+            content = Path(mlflow_client.download_artifacts(run_id, OUTCOME, scratch)).read_bytes()
+        if hashlib.sha256(content).hexdigest() != mark:
+            return spec
+    return top
+
+
+def _mark(mlflow_client: Any, source: str | None) -> str | None:
+    """Digest of the outcome of the logged model ``models:/ID``; None for a model without one."""
+    from mlflow.exceptions import MlflowException
+
+    scheme, _, model_id = str(source).partition(":/")
+    try:
+        tags = mlflow_client.get_logged_model(model_id).tags if scheme == "models" else {}
+    except MlflowException as error:
+        if error.get_http_status_code() != 404:
+            raise
+        return None
+    mark: str | None = tags.get(OUTCOME_TAG)
+    return mark
 
 
 def _logged(mlflow_client: Any, run_id: str, outcome: str) -> str | None:

@@ -23,7 +23,7 @@ LIST = "query"
 """Input column of rankers: successive rows with one value form a list."""
 
 HISTORY, USER = "history", "user"
-"""Input columns of recommenders. Rows with a history alone are told apart by their numbers in the output's ``user``."""
+"""Input columns of recommenders. The output's ``user`` of rows with a history alone is their number in the input."""
 
 PARAMETER_TYPES = {"boolean": bool, "integer": int, "long": int, "float": float, "double": float, "string": str}
 

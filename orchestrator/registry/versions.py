@@ -11,7 +11,6 @@ from typing import Any
 from orchestrator.errors import UNAVAILABLE, UserError, one_line
 from orchestrator.registry import models as registry
 from orchestrator.registry import servable
-from orchestrator.storage.names import SEALED
 from orchestrator.storage.settings import Settings
 from orchestrator.tracking.mlflow_globals import tracking_uri_set
 
@@ -21,12 +20,13 @@ _FILES = "artifacts/model"
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """A registered version: ``name`` (``MODEL/NUMBER``), its run's id and tags, its number of epochs."""
+    """A registered version: ``name`` (``MODEL/NUMBER``), its run's id and tags, its epochs, and its source."""
 
     name: str
     run_id: str
     tags: dict[str, str]
     epochs: str | None
+    source: str | None = None
 
     @property
     def workload(self) -> str | None:
@@ -51,7 +51,7 @@ def find(settings: Settings, reference: str) -> Version:
     except registry.outage_errors() as error:
         raise _unavailable(reference, error) from None
     epochs = (version.tags or {}).get(registry.EPOCH_TAG)
-    return Version(f"{model}/{version.version}", run.info.run_id, dict(run.data.tags), epochs)
+    return Version(f"{model}/{version.version}", run.info.run_id, dict(run.data.tags), epochs, version.source)
 
 
 def download(settings: Settings, version: Version, target: Path, names: Collection[str] | None = None) -> None:
@@ -76,17 +76,13 @@ def download(settings: Settings, version: Version, target: Path, names: Collecti
 
 
 def record_file(settings: Settings, version: Version, name: str, target: Path) -> Path | None:
-    """A file of the run's record, of the version's epoch where there is one; None if the run has none."""
+    """A file of the version's record; None if there is none. Raises UserError."""
     client = registry.client(settings)
-    sealed = f"{SEALED}/{int(version.epochs):04d}/{name}" if version.epochs else name
-    for path in dict.fromkeys((sealed, name)):
-        folder = path.rpartition("/")[0]
-        try:
-            if any(one.path == path for one in client.list_artifacts(version.run_id, folder or None)):
-                return Path(client.download_artifacts(version.run_id, path, str(target)))
-        except registry.outage_errors() as error:
-            raise _unavailable(version.name, error) from None
-    return None
+    try:
+        path = registry.record_paths(client, version.run_id, version.source, version.epochs).get(name)
+        return Path(client.download_artifacts(version.run_id, path, str(target))) if path else None
+    except registry.outage_errors() as error:
+        raise _unavailable(version.name, error) from None
 
 
 def record_json(settings: Settings, version: Version, name: str, target: Path) -> dict[str, Any]:

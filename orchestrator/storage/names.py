@@ -32,6 +32,9 @@ TABLES = "tables"
 SEALED = "sealed"
 """Model and test values at the objective's ``test_epochs`` (ends of sessions), in subfolders ``NNNN`` (epoch)."""
 
+OUTCOMES = "outcomes"
+"""Folder among a run's artifacts in MLflow: the record files of each registered version, by its outcome's digest."""
+
 TRAIN = "train"
 """Ray's folder in the run's folder. Ray Train resumes by this name."""
 

@@ -20,9 +20,18 @@ from workloads.contract import Runtime, Workload
 
 
 def register(
-    settings: Settings, folder: Path, name: str, workload: str, params: Mapping[str, Any], epochs: int = 1
+    settings: Settings,
+    folder: Path,
+    name: str,
+    workload: str,
+    params: Mapping[str, Any],
+    epochs: int = 1,
+    run: str | None = None,
 ) -> Workload:
-    """Train a workload, write its outcome to ``folder`` and register it as ``name``. Returns the trained workload."""
+    """Train a workload, write its outcome to ``folder`` and register it as ``name``. Returns the trained workload.
+
+    ``run`` is the id of an MLflow run that exists, as a sweep's when it is resumed.
+    """
     model = workload_loader.params(workload)(**params)
     runtime = Runtime(device=torch.device("cpu"), data=folder, seed=7, epochs=epochs)
     trained: Workload = workload_loader.code(workload)(model, runtime)
@@ -36,6 +45,6 @@ def register(
     provenance.write_spec(folder / provenance.SPEC, spec.model_dump(mode="json"))
     client = registry.client(settings)
     tags = {"orchestrator.workload": workload, "orchestrator.repeat": spec.command()}
-    run = client.create_run("0", tags=tags).info.run_id
+    run = run or client.create_run("0", tags=tags).info.run_id
     registry.log_model(settings, run, folder, name)
     return trained

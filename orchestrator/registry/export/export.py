@@ -88,7 +88,7 @@ def export(settings: Settings, reference: str, target: Path, form: str, rows: st
         record.mkdir()
         spec = versions.record_json(settings, version, provenance.SPEC, record)
         outcome = versions.record_json(settings, version, OUTCOME, record)
-        units = versions.record_file(settings, version, TEST_UNITS, record) if not version.epochs else None
+        units = versions.record_file(settings, version, TEST_UNITS, record)
         model = Model(version, files, settings, rows, spec.get("params", {}))
         partial = target.with_name(f".{target.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
+from typing import Any
 
-from orchestrator.registry import models
+import pytest
+
+from orchestrator.promotion.evidence import gather
+from orchestrator.provenance.record import SPEC
+from orchestrator.registry import models, versions
+from orchestrator.storage.names import OUTCOME, OUTCOMES, TEST_UNITS
+from orchestrator.storage.settings import resolve
 from orchestrator.tracking import store
+from tests.support.registered import register
 
 
 def test_a_registered_model_has_a_description_that_others_may_change(tmp_path: Path) -> None:
@@ -26,3 +35,39 @@ def test_a_registered_model_has_a_description_that_others_may_change(tmp_path: P
     client.update_registered_model("my rec", "ours")
     assert register("b") == "2"
     assert client.get_registered_model("my rec").description == "ours"
+
+
+def test_a_later_winner_of_a_sweep_leaves_the_record_of_the_earlier_one(
+    database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = resolve({})
+    client = models.client(settings)
+    register(settings, tmp_path / "first", "rec", "recommender", {"lr": 0.01})
+    run = client.get_model_version("rec", "1").run_id
+    register(settings, tmp_path / "second", "rec", "recommender", {"lr": 0.02}, 2, run=run)
+
+    def record(number: int) -> dict[str, Any]:
+        version = versions.find(settings, f"rec/{number}")
+        target = tmp_path / f"record-{number}"
+        target.mkdir(exist_ok=True)
+        found = {name: versions.record_json(settings, version, name, target) for name in (SPEC, OUTCOME)}
+        return found | {TEST_UNITS: versions.record_file(settings, version, TEST_UNITS, target) is not None}
+
+    before, after = record(1), record(2)
+    assert (before[SPEC]["params"]["lr"], after[SPEC]["params"]["lr"]) == (0.01, 0.02)
+    assert (before[OUTCOME]["epochs"], after[OUTCOME]["epochs"]) == (1, 2)
+    assert before[TEST_UNITS]
+    assert after[TEST_UNITS]
+    evidence = gather(client, client.get_model_version("rec", "1"))
+    assert evidence.spec is not None
+    assert evidence.spec["params"]["lr"] == 0.01
+
+    # As an earlier version of this program left it: the files at the top are those of the later winner.
+    artifacts = Path(client.get_run(run).info.artifact_uri.removeprefix("file://"))
+    shutil.rmtree(artifacts / OUTCOMES)
+    assert record(1)[OUTCOME] == {}
+    assert not record(1)[TEST_UNITS]
+    assert record(2)[OUTCOME] == after[OUTCOME]
+    evidence = gather(client, client.get_model_version("rec", "1"))
+    assert (evidence.metrics, evidence.units) == ({}, None)
