@@ -177,6 +177,7 @@ class BiEncoder:
         partners: dict[int, set[int]] = {}
         for first, second in train.pairs[anchors].tolist():
             partners.setdefault(first, {first}).add(second)
+            partners.setdefault(second, {second}).add(first)
         for rows in np.array_split(anchors, max(1, len(anchors) * len(vectors) // _SCORES)):
             first, second = torch.from_numpy(train.pairs[rows]).to(vectors.device).unbind(1)
             scores = vectors[first] @ vectors.T

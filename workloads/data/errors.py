@@ -39,8 +39,9 @@ class DataError(ValueError):
         super().__init__(text if text.endswith((".", "?")) else f"{text}.")
 
     def advise(self, fix: str) -> DataError:
-        """The same error with a fix."""
-        return type(self)(self.what, file=self.file, line=self.line, got=self.got, expected=self.expected, fix=fix)
+        """The same error with a fix, if it has none."""
+        own = self.fix or fix
+        return type(self)(self.what, file=self.file, line=self.line, got=self.got, expected=self.expected, fix=own)
 
 
 class DataUnreachable(DataError):

@@ -97,7 +97,7 @@ class Lifelong:
         self.memory = torch.full((rows, params.capacity or 0), -1)
         self.rankings: list[NDArray[np.int64]] = []
         self.costs: list[SessionCost] = []
-        self._start: State | None = None
+        self._start: tuple[State, State] | None = None
         size = len(self.data.data.docs) * self.encoder.dim * 4
         if params.index is None and size > SAVED_BYTES:
             raise ValueError(
@@ -147,9 +147,9 @@ class Lifelong:
         if params.update == "none" and session:
             return
         if params.update == "retrain" and session:
-            first = self._start or self._load()[1].state_dict()
-            for encoder in (self.encoder, self.query_encoder):
-                encoder.load_state_dict(first)
+            starts = self._start or (self._load()[1].state_dict(),) * 2
+            for encoder, start in zip((self.encoder, self.query_encoder), starts):
+                encoder.load_state_dict(start)
         self.optimizer = adamw(self.model, params.lr, params.weight_decay)
         candidates = self.data.candidates[session]
         lookup = None
@@ -375,7 +375,7 @@ class Lifelong:
         copy_weights(self.encoder.model, weights, "documents." if apart else "model.")
         copy_weights(self.query_encoder.model, weights, "model.")
         if self.params.update == "retrain":
-            self._start = {name: value.detach().cpu().clone() for name, value in self.encoder.state_dict().items()}
+            self._start = _copied(self.encoder), _copied(self.query_encoder)
         content = hashlib.sha256(self.index.lineage.encode())
         for name, value in sorted(weights.items()):
             if name.startswith(("model.", "documents.")):
@@ -411,3 +411,8 @@ class Lifelong:
             texts=self.data.vocabulary() if params.encoder == "tiny" else (),
             seed=self.runtime.seed,
         )
+
+
+def _copied(encoder: TextEncoder) -> State:
+    """The encoder's weights on the CPU."""
+    return {name: value.detach().cpu().clone() for name, value in encoder.state_dict().items()}

@@ -71,6 +71,11 @@ def ranked_grades(scores: torch.Tensor, grades: torch.Tensor) -> torch.Tensor:
     return grades.masked_fill(scores == -torch.inf, 0).gather(1, order)
 
 
+def first(ranked: torch.Tensor, k: int) -> torch.Tensor:
+    """The first k grades of each list, (Q, k), filled up with 0: a measure at k counts what a shorter list lacks."""
+    return torch.nn.functional.pad(ranked[:, :k], (0, max(0, k - ranked.shape[1])))
+
+
 def discounted_gain(ranked: torch.Tensor) -> torch.Tensor:
     """Sum of grade / log2(rank + 1), (Q,)."""
     discounts = 1 / torch.arange(2, ranked.shape[1] + 2, device=ranked.device).log2()
@@ -98,9 +103,7 @@ def per_query(
         ``ndcg_at_10`` and so on to (Q,), float32. Leave queries without a relevant document out of means.
     """
     ranked = ranked_grades(scores, grades)
-    longest = max(*ks, ranked.shape[1])
-    ranked = torch.nn.functional.pad(ranked, (0, longest - ranked.shape[1]))
-    values = {f"{name}_at_{k}": metric(ranked[:, :k], judged) for k in ks for name, metric in AT_K.items()}
+    values = {f"{name}_at_{k}": metric(first(ranked, k), judged) for k in ks for name, metric in AT_K.items()}
     return values | {"map": average_precision(ranked, judged)}
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from workloads.abstention.calibration import Exported, Ranking, exported, side_of, temperatures_of
 from workloads.abstention.scores import TEMPERATURE
 from workloads.contract import Runtime
-from workloads.metrics.retrieval import ndcg, ranked_grades
+from workloads.metrics.retrieval import first, ndcg, ranked_grades
 from workloads.text_ranker.dataset import Lists
 from workloads.text_ranker.evaluation import interpolated
 
@@ -31,7 +31,7 @@ class Systems(NamedTuple):
         bm25, grades, judged = (torch.from_numpy(np.array(side)) for side in (lists.bm25, lists.grades, lists.judged))
 
         def ranking(system: torch.Tensor) -> Ranking:
-            gains = ndcg(ranked_grades(system, grades)[:, :10], judged)
+            gains = ndcg(first(ranked_grades(system, grades), 10), judged)
             return Ranking(system.numpy(), lists.grades > 0, gains.numpy())
 
         return cls({"": ranking(scores), "fused_": ranking(interpolated(scores, bm25, weight))}, lists.bm25)

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from workloads.contract import Columns, Evaluation
-from workloads.metrics.retrieval import ndcg, per_query, ranked_grades
+from workloads.metrics.retrieval import first, ndcg, per_query, ranked_grades
 from workloads.text_ranker.dataset import Lists
 
 CUTOFFS = (10, 100)
@@ -48,7 +48,7 @@ class RankingEvaluator:
     def best_weight(self, scores: torch.Tensor) -> float:
         """The weight of :data:`WEIGHTS` with the highest mean NDCG@10; the smallest of equal ones."""
         means = [
-            ndcg(ranked_grades(interpolated(scores, self.bm25, weight), self.grades)[:, :10], self.judged).mean()
+            ndcg(first(ranked_grades(interpolated(scores, self.bm25, weight), self.grades), 10), self.judged).mean()
             for weight in WEIGHTS
         ]
         return WEIGHTS[int(torch.stack(means).argmax())]

@@ -113,6 +113,9 @@ def _item_lists(file: Path, sizes: tuple[int, int] | None) -> NDArray[np.int64]:
     strange = np.flatnonzero(~(digit | newline | np.isin(characters, list(b" \t\r"))))
     if strange.size:
         _refuse(file, text, int(strange[0]), "the line holds something else than integers")
+    alone = np.flatnonzero((characters[:-1] == ord("\r")) & ~newline[1:])
+    if alone.size:
+        raise DataError("the lines end with CR alone", file=file, line=1, fix="Convert the file's line ends to LF")
     begins = np.flatnonzero(digit & ~np.concatenate([[False], digit[:-1]]))
     if not begins.size:
         raise DataError("the file is empty", file=file, line=1, got="no interaction", expected=_EXPECTED)
@@ -124,6 +127,8 @@ def _item_lists(file: Path, sizes: tuple[int, int] | None) -> NDArray[np.int64]:
     lines = np.cumsum(newline)[begins]
     names_user = np.concatenate([[True], lines[1:] != lines[:-1]])
     users = numbers[names_user][np.cumsum(names_user) - 1]
+    if sizes is None:
+        _check_lists(file, numbers[names_user], np.bincount(np.cumsum(names_user) - 1))
     if sizes is not None:
         outside = np.flatnonzero(numbers >= np.where(names_user, *sizes))
         if outside.size:
@@ -133,6 +138,18 @@ def _item_lists(file: Path, sizes: tuple[int, int] | None) -> NDArray[np.int64]:
     if not len(pairs):
         raise DataError("the file is empty", file=file, line=1, got="no interaction", expected=_EXPECTED)
     return pairs
+
+
+def _check_lists(file: Path, users: NDArray[np.int64], fields: NDArray[np.int64]) -> None:
+    """Refuse lines ``user item rating`` or ``user item rating time``, by the user and the number of fields of each."""
+    import numpy as np
+
+    if fields.min() == fields.max() in (3, 4) and len(np.unique(users)) < len(users):
+        raise DataError(
+            "the lines look like user, item, rating, and should be a user's items each", file=file, line=1,
+            got=f"{fields[0]} numbers in every line, several lines of a user", expected=_EXPECTED,
+            fix="Name the file .tsv or .csv, with a header such as user, item, rating",
+        )  # fmt: skip
 
 
 def _refuse(file: Path, text: bytes, at: int, what: str, expected: str = _EXPECTED) -> NoReturn:

@@ -65,10 +65,15 @@ def _load(name: str, root: Path, fingerprint: str, split: PairSplit, seed: int) 
 
 
 def _carve(pairs: Pairs, share: float, part: str, seed: int) -> tuple[Pairs, Pairs]:
-    """The remaining pairs and the drawn ones. A pair's part depends only on the seed and its two texts."""
+    """The remaining pairs and the drawn ones. A pair's part depends on the seed and its two texts.
+
+    A pair that is there in both orders is in one part: similarity is symmetric.
+    """
     import numpy as np
 
-    texts = (f"{seed}\0{part}\0{first}\0{second}".encode() for first, second in zip(pairs.first, pairs.second))
+    there = set(zip(pairs.first, pairs.second))
+    both = ((b, a) if b < a and (b, a) in there else (a, b) for a, b in zip(pairs.first, pairs.second))
+    texts = (f"{seed}\0{part}\0{first}\0{second}".encode() for first, second in both)
     draws = [int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") for text in texts]
     carved = np.array(draws, np.uint64) < np.uint64(share * 2**64)
     return pairs.take(np.flatnonzero(~carved)), pairs.take(np.flatnonzero(carved))

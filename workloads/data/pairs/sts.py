@@ -55,11 +55,19 @@ def read_tables(folder: Path, files: dict[str, str], header: bool) -> SentencePa
 
     Raises:
         DataError: a missing column, a line with another number of fields, a field that is too long, an empty sentence,
-            or a score that is not a number from 0 to 5. It names file and line (Parquet: the row).
+            a score that is not a number from 0 to 5, or training scores from 0 to 1. It names file and line (Parquet:
+            the row).
     """
-    return SentencePairs(
+    read = SentencePairs(
         **{part: _pairs(plain_or_gz(folder / file), header, part == "test") for part, file in files.items()}
     )
+    scores = read.train.scores
+    if len(scores) and scores.max() <= 1 and (scores % 1).any():
+        raise DataError(
+            "the scores look like similarities from 0 to 1", file=plain_or_gz(folder / files["train"]),
+            got=f"at most {scores.max():g}", expected=f"0 to {HIGHEST:g}", fix=f"Multiply them by {HIGHEST:g}",
+        )  # fmt: skip
+    return read
 
 
 def read_glue(_folder: Path) -> SentencePairs:

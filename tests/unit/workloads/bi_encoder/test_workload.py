@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from types import SimpleNamespace
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import optuna
@@ -22,6 +23,7 @@ from tests.support.readme_tree import ROOT
 from tests.support.small_data import small_pairs
 from workloads.bi_encoder import dataset
 from workloads.bi_encoder.batches import batches
+from workloads.bi_encoder.dataset import Part
 from workloads.bi_encoder.evaluation import evaluation
 from workloads.bi_encoder.loss_calls import EmbeddedBatch, batch_loss
 from workloads.bi_encoder.losses import LOSSES, SCRATCH_LR
@@ -427,13 +429,24 @@ def test_matryoshka_sums_the_loss_of_cut_vectors_and_reports_each_length() -> No
     assert result.units[f"spearman_dim_{dim // 4}"].mean() == pytest.approx(ranks, abs=1e-5)
 
 
+def test_a_positive_in_either_order_is_no_hard_negative() -> None:
+    """Pairs (A, B), (C, A) and (D, E): for the anchor A neither B nor C, which is nearer than D and E."""
+    vectors = torch.tensor([[1.0, 0, 0], [0.98, 0.2, 0], [0.97, 0, 0.25], [0, 1, 0], [0, 0.9, 0.3]])
+    train = Part(cast("Any", vectors), np.array([[0, 1], [2, 0], [3, 4]]), np.full(3, 5.0, np.float32))
+    params = SimpleNamespace(positive_from=4.0, hard_negatives=1, hard_margin=0.0)
+    unit = torch.nn.functional.normalize(vectors)
+    workload = SimpleNamespace(data=SimpleNamespace(train=train), params=params, _vectors=lambda part: unit)
+    assert BiEncoder._mine(cast("BiEncoder", workload)).tolist() == [[3], [1], [1]]
+
+
 def test_hard_negatives_are_the_nearest_sentences_below_the_margin() -> None:
     params = Params(**SMALL, loss="infonce", hard_negatives=2, hard_margin=0.05)
     workload = BiEncoder(params, runtime())
     train = workload.data.train
     vectors = torch.nn.functional.normalize(workload._vectors(train), eps=1e-8).detach()
     mined = workload._mine()
-    positives = {(first, second) for (first, second), grade in zip(train.pairs.tolist(), train.grades) if grade >= 4}
+    related = [tuple(pair) for pair, grade in zip(train.pairs.tolist(), train.grades) if grade >= 4]
+    positives = {*related, *((second, first) for first, second in related)}
     for row, (first, second) in enumerate(train.pairs.tolist()):
         if train.grades[row] < 4:
             assert mined[row].tolist() == [-1, -1]

@@ -97,6 +97,20 @@ def test_encoders_apart_go_with_every_update(params: dict[str, Any]) -> None:
     torch.testing.assert_close(vectors.detach(), found.index_encoder.queries(found.data.train[:2]))
 
 
+def test_retraining_starts_each_session_from_the_other_models_encoders() -> None:
+    other = trained(epochs=1, encoders="apart").servable()
+    model = build(encoders="apart", update="retrain")
+    weights = {**other.weights, **other.training}
+    model.load_weights(weights, other.config)
+    for encoder in (model.encoder, model.query_encoder):
+        for value in encoder.state_dict().values():
+            value.zero_()
+    model._begin(1, 2)
+    for encoder, prefix in ((model.encoder, "documents."), (model.query_encoder, "model.")):
+        for name, value in encoder.model.state_dict().items():
+            assert torch.equal(value, weights[prefix + name])
+
+
 def test_queries_count_from_the_session_in_which_they_arrive(finished: Lifelong) -> None:
     data = finished.data
     arrived = data.query_sessions

@@ -8,14 +8,28 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 from tests.unit.workloads.text_ranker.test_workload import RUNTIME, SMALL
 from workloads.abstention.decision import KEY
+from workloads.text_ranker.abstention import Systems
+from workloads.text_ranker.dataset import Lists
+from workloads.text_ranker.evaluation import RankingEvaluator
 from workloads.text_ranker.params import Params
 from workloads.text_ranker.predictor import Predictor
 from workloads.text_ranker.workload import TextRanker
 
 HELD = replace(RUNTIME, abstention_part=0.25)
+
+
+def test_the_loss_at_10_counts_what_a_shorter_list_lacks() -> None:
+    """Three of ten relevant documents, first in a list of three: the value that the evaluation measures."""
+    sides = (np.zeros((1, 3), np.int64), np.array([[3.0, 2.0, 1.0]], np.float32), np.ones((1, 3), np.float32))
+    lists = Lists(np.array([0]), *sides, np.ones((1, 10), np.float32))
+    scores = torch.tensor([[3.0, 2.0, 1.0]])
+    measured = RankingEvaluator(lists, torch.device("cpu"), 5).evaluation(scores, 0.5, False).metrics["ndcg_at_10"]
+    assert measured == pytest.approx(0.469, abs=5e-4)
+    assert Systems.of(lists, scores, 0.5).rankings[""].ndcg == pytest.approx([measured])
 
 
 def test_served_scores_are_the_calibrated_ones_with_and_without_bm25() -> None:

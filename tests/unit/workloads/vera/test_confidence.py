@@ -15,7 +15,7 @@ from workloads.data.questions.synthetic import SURE, SYNTHETIC_QUESTIONS, Plante
 from workloads.losses.evidential import top
 from workloads.testing import values
 from workloads.vera.confidence import Ranked, confidence, fit_map
-from workloads.vera.evaluation import LabelledQueries, choose
+from workloads.vera.evaluation import Choice, LabelledQueries, choose, evaluation
 from workloads.vera.inference import rank
 from workloads.vera.model import Evidence
 from workloads.vera.params import Params
@@ -24,6 +24,14 @@ from workloads.vera.params import Params
 def ranked(scores: list[list[float]], alpha: float = 1.0, beta: float = 1.0) -> Ranked:
     block = torch.tensor(scores)
     return Ranked(block, Evidence(torch.full_like(block, alpha), torch.full_like(block, beta)))
+
+
+def test_ndcg_at_10_counts_what_a_shorter_list_lacks() -> None:
+    of_three = ranked([[3.0, 2.0, 1.0]] * 4)
+    labelled = LabelledQueries(np.arange(4), torch.ones(4, 3), torch.ones(4, 10))
+    source = torch.Generator().manual_seed(0)
+    found = evaluation(labelled, of_three, Params(eval_candidates=3), Choice(1), source, units=False)
+    assert found.metrics["ndcg_at_10"] == pytest.approx(0.469, abs=5e-4)
 
 
 @pytest.mark.faults  # long

@@ -228,6 +228,16 @@ def test_a_damaged_list(write: Callable[..., Path], part: str, text: str, line: 
     refused(lambda place: read_item_lists(place, sizes=(10, 20)), folder, part, line, *words)
 
 
+@pytest.mark.parametrize("text", ["0 12 5\n0 14 3\n1 12 4\n", "0 1193 5 978300760\n0 661 3 978302109\n"])
+def test_ratings_are_no_lists(write: Callable[..., Path], text: str) -> None:
+    refused(read_item_lists, write(lists(text)), "train.txt", 1, "look like user, item, rating", ".tsv")
+    assert len(read_item_lists(write(lists("0 12 5\n2 14 3\n1 12 4\n"))).train) == 6
+
+
+def test_lines_that_end_with_cr_alone(write: Callable[..., Path]) -> None:
+    refused(read_item_lists, write(lists("0 1 2\r1 3\r")), "train.txt", 1, "CR alone", "LF")
+
+
 def test_a_list_that_ends_early(write: Callable[..., Path]) -> None:
     folder = write(lists("0 1 2\n1 2\n"))
     words = "not complete: got 3 interactions; expected 4"

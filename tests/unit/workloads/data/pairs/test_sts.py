@@ -81,6 +81,23 @@ def test_parts_are_shares_and_hang_on_the_texts_alone(tmp_path: Path) -> None:
     assert texts(load_pairs(str(other), ROOT).test) == texts(data.test)
 
 
+def test_a_pair_in_both_orders_is_in_one_part(tmp_path: Path) -> None:
+    rows = [(f"one {number}", f"two {number}", 3.0) for number in range(200)]
+    alone = load_pairs(str(write_csv(tmp_path / "alone.csv", rows)), ROOT)
+    both = load_pairs(str(write_csv(tmp_path / "both.csv", rows + [(b, a, score) for a, b, score in rows])), ROOT)
+    parts = [{frozenset(text[:2]) for text in texts(part)} for part in (both.train, both.validation, both.test)]
+    assert not parts[0] & parts[1]
+    assert not (parts[0] | parts[1]) & parts[2]
+    assert texts(alone.test) <= texts(both.test), "those that are there in one order stay where they were"
+
+
+def test_scores_from_0_to_1_are_refused(tmp_path: Path) -> None:
+    rows = [("a", "b", 0.76), ("c", "d", 1.0), ("e", "f", 0.0)]
+    path = write_csv(tmp_path / "pairs.csv", rows)
+    with pytest.raises(DataError, match=r"similarities from 0 to 1: .*got at most 1; expected 0 to 5.* by 5"):
+        check_readable(str(path), ROOT, ReadOptions())
+
+
 def test_a_folder_has_parts_of_its_own(tmp_path: Path) -> None:
     write_csv(tmp_path / "train.csv", ROWS[:40])
     write_csv(tmp_path / "dev.csv", ROWS[40:50])
