@@ -25,6 +25,7 @@ from orchestrator.cluster import leftovers
 from orchestrator.cluster.interrupts import keep_sigterm_handler
 from orchestrator.config.spec import Resources
 from orchestrator.errors import UNAVAILABLE, UserError, one_line
+from workloads.cpus import usable_cpus
 
 QUIET = {
     "RAY_DEDUP_LOGS": "0",
@@ -196,12 +197,11 @@ def nodes_by_id() -> dict[str, Node]:
 
 def this_machine() -> list[Node]:
     """Resources that a local cluster would have, without starting one."""
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     gpus = len(list(Path("/dev").glob("nvidia[0-9]*")))
     if visible is not None:
         gpus = min(gpus, sum(name.strip() not in ("", "-1") for name in visible.split(",")))  # -1 means none
-    return [{"CPU": float(cpus), "GPU": float(gpus)}]
+    return [{"CPU": float(usable_cpus()), "GPU": float(gpus)}]
 
 
 def slots(available: Sequence[Node], resources: Resources) -> int:

@@ -138,9 +138,10 @@ class Experiment:
 
     @property
     def ends_selection(self) -> bool:
-        """Whether the last report is the end of a selection that leaves no checkpoint of it."""
+        """Whether the last report is the end of a selection of which no checkpoint stays: a refit replaces it."""
         _, report = self._now()
-        return self.final and self._phase == "select" and report.ended is not None and not report.checkpoint_due
+        stays = report.checkpoint_due and not self.plan.refit
+        return self.final and self._phase == "select" and report.ended is not None and not stays
 
     @property
     def validation_units(self) -> Columns:

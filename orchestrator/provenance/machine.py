@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import sys
 from pathlib import Path
 from typing import Any
+
+from workloads.cpus import usable_cpus
 
 GIB = 2**30
 
@@ -15,10 +16,9 @@ def describe() -> dict[str, Any]:
     """This machine: ``cpu`` and ``gpus`` by model name, ``cpus`` usable here, ``memory_gib``."""
     import psutil
 
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
         "cpu": _field(Path("/proc/cpuinfo"), "model name") or platform.processor() or platform.machine(),
-        "cpus": usable,
+        "cpus": usable_cpus(),
         "memory_gib": round(psutil.virtual_memory().total / GIB, 1),
         "gpus": sorted(
             _field(file, "Model") or "unknown" for file in Path("/proc/driver/nvidia/gpus").glob("*/information")

@@ -283,13 +283,11 @@ def _stream(
 
     ended = False
     for report in work.stream(start, selected):
-        saved = None  # both are collectives: every rank takes part
-        if report.checkpoint_due:
-            saved = work.checkpoint()
-        elif work.ends_selection:
-            saved = work.snapshot()
+        # Both are collectives: every rank takes part.
+        saved = work.checkpoint() if report.checkpoint_due else None
+        selection = work.snapshot() if work.ends_selection else None
         if saved is not None or report.ended:
-            trouble = _written(work, report, saved, home, writer) if writer else None
+            trouble = _written(work, report, saved, selection, home, writer) if writer else None
             if trouble := work.broadcast(trouble):
                 raise trouble
         ray.train.report(reports.payload(report))
@@ -303,14 +301,15 @@ def _written(
     work: Experiment,
     report: EpochReport,
     saved: checkpoint.Checkpoint | None,
+    selection: checkpoint.Checkpoint | None,
     home: Path,
     writer: CheckpointWriter,
 ) -> UserError | None:
-    """Write the checkpoint and the units that are due. Returns the error, if any."""
+    """Write the checkpoint, the selection's last state and the units that are due. Returns the error, if any."""
     try:
-        if saved is not None and work.ends_selection:
-            checkpoint.write(home / start_point.SELECTION, saved)
-        elif saved is not None:
+        if selection is not None:
+            checkpoint.write(home / start_point.SELECTION, selection)
+        if saved is not None:
             writer.save(saved, work.order, wait=report.ended is not None)
         if report.ended:
             writer.finish()

@@ -191,7 +191,7 @@ def reports(
                 for report in work.stream(start, selected):
                     if report.checkpoint_due:
                         writer.save(work.checkpoint(), work.order, wait=report.ended is not None)
-                    elif work.ends_selection:
+                    if work.ends_selection:
                         checkpoint.write(folder / "checkpoints" / start_point.SELECTION, work.snapshot())
                     yield report
             if work.outcome is not None:

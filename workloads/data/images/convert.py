@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from workloads.cpus import usable_cpus
 from workloads.data.errors import DataError
 from workloads.data.images.decode import Undecodable, decode, square
 from workloads.data.images.progress import Progress
@@ -98,7 +98,7 @@ def _decoded(
 
     Yields, block after block, the number of its images, and position and error of each failure.
     """
-    workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    workers = usable_cpus()
     with ThreadPoolExecutor(workers) as pool:
         waiting: deque[Future[tuple[int, dict[int, str]]]] = deque()
         for first, block in _blocks(listing.contents(), start):

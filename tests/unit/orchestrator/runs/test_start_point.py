@@ -17,6 +17,7 @@ from orchestrator import api
 from orchestrator.config import workload_loader
 from orchestrator.config.plan import Plan
 from orchestrator.config.spec import ExperimentSpec
+from orchestrator.engine import loop
 from orchestrator.errors import UserError
 from orchestrator.provenance import record as provenance
 from orchestrator.report import report
@@ -58,10 +59,18 @@ def refused(call: Callable[[], Any], *words: str) -> None:
     assert all(word in str(caught.value) for word in words), str(caught.value)
 
 
+@pytest.mark.parametrize("slow", [False, True])
 @pytest.mark.parametrize("refit", [False, True])
-def test_a_run_goes_on_for_longer_as_if_it_had_never_ended(run: Run, refit: bool) -> None:
+def test_a_run_goes_on_for_longer_as_if_it_had_never_ended(
+    run: Run, refit: bool, slow: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slow epochs each leave a checkpoint, of which the last two are kept."""
     whole = run(epochs=8, refit=False, name="whole")
-    run(epochs=4, refit=refit, name="first")
+    with monkeypatch.context() as patch:
+        if slow:
+            patch.setattr(loop, "REPORT_SECONDS", 0.0)
+            patch.setattr(loop, "CHECKPOINT_SECONDS", 0.0)
+        run(epochs=4, refit=refit, name="first")
     longer = run(None, origin="first", epochs=8)
     assert losses(longer) == {epoch: loss for epoch, loss in losses(whole).items() if epoch > 4}
     spec = spec_of(longer)
