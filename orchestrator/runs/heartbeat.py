@@ -17,6 +17,9 @@ from typing import Any
 import psutil
 
 PROCESS, STACK, GIVEN_UP = "process.json", "stack.txt", "given-up"
+PAUSE_SECONDS = 5.0
+"""Seconds between two looks after which the driver was busy itself: reports may wait, so the next look decides."""
+
 LOOK_SECONDS = 1.0
 
 PACKAGE = Path(__file__).parents[1]
@@ -155,6 +158,7 @@ class TrialMonitor:
         self.timeout = timeout
         self._units: dict[int, _Watched] = {}
         self._looked = 0.0
+        self._paused = False
 
     def begin(self, unit: int, folder: Path) -> None:
         if self.timeout is not None:
@@ -183,10 +187,14 @@ class TrialMonitor:
         now = time.monotonic()
         if self.timeout is None or now - self._looked < LOOK_SECONDS:
             return {}
+        paused = now - self._looked > PAUSE_SECONDS and not self._paused
         self._looked = now
+        self._paused = paused
         for watched in self._units.values():
             if not watched.reported:
                 _look(watched, now)
+        if paused:
+            return {}
         return {
             unit: watched.folder
             for unit, watched in self._units.items()

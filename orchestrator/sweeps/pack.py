@@ -262,11 +262,14 @@ class _Packs:
         slot.start()
 
     def _end_silence(self) -> None:
-        """Kill actors that have been silent for too long. A trial that was alone on one has failed."""
+        """Kill actors that have been silent for too long. A trial that was alone on one has failed.
+
+        One whose answer this process has not taken yet, since it was busy itself, is not silent.
+        """
         for slot in self._slots:
             if self._timeout is None or slot.answer is None or slot.called is None:
                 continue
-            if time.monotonic() - slot.called > self._timeout:
+            if time.monotonic() - slot.called > self._timeout and not ray.wait([slot.answer], timeout=0)[0]:
                 slot.kill()
                 if slot.alone:
                     for seed_run in list(slot.trials):

@@ -131,11 +131,16 @@ class Cluster:
         while self.free and self.queue:
             self.queue.pop(0).gpu = self.free.pop(0)
 
-    def wait(self, answers: Sequence[Answer], num_returns: int, timeout: float) -> tuple[list[Answer], list[Answer]]:
+    def wait(
+        self, answers: Sequence[Answer], num_returns: int = 1, timeout: float = 0
+    ) -> tuple[list[Answer], list[Answer]]:
         placed = [answer for answer in answers if answer.handle.gpu or not self.with_gpus]
+        there = [
+            answer for answer in placed
+            if isinstance(answer.handle.actor, _Holder) or not answer.seed_runs & self.hanging
+        ]  # fmt: skip
         if not timeout:
-            return placed, []
-        there = [answer for answer in placed if not answer.seed_runs & self.hanging]
+            return there, []
         if there:  # in turns
             first = min(there, key=lambda answer: self.answered[answer.handle.number])
             self.answered[first.handle.number] += 1
