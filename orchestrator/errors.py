@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping
 DONE, FAILED, USAGE, UNAVAILABLE, PARTIAL, REFUSED, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
 
 
-QUERY = re.compile(r"(?i)([?&](?:[\w.-]*(?:password|passwd|token|secret|signature|credential)|sig)=)[^&\s\"'<>]+")
+_SECRET = r"password|passwd|token|secret|signature|credential|(?:api|access|auth)[_-]?key"
+QUERY = re.compile(rf"(?i)([?&](?:[\w.-]*(?:{_SECRET})|sig|key)=)[^&\s\"'<>]+")
 """A secret in the query of an address, as in signed addresses of S3, GCS and Azure."""
 
 

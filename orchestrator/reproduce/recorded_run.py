@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -33,7 +33,8 @@ class Recorded:
     """The record of a run, trial or sweep.
 
     ``files`` is the folder with its diffs and search space, ``metrics`` are the last values, ``epochs`` is the last
-    epoch with metrics, ``data`` the fingerprint of the dataset.
+    epoch with metrics, ``data`` the fingerprint of the dataset. A run that has not ended is ``partial``: its metrics
+    are those up to that epoch.
     """
 
     id: str
@@ -45,6 +46,7 @@ class Recorded:
     data: str | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     epochs: int = 0
+    partial: bool = False
 
 
 def find(settings: Settings, reference: str) -> Recorded:
@@ -66,7 +68,7 @@ def _from_folder(folder: RunFolder) -> Recorded:
     files = folder.path
     model: type[ExperimentSpec | SweepSpec] = SweepSpec if folder.record["kind"] == "sweep" else ExperimentSpec
     outcome = worker.outcome_of(files) or worker.outcome_of(files / "winner")
-    rows = _last_values(files) if outcome is None else {}
+    rows = history.read(files) if outcome is None else []
     return Recorded(
         id=folder.id,
         run_id=folder.record.get("run_id"),
@@ -75,7 +77,9 @@ def _from_folder(folder: RunFolder) -> Recorded:
         files=files,
         environment=(environment := _environment(files / provenance.ENVIRONMENT)),
         data=_data(environment.get("data")),
-        metrics=outcome["metrics"] if outcome else rows,
+        metrics=outcome["metrics"] if outcome else last_values(rows),
+        epochs=rows[-1]["epoch"] if rows else 0,
+        partial=outcome is None,
     )
 
 
@@ -118,12 +122,16 @@ def _from_mlflow(settings: Settings, reference: str) -> Recorded:
         data=_data(owner.get("orchestrator.data_fingerprint")),
         metrics=outcome["metrics"] if outcome else {n: float(m.value) for n, m in last.items() if _repeats(kind, n)},
         epochs=max((int(m.step) for name, m in last.items() if name.startswith(("train/", "validation/"))), default=0),
+        partial=outcome is None and kind != "trial",
     )
 
 
 def _repeats(kind: str, metric: str) -> bool:
-    """Whether a repetition has this metric. Trials of lifelong sweeps had test values in earlier versions."""
-    return kind != "trial" or not metric.startswith("test/")
+    """Whether a repetition has this metric. Trials of lifelong sweeps had test values in earlier versions.
+
+    Of a run that never ended the history is compared, which has no values within epochs.
+    """
+    return not metric.startswith("test/" if kind == "trial" else "train_steps/")
 
 
 def parse(model: type[ExperimentSpec | SweepSpec], values: Mapping[str, Any], where: str) -> ExperimentSpec | SweepSpec:
@@ -209,9 +217,9 @@ def _json(file: Path) -> dict[str, Any] | None:
     return values
 
 
-def _last_values(folder: Path) -> dict[str, float]:
-    """The last value of each metric of a run that has not ended."""
+def last_values(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """The last value of each metric in some rows of a history."""
     values: dict[str, float] = {}
-    for row in history.read(folder):
+    for row in rows:
         values |= {name: value for name, value in row.items() if "/" in name}
     return values

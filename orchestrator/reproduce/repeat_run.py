@@ -20,7 +20,9 @@ from orchestrator.reproduce.differences import FIRST, Difference
 from orchestrator.reproduce.recorded_run import Recorded
 from orchestrator.reproduce.script import commands
 from orchestrator.runs import driver, reports, start_point, worker
+from orchestrator.runs.session import Result
 from orchestrator.search import trusted_spaces
+from orchestrator.storage import history
 from orchestrator.storage.settings import Settings
 from orchestrator.sweeps import sweep
 
@@ -90,7 +92,7 @@ def run(
         options = driver.Options(local=local)  # without --register: the registry already has this model
         act: Any = sweep.sweep if isinstance(spec, SweepSpec) else driver.run
         result = act(spec, settings, options, console)
-        metrics = result.metrics
+        metrics = _until(recorded, result) if recorded.partial else result.metrics
         code = result.exit_code
         output["reproduction"] = result.to_json()
     compared = compare(recorded.metrics, metrics, tolerance)
@@ -143,6 +145,17 @@ def _words(resources: Any) -> str:
     return ", ".join(f"{name}={value:g}" for name, value in resources.model_dump(exclude_none=True).items())
 
 
+def _until(recorded: Recorded, result: Result) -> dict[str, float]:
+    """The last values of a repetition up to the epoch that the recorded run, which never ended, had reached."""
+    refitted = any(name.startswith("refit/") for name in recorded.metrics)
+    rows = []
+    for row in history.read(result.folder):
+        rows.append(row)
+        if row["epoch"] == recorded.epochs and refitted == any(name.startswith("refit/") for name in row):
+            break
+    return recorded_run.last_values(rows)
+
+
 def _trial(spec: ExperimentSpec, settings: Settings, recorded: Recorded) -> dict[str, float]:
     """Train a trial for the recorded number of epochs and return the last value of each metric. Does not use test."""
     device = worker.take_device(spec.resources)
@@ -157,6 +170,8 @@ def _trial(spec: ExperimentSpec, settings: Settings, recorded: Recorded) -> dict
                     if row.epoch > recorded.epochs:
                         return values
                     values |= row.metrics
+                    for _, _, metrics in row.steps:
+                        values |= metrics
     except UserError:
         raise
     except Exception as error:

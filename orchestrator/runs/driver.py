@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -261,6 +261,15 @@ class ProgressReporter:
         self._first = (time.monotonic(), 0)
         """When the first epoch of this unit ended, and its number."""
         self._best: float | None = None
+        self._select(history.read(session.folder.path))  # of a run that is resumed
+
+    def _select(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        """Note the best epoch."""
+        for line in lines:
+            value = line.get(f"validation/{self._objective.metric}")
+            if value is not None and better(value, self._best, self._objective):
+                self._best = value
+                self._refit_epochs = line["epoch"]
 
     def rows(self, rows: list[Row]) -> None:
         if not rows:
@@ -269,14 +278,10 @@ class ProgressReporter:
             # Epoch 0 of a later winner is not logged: its step is the last epoch of the earlier one.
             steps = [replace(row, epoch=row.epoch + self._before) for row in rows if row.epoch or not self._before]
             self._session.tracker.log(self._session.folder.id, steps)
-        lines = ({"epoch": row.epoch, "time": row.time, **row.metrics} for row in rows)
+        lines = [{"epoch": row.epoch, "time": row.time, **row.metrics} for row in rows]
         history.append(self._session.folder.path, lines)
         self._session.publisher.trained(sum(row.epoch > 0 for row in rows))
-        for row in rows:
-            value = row.metrics.get(f"validation/{self._objective.metric}")
-            if value is not None and better(value, self._best, self._objective):
-                self._best = value
-                self._refit_epochs = row.epoch
+        self._select(lines)
         last = rows[-1]
         self._epoch = last.epoch
         unit = "refit epoch" if any(name.startswith("refit/") for name in last.metrics) else "epoch"

@@ -172,6 +172,8 @@ class Session:
         if self.tracker:
             tags = {**self._tags, **identity_tags(sources), **self._description("Running")}
             self.tracker.start(self.folder.id, self._name, params=self._params, tags=tags)
+            if self._resuming:  # a run that is opened again keeps its tags
+                self.tracker.tag(self.folder.id, self._description("Running"))
             if self.interrupts.stopped:  # a signal came before the tracker
                 self.tracker.provisional_end(ENDS["interrupted"])
             self.tracker.files(self.folder.id, record)

@@ -29,7 +29,6 @@ class Curves:
     def __init__(self, folder: Path, objectives: Iterable[Objective]) -> None:
         self._file = folder / CURVES
         self._names = [f"validation/{objective.metric}" for objective in objectives] + ["train/loss"]
-        disk.drop_half_line(self._file)
 
     def add(self, number: int, rows: Iterable[Row], seed: int = 0) -> None:
         """Write the curves' values of a trial's rows. ``seed`` counts the repeats of one configuration."""
@@ -37,8 +36,8 @@ class Curves:
         for row in rows:
             values = {name: row.metrics[name] for name in self._names if name in row.metrics}
             lines.append(json.dumps({"trial": number, "seed": seed, "epoch": row.epoch, **values}) + "\n")
-        with suppress(OSError), self._file.open("a") as stream:
-            stream.writelines(lines)
+        with suppress(OSError):
+            disk.append_lines(self._file, lines)
 
 
 def read(folder: Path, name: str) -> dict[tuple[int, int], Curve]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, TypeGuard
@@ -31,6 +31,16 @@ def drop_half_line(journal: Path) -> None:
                 break
             end = start
         file.truncate(end)
+
+
+def append_lines(journal: Path, lines: Iterable[str]) -> None:
+    """Add lines, each with its end, after the last complete one: a full disk may have cut off the last write.
+
+    Raises OSError.
+    """
+    drop_half_line(journal)
+    with journal.open("a") as stream:
+        stream.writelines(lines)
 
 
 def is_full(error: BaseException | None) -> TypeGuard[OSError]:

@@ -13,10 +13,8 @@ from orchestrator.storage.names import HISTORY
 
 
 def append(folder: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Add rows. A line of which a full disk has taken a part only is removed first. Raises OSError."""
-    disk.drop_half_line(folder / HISTORY)
-    with (folder / HISTORY).open("a") as stream:
-        stream.writelines(json.dumps(row) + "\n" for row in rows)
+    """Add rows. Raises OSError."""
+    disk.append_lines(folder / HISTORY, (json.dumps(row) + "\n" for row in rows))
 
 
 def read(folder: Path) -> list[dict[str, Any]]:

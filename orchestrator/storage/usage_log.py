@@ -97,8 +97,8 @@ class UsageLog:
 
     def _write(self, moment: float, **event: Any) -> None:
         self._wrote = moment
-        with suppress(OSError), self._file.open("a") as stream:
-            stream.write(json.dumps({"time": round(moment, 3), **event}) + "\n")
+        with suppress(OSError):
+            disk.append_lines(self._file, [json.dumps({"time": round(moment, 3), **event}) + "\n"])
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,6 +105,17 @@ def test_other_numbers_are_told_and_fail(
     assert "Reproduced: different (3 of 4 metrics bitwise)" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("rows", [3, 6])
+def test_a_run_that_never_ended_is_compared_as_far_as_it_came(ran: Result, settings: Settings, rows: int) -> None:
+    """In its selection of four epochs, or in its refit."""
+    (ran.folder / "outcome.json").unlink()
+    history = ran.folder / "history.jsonl"
+    history.write_text("".join(history.read_text().splitlines(keepends=True)[:rows]))
+    told, code = again(settings, ran.id)
+    assert (told["verdict"], code) == ("equal", DONE)
+    assert any(one["name"].startswith("refit/") for one in told["metrics"]) == (rows > 4)
+
+
 def test_a_record_without_metrics_is_no_success(
     ran: Result, settings: Settings, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -24,10 +24,11 @@ ADDRESSES = (
     f"postgresql://me:a@{SECRET}@db/x", f"mysql://:{SECRET}@db", f"https://{SECRET}@host",
     f"https://b.s3.amazonaws.com/m?X-Amz-Expires=60&X-Amz-Signature={SECRET}", f"s3://b?X-Amz-Security-Token={SECRET}&a=1",
     f"https://a.blob.core.windows.net/c/m?sv=2024&sig={SECRET}", f"https://host/x?access_token={SECRET}",
+    f"https://host/x?api_key={SECRET}", f"https://host/x?a=1&key={SECRET}", f"https://host/x?Access-Key={SECRET}",
 )  # fmt: skip
 HARMLESS = (
     "http://localhost:5000/#/models/rec@champion", "ssh://git@github.com/a/b", "models:/rec@champion",
-    "sqlite:////home/me@work/mlflow.db", "https://host/x?design=1&signal=2&token_type=a",
+    "sqlite:////home/me@work/mlflow.db", "https://host/x?design=1&signal=2&token_type=a&monkey=1",
     "see https://registry.example:443/@scope/x and me@host",
 )  # fmt: skip
 

@@ -198,3 +198,16 @@ def test_by_person_and_workload_and_those_before_there_were_accounts(
 def test_a_wrong_date() -> None:
     with pytest.raises(UserError, match=r"The date is not valid: got 'yesterday'; allowed: 2026-11-21"):
         usage_log.moment("yesterday")
+
+
+def test_a_start_after_a_line_that_was_cut_off_counts(time: Time, folder: RunFolder) -> None:
+    log = UsageLog(folder.path)
+    log.start("trial 0", ONE_CPU)
+    with (folder.path / EVENTS).open("a") as stream:  # by a full disk
+        stream.write('{"time": 17')
+    time.now += 60
+    log.start("trial 1", ONE_CPU)
+    time.now += 60
+    log.stop("trial 0")
+    log.stop("trial 1")
+    assert UsageLog(folder.path).seconds() == log.seconds() == {"cpus": 180, "gpus": 0}
