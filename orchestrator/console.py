@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import time
@@ -49,11 +50,15 @@ class Console:
         if self._live:
             self._live.console.print(text, markup=False, highlight=False, soft_wrap=True)
         else:
-            try:
-                print(text, file=self._out, flush=True)
-            except BrokenPipeError:  # the reader has closed the pipe: continue, the log has every line
-                os.dup2(os.open(os.devnull, os.O_WRONLY), self._out.fileno())
+            self._print(text)
         self._write_log(text)
+
+    def _print(self, text: str) -> None:
+        try:
+            print(text, file=self._out, flush=True)
+        except OSError:  # a closed pipe or terminal, a full disk behind it: continue, the log has every line
+            with suppress(OSError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), self._out.fileno())
 
     def event(self, text: str) -> None:
         """Print a line, but only to the log while a live view shows the same."""
@@ -139,9 +144,16 @@ class Console:
             table.add_column(name, justify="right" if right else "left", overflow="fold")
         for row in rows:
             table.add_row(*(escape(show(value)) for value in row))
-        (self._live.console if self._live else Rich(file=self._out, width=None if self._terminal else 120)).print(table)
+        if self._live:
+            self._live.console.print(table)
+        else:
+            drawn = io.StringIO()  # Rich itself would end the process where the reader has closed the pipe
+            width = None if self._terminal else 120
+            Rich(file=drawn, width=width, force_terminal=self._terminal).print(table, end="")
+            self._print(drawn.getvalue())
         if self._log:
-            Rich(file=self._log, width=160).print(table)
+            with suppress(OSError):
+                Rich(file=self._log, width=160).print(table)
 
 
 def aligned(lines: Sequence[Sequence[str]]) -> str:

@@ -55,6 +55,10 @@ def run(words: Sequence[str] | None = None) -> int:
 
 def main() -> None:
     """Entry point: run a verb and exit with its code."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed, as by a daemon
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
+        getattr(sys, name).reconfigure(errors="backslashreplace")  # for a locale without all characters
     code = run()
     if os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR"):  # Ray has no exit codes: write it to the job's log
         from orchestrator.jobs.job_state import EXIT_RECORD

@@ -150,7 +150,7 @@ def write(text: str, file: Path | None) -> None:
         print(text)
         return
     try:
-        file.write_text(f"{text}\n")
+        file.write_text(f"{text}\n", "utf-8")
     except OSError as error:
         raise UserError(f"{file} cannot be written", got=error.strerror, fix="Choose another --output") from None
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import os
+import re
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -95,6 +97,8 @@ def _usage(error: Any) -> str:
     if message.startswith("No such command"):
         verbs = error.ctx.command.list_commands(error.ctx)
         listed_by = f"{error.ctx.command_path} --help"
-        return f"error: {unknown('verb', message.split(chr(39))[1], verbs, listed_by=listed_by)}"
+        quoted = re.search(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", message)  # as repr writes it
+        verb = ast.literal_eval(quoted[0]) if quoted else message
+        return f"error: {unknown('verb', verb, verbs, listed_by=listed_by)}"
     message = message.replace(": Value error, ", ": ").rstrip(".")
     return f"error: {message}. See: {error.ctx.command_path if error.ctx else 'orchestrator'} --help"

@@ -98,7 +98,9 @@ def plan(
     words: Annotated[list[str] | None, typer.Argument(metavar="run|sweep ...", show_default=False)] = None,
     probe: Annotated[bool, typer.Option("--probe", help="Train two epochs to measure the time.")] = False,
     slurm: Annotated[bool, typer.Option("--slurm", help="Print the options of sbatch that it needs.")] = False,
-    gpus_per_node: Annotated[int, typer.Option(min=0, help="GPUs of a node, for --slurm; 0: none.")] = 8,
+    gpus_per_node: Annotated[
+        int | None, typer.Option(min=0, help="GPUs of a node, for --slurm; 0: none. Default: 8.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Estimate the cost of a run or sweep; start nothing.
@@ -114,7 +116,12 @@ def plan(
         )  # fmt: skip
     if any(word.partition("=")[0] == "--resume" for word in words):
         raise UserError("plan does not work with --resume", got="--resume", fix="Leave it out")
-    token = PLANNING.set(Planning(probe, as_json, gpus_per_node if slurm else None))
+    if slurm and as_json:
+        raise UserError("--slurm prints options of sbatch, which are no JSON", fix="Leave out --json")
+    if gpus_per_node is not None and not slurm:
+        raise UserError("--gpus-per-node is for --slurm", got=f"--gpus-per-node {gpus_per_node}", fix="Add --slurm")
+    gpus = (8 if gpus_per_node is None else gpus_per_node) if slurm else None
+    token = PLANNING.set(Planning(probe, as_json, gpus))
     try:
         app(words, standalone_mode=False)
     finally:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError, create_model
 
@@ -18,6 +18,7 @@ NAMES = ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge")
 """YAML tags that a key may have; ``on``, ``yes`` and ``1`` have others, as they are not text."""
 
 NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+BOOLEAN = "tag:yaml.org,2002:bool"
 
 SECTIONS = ("extends", "workload", "seed", "params", "plan", "resources", "search")
 
@@ -36,7 +37,7 @@ def read_yaml(file: Path) -> Document:
     import yaml
 
     try:
-        text = file.read_text()
+        text = file.read_text("utf-8")
     except FileNotFoundError:
         raise UserError(f"The file {file} does not exist", fix="Check the path") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -44,8 +45,13 @@ def read_yaml(file: Path) -> Document:
     try:
         loader = yaml.SafeLoader(text)
         if node := loader.get_single_node():
-            _keep_colons(node)
+            _keep_text(node)
         values = loader.construct_document(node) if node else None
+        lines: dict[str, int] = {}
+        if isinstance(values, dict):
+            _lines(node, "", lines, file)
+    except RecursionError:
+        raise UserError(f"{file} is nested too deeply, or a part holds itself") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
@@ -55,8 +61,6 @@ def read_yaml(file: Path) -> Document:
         return Document({}, {}, {})
     if not isinstance(values, dict):
         raise UserError(f"{file} must hold a mapping", got=type(values).__name__, allowed="key: value lines")
-    lines: dict[str, int] = {}
-    _lines(node, "", lines, file)
     return Document(values, lines, {key: f"{file.name}, line {line}" for key, line in lines.items()})
 
 
@@ -130,10 +134,22 @@ def split_keys(
 
 def validate(model: type[M], values: Mapping[str, Any], kind: str, places: Mapping[str, str] | None = None) -> M:
     """Build a pydantic model. Raises UserError for the first problem, with the place of a value that is from YAML."""
+    for name in values.keys() & model.model_fields.keys():
+        value = values[name]
+        if isinstance(value, bool) and not _takes_bool(model.model_fields[name].annotation):
+            where = f" ({places[name]})" if places and name in places else ""
+            raise UserError(f"{kind.capitalize()} {name}{where} is not valid", got=value, allowed="no true or false")
     try:
         return model(**values)
     except ValidationError as error:
         raise _sentence(error, model, kind, places or {}) from None
+
+
+def _takes_bool(annotation: Any) -> bool:
+    """Whether a field's type has booleans. pydantic would make them numbers elsewhere."""
+    if annotation in (bool, Any, object) or isinstance(annotation, bool):
+        return True
+    return any(map(_takes_bool, get_args(annotation)))
 
 
 def validate_part(
@@ -191,17 +207,19 @@ def _parse(value: str) -> Any:
     return value  # pydantic converts text to the type of the field
 
 
-def _keep_colons(node: Any) -> None:
-    """Read ``1:4`` as text; in YAML 1.1 it is the number 64, to base 60."""
+def _keep_text(node: Any) -> None:
+    """Read ``1:4`` as text, in YAML 1.1 the number 64 to base 60, and ``off`` and ``yes``, there booleans."""
     waiting = [node]
     seen = set[int]()
     while waiting:
         node = waiting.pop()
-        if node.id == "scalar" and node.tag in NUMBERS and ":" in node.value:
-            node.tag = NAMES[0]
-        elif node.id != "scalar" and id(node) not in seen:
+        if node.id == "scalar":
+            boolean = node.tag == BOOLEAN and node.value.lower() not in ("true", "false")
+            if boolean or (node.tag in NUMBERS and ":" in node.value):
+                node.tag = NAMES[0]
+        elif id(node) not in seen:
             seen.add(id(node))
-            waiting += node.value if node.id == "sequence" else [part for pair in node.value for part in pair]
+            waiting += node.value if node.id == "sequence" else [value for _, value in node.value]
 
 
 def _merge(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:

@@ -31,7 +31,7 @@ def open_file(file: Path, mode: str, buffering: int = -1) -> IO[Any]:
 
     The umask decides elsewhere, and in a home that others may write to, since it is shared.
     """
-    return open(file, mode, buffering, opener=_opener)
+    return open(file, mode, buffering, encoding=None if "b" in mode else "utf-8", opener=_opener)
 
 
 def write(file: Path, content: str | bytes) -> None:

@@ -237,7 +237,7 @@ def as_text(audit: Audit) -> str:
     looks = _count(len(audit.rows), "look")
     fingerprint = (audit.fingerprint or "no fingerprint")[:12]
     lines = [f"{audit.dataset} ({fingerprint}): {looks} at the test split by {_count(len(runs), 'run')}"]
-    cells = [[str(row.fields.get(name, "?"))[:48] for name in COLUMNS] for row in audit.rows]
+    cells = [[str(row.fields.get(name, "?")) for name in COLUMNS] for row in audit.rows]
     lines += [aligned([list(COLUMNS.values()), *cells])]
     lines += [f"FAULT: {fault}" for fault in audit.faults] or ["The chain is whole, and every run's rows are in it"]
     lines += audit.notes

@@ -68,7 +68,7 @@ def _template() -> Template:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters["show"] = show
     environment.filters["key"] = lambda value: repr(float(value)) if _is_number(value) else ""
-    return environment.from_string(TEMPLATE.read_text())
+    return environment.from_string(TEMPLATE.read_text("utf-8"))
 
 
 def _is_number(value: Any) -> bool:

@@ -79,6 +79,8 @@ def resolve(flags: Mapping[str, str | None] | None = None) -> Settings:
     from workloads.data.cache import default_data_root
 
     given = {name: value for name, value in (flags or {}).items() if value is not None}
+    if empty := next((name for name, value in given.items() if not value), None):
+        raise UserError(f"--{empty.replace('_', '-')} is empty", fix="Give it a value, or leave it out")
     sources: dict[str, Source] = {}
     file: Mapping[str, str] = {}
 
@@ -179,7 +181,11 @@ def _seconds(name: str, text: str | None) -> int:
 
 def _storage(text: str | None, home: Path) -> Path:
     assert text is not None
-    return remote.mirror_of(remote.normal(text), home) if remote.is_uri(text) else _path(text.removeprefix("file://"))
+    if remote.is_uri(text):
+        return remote.mirror_of(remote.normal(text), home)
+    if re.match(r"[A-Za-z][\w+.-]+:(?!//)", text):
+        raise UserError("The storage is no folder and no URI", got=text, allowed="a folder, or s3://BUCKET/PREFIX")
+    return _path(text.removeprefix("file://"))
 
 
 def _data(text: str | None) -> Path:

@@ -67,7 +67,7 @@ def experiment(
     """
     if stray := next((key for key in overrides or () if key.startswith("search.")), None):
         raise UserError(f"{stray} is a setting of sweeps", fix="Remove it, or use orchestrator sweep")
-    source = start_point.source(settings, origin) if origin else None
+    source = start_point.source(settings, origin) if origin is not None else None
     workload = trusted_spaces.named_workload(workload, settings.home)
     request = _Request(
         "run", workload, config, preset, overrides or {}, seed, resources or {}, python, source, settings
@@ -118,7 +118,7 @@ def sweep(
     """
     from orchestrator.search import grid, spaces, strategy, user_search
 
-    source = start_point.source(settings, origin) if origin else None
+    source = start_point.source(settings, origin) if origin is not None else None
     workload = trusted_spaces.named_workload(workload, settings.home)
     given = overrides or {}
     request = _Request("sweep", workload, config, preset, given, seed, resources or {}, python, source, settings)
@@ -130,7 +130,8 @@ def sweep(
             "A sweep selects on validation, so refit=only is not possible", allowed="refit=true, refit=false",
             fix="Remove refit",
         )  # fmt: skip
-    chosen = validate(Search, {**request.section("search"), **_given(search or {})}, "search setting")
+    given_search = {**request.section("search"), **_given(search or {})}
+    chosen = validate(Search, given_search, "search setting", request.places("search"))
     chosen = user_search.complete(chosen)
     space = spaces.load(request.workload, chosen.space)
     devices = request.resources(settings, whole_machine=False, local=local)
@@ -268,7 +269,7 @@ class _Request:
         """The places in the file of the settings of ``section`` that come from it."""
         prefix = f"{section}."
         own = {key.removeprefix(prefix): place for key, place in self._file.places.items() if key.startswith(prefix)}
-        overridden = {*self._words[section], *(key.removeprefix(prefix) for key in self._dotted)}
+        overridden = {*self._words.get(section, ()), *(key.removeprefix(prefix) for key in self._dotted)}
         return {key: place for key, place in own.items() if key not in overridden}
 
     def inherited(self) -> dict[str, Any]:

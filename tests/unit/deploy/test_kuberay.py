@@ -280,3 +280,19 @@ def test_the_service_runs_what_the_command_runs() -> None:
     (build,) = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name)
     taken = {node.value for node in ast.walk(build) if isinstance(node, ast.Constant)}
     assert application["args"].keys() <= taken
+
+
+def test_every_ray_cluster_asks_for_a_token() -> None:
+    for name in BUILDS:
+        for spec in ray_clusters(name):
+            assert spec["authOptions"] == {"mode": "token"}, name
+
+
+def test_the_served_models_can_be_asked() -> None:
+    policy = one("serve", "NetworkPolicy")["spec"]
+    service = one("serve", "RayService")["spec"]["rayClusterConfig"]
+    groups = [service["headGroupSpec"], *service["workerGroupSpecs"]]
+    for group in groups:
+        assert policy["podSelector"]["matchLabels"].items() <= group["template"]["metadata"]["labels"].items()
+        ports = {port["name"]: port["containerPort"] for port in group["template"]["spec"]["containers"][0]["ports"]}
+        assert all(rule["ports"] == [{"port": ports["serve"]}] for rule in policy["ingress"])

@@ -129,3 +129,20 @@ def test_a_dumb_terminal_and_a_pipe_get_lines(monkeypatch: pytest.MonkeyPatch) -
         lines.view(lambda: "the view")
         lines.event("trial 1 started")
         assert out.getvalue() == "trial 1 started\n"
+
+
+def test_output_that_cannot_be_written_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a full disk behind the output, a closed terminal or a closed pipe."""
+
+    class Unwritable(io.StringIO):
+        def flush(self) -> None:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("sys.stdout", Unwritable())
+    lines = Console()
+    lines.log_to(tmp_path / "log.txt")
+    lines.say("epoch 1/2 λ")
+    lines.table("trials", ["trial"], [[7]])
+    lines.say("the end")
+    logged = (tmp_path / "log.txt").read_text("utf-8")
+    assert [word in logged for word in ("epoch 1/2 λ", "trials", "7", "the end")] == [True] * 4

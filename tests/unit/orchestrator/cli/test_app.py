@@ -152,6 +152,10 @@ def hold(stderr: str, found: int, code: int, *words: str) -> None:
         (f"{SWEEP} --space mf lr=0.1 dim=8 weight_decay=0", ("Nothing is left to search",)),
         ("promote rec --to latest", ("The alias latest is reserved",)),
         (f"promote rec --to champion {NONE}", ("no model registry with tracking off",)),
+        ("it's", ('Unknown verb: got "it\'s"',)),
+        (f"{RUN} --from=", ("There is no run or sweep yet: got ''",)),
+        (f"plan --slurm --json {RUN}", ("--slurm prints options of sbatch", "Leave out --json")),
+        (f"plan --gpus-per-node 4 {RUN}", ("--gpus-per-node is for --slurm", "Add --slurm")),
         ("submit", ("nothing to submit", "orchestrator submit -- ")),
         ("submit -- swep recommender", ("Unknown verb to submit: got 'swep'", "Did you mean 'sweep'?")),
     ],
@@ -430,6 +434,12 @@ def test_an_unknown_model(line: str, refused: Callable[..., str], database: Path
 
 
 # As processes
+
+
+def test_without_an_output_a_verb_does_its_work(home: Path) -> None:
+    command = f"{sys.executable} -m orchestrator ls >&-"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def orchestrator(*words: str) -> subprocess.CompletedProcess[str]:

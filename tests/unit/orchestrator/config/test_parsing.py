@@ -64,6 +64,16 @@ def test_values_and_their_lines(tmp_path: Path) -> None:
     assert found.places == {key: f"exp.yaml, line {line}" for key, line in lines.items()}
 
 
+def test_words_that_yaml_1_1_has_for_booleans_are_text(tmp_path: Path) -> None:
+    found = read_yaml(file(tmp_path, "a: off\nb: [yes, true, True, false]\nc: {d: on, e: 1:4}\n"))
+    assert found.values == {"a": "off", "b": ["yes", True, True, False], "c": {"d": "on", "e": "1:4"}}
+
+
+def test_a_boolean_is_no_number() -> None:
+    refused(lambda: validate(Plan, {"epochs": True}, "plan key"), "Plan key epochs is not valid: got True")
+    assert validate(Plan, {"epochs": 3, "refit": True}, "plan key").refit is True
+
+
 @pytest.mark.parametrize("text", ["", "# nothing\n", "---\n"])
 def test_an_empty_file_sets_nothing(text: str, tmp_path: Path) -> None:
     assert read_yaml(file(tmp_path, text)).values == {}
@@ -85,6 +95,7 @@ def test_an_empty_file_sets_nothing(text: str, tmp_path: Path) -> None:
         ("just words\n", ("must hold a mapping: got str",)),
         ("1: 2\n", ("line 1", "1", "a name")),
         ("seed: 1\nparams:\n  on: 1\n", ("line 3", "on", "a name")),
+        ("params: &a {x: *a}\n", ("nested too deeply, or a part holds itself",)),
     ],
 )
 def test_what_is_wrong_with_a_file_comes_with_its_line(text: str, words: tuple[str, ...], tmp_path: Path) -> None:

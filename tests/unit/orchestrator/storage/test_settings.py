@@ -88,11 +88,24 @@ def test_servers_and_databases(uri: str) -> None:
     assert resolve({"tracking": uri}).tracking == uri
 
 
-@pytest.mark.parametrize("uri", ["mlruns", "file:///srv/mlruns", "/srv/mlruns", "localhost:5000", ""])
+@pytest.mark.parametrize("uri", ["mlruns", "file:///srv/mlruns", "/srv/mlruns", "localhost:5000"])
 def test_an_address_that_can_not_work(uri: str) -> None:
     with pytest.raises(UserError, match=f"tracking address is not supported: got '{uri}'; allowed: http") as caught:
         resolve({"tracking": uri})
     assert caught.value.code == USAGE
+
+
+@pytest.mark.parametrize("name", ["storage", "tracking", "ray_address"])
+def test_an_empty_option_is_refused(name: str) -> None:
+    with pytest.raises(UserError, match=f"--{name.replace('_', '-')} is empty"):
+        resolve({name: ""})
+
+
+def test_a_storage_with_half_an_address_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match=r"no folder and no URI: got s3:/bucket/x; allowed: a folder, or s3://"):
+        resolve({"storage": "s3:/bucket/x"})
+    monkeypatch.chdir(tmp_path)
+    assert resolve({"storage": "./a:b"}).storage == tmp_path / "a:b"
 
 
 def test_an_unknown_setting_in_the_file(home: Path) -> None:
