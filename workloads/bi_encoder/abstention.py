@@ -65,7 +65,7 @@ def collection(name: str, root: Path, seed: int, tokenizer: Tokenizer, encoder: 
     if len(queries) < 2:
         raise DataError(f"calibrate_on={name!r} needs judged queries", got=f"{len(queries)} with a relevant document")
     share = max(_PLACES, 1 / len(queries))
-    parts = hold_out(queries, queries[:0], share, seed)
+    parts = hold_out(queries, queries[:0], share, seed, data.family)
     vectors = normalised(encode(encoder, tokenizer(data.docs.to_pylist())))
     ranked = [_ranking(data, own, tokenizer, encoder, vectors) for own in (parts.train, parts.abstention)]
     temperatures = temperatures_of({"": ranked[1]}, KS)

@@ -6,14 +6,13 @@ differences between neighbours of the image at 9 x 8 pixels of grey.
 
 from __future__ import annotations
 
-import re
-import unicodedata
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from workloads.data.datasets import read
 from workloads.data.errors import DataError
+from workloads.data.normal_text import normal_text
 from workloads.data.source import Overlap
 
 if TYPE_CHECKING:
@@ -24,8 +23,6 @@ if TYPE_CHECKING:
 
 CHUNK = 1024
 """Images hashed at once."""
-
-WORDS = re.compile(r"\w+")
 
 
 def interactions(name: str, root: Path) -> Overlap:
@@ -41,7 +38,7 @@ def pairs(name: str, root: Path) -> Overlap:
     if data.test is None:
         return Overlap(0, 0, "pairs")
     texts = [list(zip(part.first, part.second, strict=True)) for part in (data.train, data.test)]
-    train, test = ([frozenset(map(_normal, both)) for both in part] for part in texts)
+    train, test = ([frozenset(map(normal_text, both)) for both in part] for part in texts)
     return _overlap(train, test, "pairs of sentences", lambda number: " | ".join(texts[1][number]))
 
 
@@ -55,7 +52,7 @@ def queries(name: str, root: Path) -> Overlap:
         [text for text, part in zip(texts, data.parts, strict=True) if part == PARTS.index(name)]
         for name in ("train", "test")
     )
-    return _overlap(map(_normal, train), list(map(_normal, test)), "queries", lambda number: repr(test[number]))
+    return _overlap(map(normal_text, train), list(map(normal_text, test)), "queries", lambda number: repr(test[number]))
 
 
 def questions(name: str, root: Path) -> Overlap:
@@ -65,7 +62,7 @@ def questions(name: str, root: Path) -> Overlap:
     data = read(name, root)
     train, test = (
         [
-            (_normal(text), int(topic))
+            (normal_text(text), int(topic))
             for text, topic, part in zip(data.texts, data.topic, data.part, strict=True)
             if part == PARTS.index(name)
         ]
@@ -108,7 +105,3 @@ def _overlap(train: Iterable[Hashable], test: Sequence[Hashable], unit: str, sho
     known = set(train)
     found = [number for number, one in enumerate(test) if one in known]
     return Overlap(len(found), len(test), unit, show(found[0]) if found else None)
-
-
-def _normal(text: str) -> str:
-    return " ".join(WORDS.findall(unicodedata.normalize("NFKC", text).casefold()))

@@ -100,7 +100,7 @@ def _prepare(
 ) -> LifelongData:
     sessions = load_sessions(dataset, root, data, stream)
     queries = split_queries(data, seed=stream.seed, validation=validation, test=test)
-    learnt, held, abstention = hold_out(queries.train, queries.validation, share, stream.seed)
+    learnt, held, abstention = hold_out(queries.train, queries.validation, share, stream.seed, data.family)
     if holdout:
         queries = Queries(learnt, held, queries.test)
     else:

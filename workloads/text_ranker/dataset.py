@@ -140,7 +140,7 @@ def _prepare(
     share: float,
 ) -> RankerData:
     queries = split_queries(data, seed=seed, validation=validation, test=test)
-    train, held, abstention = hold_out(queries.train, queries.validation, share, seed)
+    train, held, abstention = hold_out(queries.train, queries.validation, share, seed, data.family)
     if holdout:
         queries = Queries(train, held, queries.test)
     else:

@@ -137,7 +137,7 @@ def collection_pool(data: Retrieval, retrieved: Candidates, depth: int) -> Pool:
         all_grades=judged,
         type=np.zeros(count, np.int64),
         types=("query",),
-        family=np.arange(count),
+        family=data.family,
     )
 
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
+from workloads.data.normal_text import normal_text
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
@@ -69,6 +71,15 @@ class Retrieval:
         relevant[self.judgements[self.judgements[:, 2] > 0, 0]] = True
         return relevant
 
+    @cached_property
+    def family(self) -> NDArray[np.int64]:
+        """For each query the first one with the same text, (Q,): training on one is training on all of them."""
+        import numpy as np
+
+        first: dict[str, int] = {}
+        texts = map(normal_text, self.queries.to_pylist())
+        return np.array([first.setdefault(text, number) for number, text in enumerate(texts)], np.int64)
+
     def counts(self) -> dict[str, int]:
         """Counts of documents, queries and judgements, and of unusual ones."""
         return {
@@ -97,7 +108,7 @@ def split_queries(
 
     Uses the source's own parts, with dev as validation. Parts that it does not have are drawn: ``test`` is a share of
     all queries, ``validation`` a share of the rest, at least one query each. A draw depends only on the query's number
-    and the seed.
+    and the seed; queries with the same text are drawn together.
 
     Args:
         data: the collection.
@@ -118,6 +129,8 @@ def split_queries(
     order = np.argsort(np.random.PCG64(seed).random_raw(len(relevant)), kind="stable")
     position = np.empty(len(order), np.int64)
     position[order] = np.arange(len(order))  # position of each query in the seeded order
+    np.minimum.at(position, data.family, position)
+    position = position[data.family]
 
     tested = own[3]
     rest = np.concatenate([own[0], own[1]])
@@ -138,11 +151,15 @@ def split_queries(
 def _drawn(
     queries: NDArray[np.int64], position: NDArray[np.int64], share: float
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The first ``share`` of the queries in the seeded order, at least one, and the rest."""
+    """The first ``share`` of the queries in the seeded order, at least one, and the rest.
+
+    Those with the same position are on one side.
+    """
     import numpy as np
 
-    ordered = queries[np.argsort(position[queries])]
+    ordered = queries[np.argsort(position[queries], kind="stable")]
     count = min(len(queries), max(1, round(share * len(queries))))
+    count = int(np.searchsorted(position[ordered], position[ordered[count - 1]], "right")) if count else 0
     return ordered[:count], ordered[count:]
 
 

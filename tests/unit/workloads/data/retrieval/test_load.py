@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from workloads.abstention.part import hold_out
 from workloads.data import DataError, check_readable, conversion_cache, dataset
 from workloads.data.cache import cache_dir, default_data_root
 from workloads.data.retrieval.load import load_retrieval
@@ -243,3 +244,25 @@ def test_real_collections(name: str, counts: tuple[int, int, int], grades: int) 
     assert (len(data.docs), len(data.queries), len(data.judgements)) == counts
     assert data.judgements[:, 2].max() == grades
     assert data.n_unknown == 0
+
+
+def test_queries_with_one_text_are_in_one_part() -> None:
+    """Case and punctuation apart; held out, they count once."""
+    texts = [f"{text}{end}" for text in map(str, range(40)) for end in ("", "?", " !")]
+    ids = pa.array([str(number) for number in range(len(texts))])
+    judgements = np.array([[query, query // 3, 1] for query in range(len(texts))], np.int32)
+    docs = pa.array([f"about {number}" for number in range(40)])
+    data = Retrieval(
+        pa.array(list(map(str, range(40)))), docs, ids, pa.array(texts), judgements, np.zeros(len(texts), np.int8)
+    )
+    assert data.family.tolist() == [query - query % 3 for query in range(len(texts))]
+    for seed in range(5):
+        parts = split_queries(data, seed=seed)
+        groups = [set((part // 3).tolist()) for part in parts]
+        assert sum(map(len, groups)) == len(set.union(*groups)) == 40
+        held = hold_out(parts.train, parts.validation, 0.3, seed, data.family)
+        assert len(set((held.abstention // 3).tolist())) == len(held.abstention)
+        assert not set((held.abstention // 3).tolist()) & {
+            *(held.train // 3).tolist(),
+            *(held.validation // 3).tolist(),
+        }
