@@ -121,8 +121,16 @@ def _from_mlflow(settings: Settings, reference: str) -> Recorded:
         environment=_environment(files / provenance.ENVIRONMENT),
         data=_data(owner.get("orchestrator.data_fingerprint")),
         metrics=outcome["metrics"] if outcome else {n: float(m.value) for n, m in last.items() if _repeats(kind, n)},
-        epochs=max((int(m.step) for name, m in last.items() if name.startswith(("train/", "validation/"))), default=0),
+        epochs=_last_epoch(last),
         partial=outcome is None and kind != "trial",
+    )
+
+
+def _last_epoch(last: Mapping[str, Any]) -> int:
+    """The last epoch with metrics, of the refit if it had begun."""
+    refit = [int(metric.step) for name, metric in last.items() if name.startswith("refit/")]
+    return max(
+        refit or [int(m.step) for name, m in last.items() if name.startswith(("train/", "validation/"))], default=0
     )
 
 
