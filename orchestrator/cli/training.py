@@ -41,12 +41,12 @@ def run_command(given: Given, words: Words, as_json: Json) -> None:
         workload, pairs = split_words(words)
         named = request.by_name(given)
         spec = request.experiment(workload, settings, overrides=read_overrides(pairs), say=console.say, **named)
-        if planned(spec, settings, given["local"]):
-            return
         from orchestrator.runs import driver
 
         names = ("local", "register", "name", "trial_timeout", "profile")
         options = driver.Options(**{name: given[name] for name in names})
+        if planned(spec, settings, given["local"]):
+            return
         result = driver.run(spec, settings, options, console)
     show_result(result, as_json)
 
@@ -81,14 +81,15 @@ def sweep_command(given: Given, words: Words, as_json: Json) -> None:
         workload, pairs = split_words(words)
         named = request.by_name(given)
         spec = request.sweep(workload, settings, overrides=read_overrides(pairs), say=console.say, **named)
-        if planned(spec, settings, given["local"]):
-            return
         from orchestrator.runs import driver
-        from orchestrator.sweeps import sweep
 
         options = driver.Options(
             local=given["local"], register=given["register"], name=given["name"], keep=given["keep"] or "winner"
         )
+        if planned(spec, settings, given["local"]):
+            return
+        from orchestrator.sweeps import sweep
+
         result = sweep.sweep(spec, settings, options, console)
     show_result(result, as_json)
 

@@ -155,6 +155,7 @@ def hold(stderr: str, found: int, code: int, *words: str) -> None:
         ("it's", ('Unknown verb: got "it\'s"',)),
         (f"{RUN} --from=", ("There is no run or sweep yet: got ''",)),
         (f"plan --slurm --json {RUN}", ("--slurm prints options of sbatch", "Leave out --json")),
+        (f"plan {SWEEP} --keep best", ("Unknown word for --keep: got 'best'",)),
         (f"plan --gpus-per-node 4 {RUN}", ("--gpus-per-node is for --slurm", "Add --slurm")),
         ("submit", ("nothing to submit", "orchestrator submit -- ")),
         ("submit -- swep recommender", ("Unknown verb to submit: got 'swep'", "Did you mean 'sweep'?")),
