@@ -150,7 +150,7 @@ class Console:
             drawn = io.StringIO()  # Rich itself would end the process where the reader has closed the pipe
             width = None if self._terminal else 120
             Rich(file=drawn, width=width, force_terminal=self._terminal).print(table, end="")
-            self._print(drawn.getvalue())
+            self._print(drawn.getvalue().removesuffix("\n"))
         if self._log:
             with suppress(OSError):
                 Rich(file=self._log, width=160).print(table)

@@ -134,10 +134,10 @@ def split_keys(
 
 def validate(model: type[M], values: Mapping[str, Any], kind: str, places: Mapping[str, str] | None = None) -> M:
     """Build a pydantic model. Raises UserError for the first problem, with the place of a value that is from YAML."""
-    for name in values.keys() & model.model_fields.keys():
+    for name in (places or {}).keys() & values.keys() & model.model_fields.keys():
         value = values[name]
         if isinstance(value, bool) and not _takes_bool(model.model_fields[name].annotation):
-            where = f" ({places[name]})" if places and name in places else ""
+            where = f" ({(places or {})[name]})"
             raise UserError(f"{kind.capitalize()} {name}{where} is not valid", got=value, allowed="no true or false")
     try:
         return model(**values)
@@ -211,15 +211,17 @@ def _keep_text(node: Any) -> None:
     """Read ``1:4`` as text, in YAML 1.1 the number 64 to base 60, and ``off`` and ``yes``, there booleans."""
     waiting = [node]
     seen = set[int]()
+    keys = set[int]()
     while waiting:
         node = waiting.pop()
         if node.id == "scalar":
-            boolean = node.tag == BOOLEAN and node.value.lower() not in ("true", "false")
+            boolean = node.tag == BOOLEAN and node.value.lower() not in ("true", "false") and id(node) not in keys
             if boolean or (node.tag in NUMBERS and ":" in node.value):
                 node.tag = NAMES[0]
         elif id(node) not in seen:
             seen.add(id(node))
-            waiting += node.value if node.id == "sequence" else [value for _, value in node.value]
+            keys |= set() if node.id == "sequence" else {id(key) for key, _ in node.value}
+            waiting += node.value if node.id == "sequence" else [part for pair in node.value for part in pair]
 
 
 def _merge(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:

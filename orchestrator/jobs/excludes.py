@@ -86,12 +86,14 @@ class _Walk:
         return any(secret_folder(one.as_posix()) for one in folders) or (target.is_file() and secret_file(target.name))
 
     def _leads_to_unsent(self, path: Path) -> bool:
-        """Whether ``path`` is a link out of the root, to what is not sent, or to a parent: Ray would not end."""
+        """Whether ``path`` is a link out of the root, to a folder that is not sent, or to a parent (endless)."""
         if not path.is_symlink():
             return False
         target = Path(os.path.realpath(path))
         if not target.is_relative_to(self._root) or path.is_relative_to(target):
             return True
+        if not target.is_dir():  # one file of the data, chosen by this link
+            return False
         parts = [self._root / one for one in (target.relative_to(self._root), *target.relative_to(self._root).parents)]
         return any(
             part in self._apart or _is_environment(part) or part.name in BULK or part == self._root / "data"

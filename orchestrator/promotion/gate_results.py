@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from orchestrator.errors import UserError, unknown
+from orchestrator.errors import UserError, nearest, unknown
 from orchestrator.promotion.evidence import Evidence, incomparable
 from orchestrator.promotion.gates import Gates
 from orchestrator.promotion.isolated_check import Measured, Tried
@@ -48,7 +48,10 @@ def usable(tried: Tried) -> GateResult:
 
 def check_metrics(gates: Gates, after: Evidence) -> None:
     """Raise UserError with the nearest name for a gate on a metric that the run does not have."""
-    for name in [*([gates.better] if isinstance(gates.better, str) else []), *gates.guard, *gates.minimize]:
+    compared = [*([gates.better] if isinstance(gates.better, str) else []), *gates.guard]
+    # Of a block for several models minimize may name metrics of others, but not one that is nearly a compared one.
+    misspelt = [name for name in gates.minimize if name not in compared and nearest(name, compared)]
+    for name in [*compared, *misspelt]:
         if after.metric_names and name not in after.metric_names:
             raise unknown(f"metric of version {after.version}'s run", name, after.metric_names)
 

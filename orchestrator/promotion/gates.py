@@ -23,6 +23,8 @@ from orchestrator.config.parsing import Document, read_yaml, validate
 from orchestrator.errors import UserError
 
 DEFAULT = "default"
+_WORDS = {"yes": True, "on": True, "no": False, "off": False}
+
 FILE = "gates.yaml"
 """The default file, in the home."""
 
@@ -46,6 +48,8 @@ class Gates(BaseModel):
     @field_validator("better", mode="before")
     @classmethod
     def _on_validation(cls, value: Any) -> Any:
+        if isinstance(value, str) and value.lower() in _WORDS:  # YAML 1.1 has these for true and false
+            return _WORDS[value.lower()]
         return _metric(value) if isinstance(value, str) else value
 
     @field_validator("guard")

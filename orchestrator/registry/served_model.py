@@ -53,27 +53,9 @@ def load(settings: Settings, uri: str) -> Served:
 def answers(served: Served, requests: Sequence[tuple[pd.DataFrame, Mapping[str, Any]]]) -> list[Any]:
     """The predictions of each request, or a :class:`BadRequest` in their place.
 
-    Values are converted to the types of the signature first: JSON writes 2 for 2.0, and bytes and times as text.
-    """
-    outputs: list[Any] = [None] * len(requests)
-    readable = {}
-    for number, (frame, params) in enumerate(requests):
-        try:
-            typed_frame = frame if served.columns is None else typed(frame, served.columns, "the request", 0)
-        except UserError as error:
-            outputs[number] = BadRequest(str(error))
-        else:
-            readable[number] = (typed_frame, params)
-    for number, output in zip(readable, _answers(served, list(readable.values()))):
-        outputs[number] = output
-    return outputs
-
-
-def _answers(served: Served, requests: Sequence[tuple[pd.DataFrame, Mapping[str, Any]]]) -> list[Any]:
-    """As :func:`answers`, of converted rows.
-
-    Requests with equal columns and parameters are predicted in one call where the model's rows do not depend on each
-    other, and equal ones once; if that call fails, each by itself, so that one wrong row refuses its own request alone.
+    Requests with equal columns, types and parameters are predicted in one call where the model's rows do not depend on
+    each other, and equal ones once; if that call fails, each by itself, so that one wrong row refuses its own request
+    alone.
     """
     if served.batching == "none" or len(requests) == 1:
         return [_predicted(served, frame, params) for frame, params in requests]
@@ -81,9 +63,10 @@ def _answers(served: Served, requests: Sequence[tuple[pd.DataFrame, Mapping[str,
     first: dict[Any, int] = {}
     equal = []  # the first request with the same rows
     for number, (frame, params) in enumerate(requests):
-        alike = (tuple(frame.columns), json.dumps(dict(params), sort_keys=True, default=str))
-        # By columns: in one array with numbers of another type a large integer would lose its last digits.
-        same = first.setdefault((alike, repr([frame[column].tolist() for column in frame.columns])), number)
+        types = tuple(map(str, frame.dtypes))  # joined, integers and fractions of one column would lose digits
+        alike = (tuple(frame.columns), types, json.dumps(dict(params), sort_keys=True, default=str))
+        rows = repr([frame.iloc[:, column].tolist() for column in range(frame.shape[1])])
+        same = first.setdefault((alike, rows), number)
         equal.append(same)
         if same == number:
             groups.setdefault(alike, []).append(number)
@@ -115,7 +98,11 @@ def _parts(served: Served, frames: Sequence[pd.DataFrame], inputs: pd.DataFrame,
 
 
 def _predicted(served: Served, frame: pd.DataFrame, params: Mapping[str, Any]) -> Any:
+    """Predict, after a conversion to the signature's types: JSON writes 2 for 2.0, and bytes and times as text."""
     try:
-        return served.model.predict(frame, params=dict(params) or None)
+        rows = frame if served.columns is None else typed(frame, served.columns, "the request", 0)
+        return served.model.predict(rows, params=dict(params) or None)
+    except UserError as error:
+        return BadRequest(str(error))
     except Exception as error:  # a model's code can raise anything
         return BadRequest(f"{type(error).__name__}: {one_line(error)}")

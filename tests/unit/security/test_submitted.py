@@ -141,7 +141,9 @@ def test_a_link_to_what_is_not_sent_stays(project: Path) -> None:
     }  # fmt: skip
     for name, target in links.items():
         (project / name).symlink_to(project / target)
-    assert sent(project, project / "runs") == {*CODE, "new.py"}
+    assert sent(project, project / "runs") == {*CODE, "new.py", "big.bin"}, (
+        "a file of the data is sent where it is linked"
+    )
     secret = excludes.of(project).secret
     assert secret == (".env", ".ssh/", "again.txt", "key.bin", "keys/", "settings.txt")
 

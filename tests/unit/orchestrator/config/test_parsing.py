@@ -65,13 +65,15 @@ def test_values_and_their_lines(tmp_path: Path) -> None:
 
 
 def test_words_that_yaml_1_1_has_for_booleans_are_text(tmp_path: Path) -> None:
-    found = read_yaml(file(tmp_path, "a: off\nb: [yes, true, True, false]\nc: {d: on, e: 1:4}\n"))
-    assert found.values == {"a": "off", "b": ["yes", True, True, False], "c": {"d": "on", "e": "1:4"}}
+    found = read_yaml(file(tmp_path, "a: off\nb: [yes, true, True, false]\nc: {d: on, e: 1:4, 2:30: x}\n"))
+    assert found.values == {"a": "off", "b": ["yes", True, True, False], "c": {"d": "on", "e": "1:4", "2:30": "x"}}
 
 
 def test_a_boolean_is_no_number() -> None:
-    refused(lambda: validate(Plan, {"epochs": True}, "plan key"), "Plan key epochs is not valid: got True")
-    assert validate(Plan, {"epochs": 3, "refit": True}, "plan key").refit is True
+    places = {"epochs": "exp.yaml, line 2", "refit": "exp.yaml, line 3"}
+    words = "Plan key epochs (exp.yaml, line 2) is not valid: got True"
+    refused(lambda: validate(Plan, {"epochs": True}, "plan key", places), words)
+    assert validate(Plan, {"epochs": 3, "refit": True}, "plan key", places).refit is True
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "---\n"])

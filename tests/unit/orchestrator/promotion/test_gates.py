@@ -57,6 +57,12 @@ def test_without_a_file_only_the_signature_is_asked_for(tmp_path: Path) -> None:
     assert (Gates().compares, Gates().signature) == (False, "compatible")
 
 
+@pytest.mark.parametrize(("word", "better"), [("yes", True), ("off", False), ("true", True), ("auc", "auc")])
+def test_yamls_words_for_true_and_false(word: str, better: bool | str, tmp_path: Path) -> None:
+    (tmp_path / "gates.yaml").write_text(f"default: {{better: {word}}}")
+    assert gates.read(None, tmp_path, "rec", "champion") == Gates(better=better)
+
+
 def test_the_home_holds_the_default_file(tmp_path: Path) -> None:
     (tmp_path / "gates.yaml").write_text("default: {better: validation/auc}")
     assert gates.read(None, tmp_path, "rec", "champion") == Gates(better="auc")
@@ -143,6 +149,7 @@ def test_a_metric_that_the_run_does_not_have_gets_the_nearest_name() -> None:
     assert caught.value.code == USAGE
     with pytest.raises(UserError, match=r"Unknown metric of version 2's run: got 'eror'.*'error'"):
         gate_results.check_metrics(Gates(guard={"error": 0}, minimize=("eror",)), evidence("2"))
+    gate_results.check_metrics(Gates(guard={"error": 0}, minimize=("error", "perplexity")), evidence("2"))
     gate_results.check_metrics(Gates(better="error", guard={"calibration": 0}), evidence("2"))
 
 

@@ -109,12 +109,16 @@ def test_values_are_of_the_signatures_types() -> None:
     one, other, refused = answers(served, requests)
     (alone,) = answers(served, requests[:1])
     pd.testing.assert_frame_equal(one, alone)
-    assert len(seen) == 2
+    assert len(seen) == 3  # the two with x=2 and x=0.5 apart
     assert one["x"].dtype == float
     assert one["at"].tolist() == [pd.Timestamp("2026-01-01")]
     assert one["raw"].tolist() == [b"\0\1"]
     assert [*one["id"], *other["id"]] == [2**53 + 1, 2**53]
     assert str(refused) == "Column id of the request is wrong in row 1: got 'one'; allowed: a whole number."
+    twice = frame_of(b'{"dataframe_split": {"columns": ["id", "id"], "data": [[1, 2]]}}', "")
+    refused, other = answers(served, [twice, requests[1]])
+    assert isinstance(refused, BadRequest)
+    assert other["id"].tolist() == [2**53]
 
 
 def listed(frame: pd.DataFrame, params: Any = None) -> pd.DataFrame:
