@@ -144,8 +144,7 @@ def _drive(
         **start_point.tags(spec),
     }
     start_point.prepare(folder.path, spec, settings)
-    read = preflight.is_read_here(spec.params, settings.data, elsewhere=elsewhere)
-    start_point.record_data(folder.path, spec.params, fingerprint, read=read)
+    start_point.record_data(folder.path, spec.params, fingerprint, settings.data, elsewhere=elsewhere)
     folder.update(objectives=[[o.metric, o.direction] for o in objectives.of(spec.workload, spec.plan)])
     if inputs := preflight.input_files(spec.workload, spec.params):
         folder.update(inputs=inputs)

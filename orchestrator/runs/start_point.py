@@ -139,11 +139,14 @@ def prepare(folder: Path, spec: ExperimentSpec | SweepSpec, settings: Settings) 
         checkpoint.write(folder / FOLDER / _STATE, _forked(checkpoint.read(origin.checkpoint), best=same))
 
 
-def record_data(folder: Path, params: Mapping[str, Any], fingerprint: str | None, *, read: bool = True) -> None:
+def record_data(
+    folder: Path, params: Mapping[str, Any], fingerprint: str | None, data: Path, *, elsewhere: bool = False
+) -> None:
     """Note in the run's ``folder`` which bytes of its dataset the driver has, or None, and whether it has read them.
 
-    Raises UserError (exit 3).
+    ``data`` is the data root; ``elsewhere`` is as for :func:`preflight.dataset`. Raises UserError (exit 3).
     """
+    read = preflight.is_read_here(params, data, elsewhere=elsewhere)
     with disk.writing(folder):
         (folder / FOLDER / _DATASET).mkdir(parents=True, exist_ok=True)
         noted = {"dataset": params.get("dataset"), "fingerprint": fingerprint, "read": read}

@@ -66,9 +66,7 @@ def write(folder: Path, trial: int, seed: int, encoded: Encoded) -> None:
     """Append the values of a seed run. When the disk is full, only they are lost."""
     line = json.dumps({"trial": trial, "seed": seed, **encoded}) + "\n"
     with suppress(OSError):
-        disk.drop_half_line(folder / UNITS)
-        with (folder / UNITS).open("a") as stream:
-            stream.write(line)
+        disk.append_lines(folder / UNITS, [line])
 
 
 def size(folder: Path) -> int:

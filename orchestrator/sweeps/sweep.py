@@ -211,8 +211,7 @@ def _drive(
         folder.update(inputs=inputs)
     tags |= start_point.tags(spec)
     start_point.prepare(folder.path, spec, settings)
-    read = preflight.is_read_here(defaults, settings.data, elsewhere=elsewhere)
-    start_point.record_data(folder.path, defaults, fingerprint, read=read)
+    start_point.record_data(folder.path, defaults, fingerprint, settings.data, elsewhere=elsewhere)
     if spec.sampler_reason:
         tags["orchestrator.sampler_reason"] = spec.sampler_reason
     params = {

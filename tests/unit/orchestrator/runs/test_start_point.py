@@ -27,7 +27,7 @@ from orchestrator.storage import records, remote, run_lookup
 from orchestrator.storage.settings import resolve
 from tests.support.commands import typed
 from tests.support.toy import Toy
-from workloads.data import fingerprint
+from workloads.data import datasets, fingerprint
 
 Run = Callable[..., Result]
 MINE = "def space(trial):\n    return {'lr': trial.suggest_float('lr', 0.01, 0.2)}\n"
@@ -109,18 +109,26 @@ def test_a_fork_that_failed_is_resumed(run: Run) -> None:
     assert resumed.metrics == whole.metrics
 
 
-def test_a_node_with_other_bytes_of_the_dataset_is_named(
-    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    files, folder = tmp_path / "own", tmp_path / "storage" / "sweep" / "trials" / "00003"
-    folder.mkdir(parents=True)
+@pytest.fixture
+def own(tmp_path: Path, home: Path) -> tuple[Path, ExperimentSpec, str]:
+    """The folder of a user's dataset, an experiment on it, and its fingerprint."""
+    files = tmp_path / "own"
     files.mkdir()
-    (files / "train.csv").write_text("user,item\n1,1\n1,2\n1,3\n")
+    (files / "train.csv").write_text("user,item\n1,1\n2,2\n3,3\n")
     (files / "test.csv").write_text("user,item\n1,4\n")
-    params = {"dataset": str(files)}
-    spec = ExperimentSpec(workload="recommender", params=params, plan=Plan(epochs=1, refit=False))
+    spec = ExperimentSpec(workload="recommender", params={"dataset": str(files)}, plan=Plan(epochs=1, refit=False))
+    return files, spec, fingerprint(str(files), tmp_path)
+
+
+def test_a_node_with_other_bytes_of_the_dataset_is_named(
+    own: tuple[Path, ExperimentSpec, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files, spec, content = own
+    sweep = tmp_path / "storage" / "sweep"
+    folder = sweep / "trials" / "00003"
+    folder.mkdir(parents=True)
     start_point.check_data(spec, tmp_path, folder)  # a run of an earlier version has noted nothing
-    start_point.record_data(tmp_path / "storage" / "sweep", params, fingerprint(str(files), tmp_path))
+    start_point.record_data(sweep, spec.params, content, tmp_path)
     monkeypatch.setattr("socket.gethostname", lambda: "node-7")
     start_point.check_data(spec, tmp_path, folder)
     (files / "test.csv").write_text("user,item\n1,5\n")
@@ -131,21 +139,22 @@ def test_a_node_with_other_bytes_of_the_dataset_is_named(
     start_point.check_data(spec.model_copy(update={"params": {"dataset": "synthetic"}}), tmp_path, folder)
     (files / "test.csv").unlink()
     refused(lambda: start_point.check_data(spec, tmp_path, folder), "The dataset on node node-7: ")
-    start_point.record_data(tmp_path / "storage" / "sweep", params, None)  # a workload that reads its data itself
+    start_point.record_data(sweep, spec.params, None, tmp_path)  # a workload that reads its data itself
     start_point.check_data(spec, tmp_path, folder)
 
 
-def test_a_node_checks_what_the_driver_has_not_read(tmp_path: Path, home: Path) -> None:
-    files, folder = tmp_path / "own", tmp_path / "storage" / "run"
+def test_a_node_checks_what_the_driver_has_not_read(
+    own: tuple[Path, ExperimentSpec, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files, spec, content = own
+    folder = tmp_path / "storage" / "run"
     folder.mkdir(parents=True)
-    files.mkdir()
-    (files / "train.csv").write_text("user,item\n1,1\n2,2\n3,3\n")
-    (files / "test.csv").write_text("user,item\n1,4\n")
-    params = {"dataset": str(files)}
-    spec = ExperimentSpec(workload="recommender", params=params, plan=Plan(epochs=1, refit=False))
-    start_point.record_data(folder, params, fingerprint(str(files), tmp_path))
+    start_point.record_data(folder, spec.params, content, tmp_path, elsewhere=True)
+    start_point.check_data(spec, tmp_path, folder)  # a small one, which the driver has read
+    monkeypatch.setattr(datasets, "LARGE_BYTES", 1)
+    start_point.record_data(folder, spec.params, content, tmp_path)
     start_point.check_data(spec, tmp_path, folder)
-    start_point.record_data(folder, params, fingerprint(str(files), tmp_path), read=False)
+    start_point.record_data(folder, spec.params, content, tmp_path, elsewhere=True)
     refused(
         lambda: worker.experiment(spec, tmp_path, torch.device("cpu"), folder=folder).build(holdout=True),
         f"The dataset on node {socket.gethostname()}: ", "no user can give an item for validation", str(files),
