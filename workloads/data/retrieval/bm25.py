@@ -6,7 +6,9 @@ stop words and Snowball's English stemmer. It is imported on first use.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -177,7 +179,8 @@ def candidates(name: str, root: Path, data: Retrieval, depth: int) -> Candidates
 
 def _library() -> tuple[Any, Any]:
     try:
-        import bm25s
+        with _without_jax():
+            import bm25s
         import Stemmer
     except ImportError as error:
         raise DataError(
@@ -185,3 +188,18 @@ def _library() -> tuple[Any, Any]:
             fix="Install bm25s and PyStemmer, or bring the folder bm25/ of another machine's cache",
         ) from None
     return bm25s, Stemmer.Stemmer("english")
+
+
+@contextmanager
+def _without_jax() -> Iterator[None]:
+    """Within the block, bm25s cannot import JAX. It would start it, and JAX takes three quarters of a GPU's memory."""
+    name = "jax.lax" if "jax" in sys.modules else "jax"
+    loaded = sys.modules.get(name)
+    sys.modules[name] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        if loaded is None:
+            del sys.modules[name]
+        else:
+            sys.modules[name] = loaded

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import builtins
 import math
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,8 @@ from workloads.data.retrieval.bm25 import K1, B, Tokenised, candidates, search
 from workloads.data.retrieval.load import load_retrieval
 from workloads.data.retrieval.types import split_queries
 from workloads.metrics.retrieval import per_query
+
+ROOT = Path(__file__).resolve().parents[5]
 
 DOCS = ["cats purr purr", "dogs bark at cats", "birds", "", "the at of"]
 
@@ -146,3 +151,21 @@ def test_scifact_at_the_level_of_published_bm25() -> None:
     judged = (np.arange(counts.max()) < counts[:, None]).astype(np.float32)
     values = per_query(torch.from_numpy(found.scores[test]), torch.tensor(grades), torch.from_numpy(judged))
     assert values["ndcg_at_10"].mean().item() == pytest.approx(0.686, abs=0.002)
+
+
+@pytest.mark.parametrize("before", ["", "import jax.lax; "], ids=["not imported", "imported"])
+def test_jax_does_not_take_the_memory_of_a_gpu(before: str, tmp_path: Path) -> None:
+    """bm25s starts JAX when it is imported, which takes most of the memory of a GPU; ours imports it without."""
+    package = tmp_path / "jax"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "lax.py").write_text("def top_k(scores, k):\n    print('started')\n")
+    program = before + (
+        "from workloads.data.retrieval.bm25 import search; found = search(['cats purr', 'dogs'], ['purr'], 1); "
+        "import jax.lax; print(found.docs.tolist(), jax.lax.__name__)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        stdout=subprocess.PIPE, check=True, text=True,
+    )  # fmt: skip
+    assert done.stdout == "[[0]] jax.lax\n"
