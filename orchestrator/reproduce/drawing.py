@@ -171,7 +171,21 @@ def _markdown(redrawn: Redrawn, result: Mapping[str, Any]) -> str:
     lines += [f"{line}  " for line in _conditions(redrawn)]
     for title, columns, rows in _tables(redrawn):
         lines += [*(["", f"### {title}"] if title else []), "", markdown_table(columns, rows)]
+    if by_seed := _by_seed(redrawn.drawn.curves):
+        lines += ["", "By seed:", "", *by_seed]
     return "\n".join(lines).rstrip()
+
+
+def _by_seed(curves: Sequence[Curve]) -> list[str]:
+    """The values by seed of short curves, ``- BNS, λ = 5: 0.41887, 0.41790``; each point once."""
+    points = {
+        f"- {curve.name}, {curve.x_label} = {x:g}: {', '.join(f'{value:.5f}' for value in values)}": None
+        for curve in curves
+        if len(curve.x) <= FEW
+        for x, values in zip(curve.x, curve.by_seed)
+        if len(values) > 1
+    }
+    return list(points)
 
 
 def _conditions(redrawn: Redrawn) -> list[str]:

@@ -118,7 +118,10 @@ def test_a_figure_shows_values_on_test_over_a_parameter(settings: Settings) -> N
     assert len(set(curve["y"])) == 2
     assert all(sd > 0 for sd in curve["sd"])
     assert [sum(values) / 2 for values in curve["by_seed"]] == pytest.approx(curve["y"])
-    assert f"Written at {told['when']} by " in (Path(told["folder"]) / "toy-values.md").read_text()
+    page = (Path(told["folder"]) / "toy-values.md").read_text()
+    assert f"Written at {told['when']} by " in page
+    first, second = (", ".join(f"{value:.5f}" for value in values) for values in curve["by_seed"])
+    assert page.endswith(f"By seed:\n\n- steep, lr = 0.1: {first}\n- steep, lr = 0.2: {second}\n")
     assert {file.suffix for file in Path(told["folder"]).iterdir()} == {".json", ".csv", ".md", ".svg", ".png"}
 
 
