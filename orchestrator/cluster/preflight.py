@@ -7,14 +7,14 @@ import json
 import math
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
 from orchestrator.cluster import mlflow_login, redirects
-from orchestrator.cluster.connection import authenticate, check_fit, check_is_ray, check_reachable, this_machine
+from orchestrator.cluster.connection import authenticate, check_fit, check_is_ray, check_reachable, slots, this_machine
 from orchestrator.config import user_code, workload_loader
 from orchestrator.config.parsing import validate
 from orchestrator.config.plan import Plan
@@ -241,6 +241,25 @@ def services(
         cluster_gpus(settings.ray_address)
     else:
         check_fit(this_machine(), resources, here=True)
+
+
+def available_resources(wanted: Resources, settings: Settings, *, local: bool) -> Resources:
+    """The ``wanted`` resources, reduced to what this machine has. Those of a cluster are checked when it starts."""
+    if settings.ray_address and not local:
+        return wanted
+    here = this_machine()
+    if slots(here, wanted) >= 1 and not (local and wanted.workers > 1):
+        return wanted
+    gpus = wanted.gpus_per_worker if here[0]["GPU"] >= wanted.gpus_per_worker else 0
+    return Resources(workers=1, gpus_per_worker=gpus, cpus_per_worker=min(wanted.cpus_per_worker, here[0]["CPU"]))
+
+
+def resumed_resources(recorded: Resources, settings: Settings, say: Callable[[str], None], *, local: bool) -> Resources:
+    """The ``recorded`` resources, reduced to what this machine has; a reduction is reported by ``say``."""
+    given = available_resources(recorded, settings, local=local)
+    if given != recorded:
+        say(f"Recorded on {recorded.text()}; this machine has less: {given.text()}")
+    return given
 
 
 def cluster_gpus(address: str) -> float | None:

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.cluster import preflight
-from orchestrator.cluster.connection import slots, this_machine
+from orchestrator.cluster.connection import this_machine
 from orchestrator.config import workload_loader
-from orchestrator.config.spec import ExperimentSpec, Resources, SweepSpec
+from orchestrator.config.spec import ExperimentSpec, SweepSpec
 from orchestrator.errors import UserError
 from orchestrator.provenance import machine
 from orchestrator.provenance import record as provenance
@@ -74,17 +74,6 @@ def check_params(recorded: Recorded) -> None:
             f"The workload {spec.workload} no longer has the parameters of {recorded.id}", got=", ".join(gone),
             fix="Run it with its own version: --script shows how",
         )  # fmt: skip
-
-
-def resources(wanted: Resources, settings: Settings, *, local: bool) -> Resources:
-    """The ``wanted`` resources, reduced to what this machine has. Those of a cluster are checked when it starts."""
-    if settings.ray_address and not local:
-        return wanted
-    here = this_machine()
-    if slots(here, wanted) >= 1 and not (local and wanted.workers > 1):
-        return wanted
-    gpus = wanted.gpus_per_worker if here[0]["GPU"] >= wanted.gpus_per_worker else 0
-    return Resources(workers=1, gpus_per_worker=gpus, cpus_per_worker=min(wanted.cpus_per_worker, here[0]["CPU"]))
 
 
 def space_of(recorded: Recorded, kept: Path) -> str | None:

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from orchestrator.cluster import preflight
 from orchestrator.config import user_code
 from orchestrator.config.spec import ExperimentSpec, SweepSpec
 from orchestrator.console import Console
@@ -125,7 +126,7 @@ def _here(
     Changes of resources are added to ``unequal``.
     """
     spec = recorded.spec
-    given = differences.resources(spec.resources, settings, local=local or recorded.kind == "trial")
+    given = preflight.available_resources(spec.resources, settings, local=local or recorded.kind == "trial")
     if given != spec.resources:
         unequal.append(Difference("resources", _words(spec.resources), _words(given)))
         spec = spec.model_copy(update={"resources": given})

@@ -93,7 +93,7 @@ def run(spec: ExperimentSpec, settings: Settings, options: Options, console: Con
         options.name,
     )
     with folder.guarded():
-        return _drive(folder, spec, settings, options, console, resuming=False)
+        return _drive(folder, spec, settings, options, console, spec.resources, resuming=False)
 
 
 def resume(folder: RunFolder, settings: Settings, console: Console) -> Result:
@@ -107,14 +107,13 @@ def resume(folder: RunFolder, settings: Settings, console: Console) -> Result:
         raise UserError(f"{folder.id} has already finished", fix="Start a new run")
     elsewhere = bool(settings.ray_address) and not options.local
     preflight.dataset(spec.workload, spec.params, settings.data, elsewhere=elsewhere)
-    preflight.services(
-        settings, spec.resources, ray=not options.local, workload=spec.workload, register=options.register
-    )
+    resources = preflight.resumed_resources(spec.resources, settings, console.say, local=options.local)
+    preflight.services(settings, resources, ray=not options.local, workload=spec.workload, register=options.register)
     point = _resume_point(folder, spec)
     folder.acquire()
     console.say(f"Resuming {folder.id} from {point}")
     with folder.guarded():
-        return _drive(folder, spec, settings, options, console, resuming=True)
+        return _drive(folder, spec, settings, options, console, resources, resuming=True)
 
 
 def _resume_point(folder: RunFolder, spec: ExperimentSpec) -> str:
@@ -131,7 +130,13 @@ def _resume_point(folder: RunFolder, spec: ExperimentSpec) -> str:
 
 
 def _drive(
-    folder: RunFolder, spec: ExperimentSpec, settings: Settings, options: Options, console: Console, resuming: bool
+    folder: RunFolder,
+    spec: ExperimentSpec,
+    settings: Settings,
+    options: Options,
+    console: Console,
+    resources: Resources,
+    resuming: bool,
 ) -> Result:
     elsewhere = bool(settings.ray_address) and not options.local
     fingerprint = preflight.dataset(spec.workload, spec.params, settings.data, elsewhere=elsewhere)
@@ -148,14 +153,15 @@ def _drive(
     folder.update(objectives=[[o.metric, o.direction] for o in objectives.of(spec.workload, spec.plan)])
     if inputs := preflight.input_files(spec.workload, spec.params):
         folder.update(inputs=inputs)
-    console.say(f"Run {folder.id}: {spec.workload} on {spec.resources.text(options.local)}")
+    console.say(f"Run {folder.id}: {spec.workload} on {resources.text(options.local)}")
     if start := start_point.sentence(spec):
         console.say(start)
     if fingerprint and not elsewhere and (missing := skipped_images_warning(spec.params, settings.data)):
         console.say(missing)
     name = description.name(folder.id, spec.workload, description.run_settings(spec))
-    params = flat_params(spec)
+    params = flat_params(spec)  # with the recorded resources: MLflow's parameters cannot change
     summary = description.run_summary(spec)
+    spec = spec.model_copy(update={"resources": resources})
     with Session(
         folder, settings, console, resuming=resuming, params=params, tags=tags, name=name, summary=summary
     ) as session:

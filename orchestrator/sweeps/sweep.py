@@ -109,12 +109,12 @@ def resume(folder: RunFolder, settings: Settings, console: Console, again: Resum
     spec = _with_trusted_code(spec, folder, settings, again)
     _check_unchanged(folder, spec)
     spec = _with_more(spec, again.more_trials)
-    preflight.services(
-        settings, spec.resources, ray=not options.local, workload=spec.workload, register=options.register
-    )
+    resources = preflight.resumed_resources(spec.resources, settings, console.say, local=options.local)
+    preflight.services(settings, resources, ray=not options.local, workload=spec.workload, register=options.register)
     folder.acquire()
     folder.update(spec={**folder.record["spec"], "sweep": spec.model_dump(mode="json")})
     console.say(f"Resuming {folder.id}: {_ended_trials(folder)} of {spec.search.trials} trials have ended")
+    spec = spec.model_copy(update={"resources": resources})
     with folder.guarded():
         return _drive(folder, spec, settings, options, console, again, resuming=True)
 

@@ -188,13 +188,16 @@ def test_a_member_of_a_population_is_refused(known: Recorded, settings: Settings
 
 
 def test_devices_that_are_not_here_are_replaced(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(differences, "this_machine", lambda: [{"CPU": 2.0, "GPU": 0.0}])
-    here: Callable[..., Resources] = lambda **asked: differences.resources(Resources(**asked), settings, local=False)  # noqa: E731
+    monkeypatch.setattr(preflight, "this_machine", lambda: [{"CPU": 2.0, "GPU": 0.0}])
+
+    def here(**asked: float) -> Resources:
+        return preflight.available_resources(Resources.model_validate(asked), settings, local=False)
+
     assert here(workers=2) == Resources(workers=2)
     assert here(gpus_per_worker=1) == Resources()
     assert here(workers=4, cpus_per_worker=4) == Resources(cpus_per_worker=2)
     far = replace(settings, ray_address="ray://cluster:10001")
-    assert differences.resources(Resources(workers=64), far, local=False) == Resources(workers=64)
+    assert preflight.available_resources(Resources(workers=64), far, local=False) == Resources(workers=64)
 
 
 # The verdict

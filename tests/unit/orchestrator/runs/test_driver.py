@@ -51,6 +51,21 @@ def test_a_resume_says_where_it_continues(
     assert f"({result.extra['epochs']} epochs, refitted on train + validation)" in out
 
 
+def test_a_smaller_machine_takes_a_run_over(
+    toy_workload: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine = [{"CPU": 16.0, "GPU": 0.0}]
+    for module in ("cluster.preflight", "sweeps.request"):
+        monkeypatch.setattr(f"orchestrator.{module}.this_machine", lambda: machine)
+    interrupted(toy_workload, 2, monkeypatch, **RUN)
+    machine[0] = {"CPU": 1.0, "GPU": 0.0}
+    capsys.readouterr()
+    assert api.run(resume="r1", tracking="none").status == "finished"
+    out = capsys.readouterr().out
+    assert "Recorded on 1 worker of 16 CPU; this machine has less: 1 worker of 1 CPU\n" in out
+    assert "Run r1: test_toy:Toy on 1 CPU" in out.replace(toy_workload, "test_toy:Toy")
+
+
 def test_a_run_without_a_checkpoint(
     toy_workload: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -19,7 +19,7 @@ from orchestrator.console import Console
 from orchestrator.errors import DONE, FAILED, PARTIAL, USAGE, Interrupted, RunFailed, UserError
 from orchestrator.provenance import record as provenance
 from orchestrator.report import report
-from orchestrator.runs import driver
+from orchestrator.runs import driver, worker
 from orchestrator.runs.session import Result
 from orchestrator.storage import run_lookup
 from orchestrator.storage.settings import Settings, resolve
@@ -362,6 +362,16 @@ OTHER = '{"momentum": trial.suggest_float("momentum", 0.0, 0.5)}'
 def test_a_finished_sweep_goes_on_only_with_more(sweep: Sweep, resume: Sweep) -> None:
     sweep(trials=2, name="s")
     refused(lambda: resume("s"), "s has already finished", "--more-trials N or --retry-failed")
+
+
+def test_a_smaller_machine_takes_a_sweep_over(sweep: Sweep, resume: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep(trials=1, name="s")
+    monkeypatch.setattr("orchestrator.cluster.preflight.this_machine", lambda: [{"CPU": 0.5, "GPU": 0.0}])
+    devices: list[float] = []
+    take = worker.take_device
+    monkeypatch.setattr(worker, "take_device", lambda given: devices.append(given.cpus_per_worker) or take(given))
+    assert resume("s", more_trials=1).status == "finished"
+    assert devices == [0.5]
 
 
 @pytest.mark.parametrize("interrupted", [True, False])
