@@ -8,6 +8,7 @@ import re
 import shlex
 import tempfile
 import warnings
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version as installed
@@ -357,8 +358,13 @@ def resolve(settings: Settings, reference: str) -> str:
 
 
 def load(settings: Settings, uri: str) -> Any:
-    """Load the MLflow model at a URI from :func:`resolve`."""
+    """Load the MLflow model at a URI from :func:`resolve`. A server's files are removed with the model."""
     import mlflow
 
     with tracking_uri_set(settings.tracking):
-        return mlflow.pyfunc.load_model(uri)
+        if not (settings.tracking or "").startswith("http"):  # loaded from where they are
+            return mlflow.pyfunc.load_model(uri)
+        folder = tempfile.TemporaryDirectory(prefix="orchestrator-model-", ignore_cleanup_errors=True)
+        model = mlflow.pyfunc.load_model(uri, dst_path=folder.name)
+    weakref.finalize(model, folder.cleanup)
+    return model

@@ -50,10 +50,10 @@ class Replica:
             return JSONResponse(self.state())
         try:
             frame, params = frame_of(await request.body(), request.headers.get("content-type", ""))
-            predictions = await self.predict((frame, params))
+            body = as_json(await self.predict((frame, params)))  # raises what the model refuses
         except BadRequest as error:
             return JSONResponse({"error": one_line(error)}, status_code=400)
-        return Response(as_json(predictions), media_type="application/json")
+        return Response(body, media_type="application/json")
 
     @serve.batch(max_batch_size=BATCH_ROWS, batch_wait_timeout_s=BATCH_SECONDS)  # type: ignore[untyped-decorator]
     async def predict(self, requests: Sequence[tuple[pd.DataFrame, Mapping[str, Any]]]) -> list[Any]:

@@ -71,3 +71,18 @@ def test_a_later_winner_of_a_sweep_leaves_the_record_of_the_earlier_one(
     assert record(2)[OUTCOME] == after[OUTCOME]
     evidence = gather(client, client.get_model_version("rec", "1"))
     assert (evidence.metrics, evidence.units) == ({}, None)
+
+
+def test_what_a_server_sends_is_removed_with_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Loaded:
+        def __init__(self, uri: str, dst_path: str | None = None) -> None:
+            self.folder = dst_path
+
+    monkeypatch.setattr("mlflow.pyfunc.load_model", Loaded)
+    local = models.load(resolve({"tracking": "sqlite:///here.db"}), "models:/rec/1")
+    assert local.folder is None
+    loaded = models.load(resolve({"tracking": "http://127.0.0.1:1"}), "models:/rec/1")
+    folder = Path(loaded.folder)
+    assert folder.is_dir()
+    del loaded
+    assert not folder.exists()
