@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from pydantic import BaseModel
 
-from workloads.adapters import served
+from workloads.adapters import parameters, served
 from workloads.adapters.streams import apart, seed_global
 from workloads.contract import Evaluation, Metrics, Objective, Precision, Runtime, Servable, Split, State, StepValues
 from workloads.initial_weights import copy_weights
@@ -158,6 +158,7 @@ class FunctionWorkload:
     def __init__(self, params: Any, runtime: Runtime) -> None:
         self.params = params
         self.runtime = runtime
+        self._initial: State | None = None
         self._begin(0, None)
 
     def _begin(self, epoch: int, state: State | None, step: int = 0) -> None:
@@ -218,7 +219,8 @@ class FunctionWorkload:
 
     def load_weights(self, weights: Mapping[str, torch.Tensor], config: Mapping[str, Any]) -> None:
         """Raises ValueError also for a function that loads no model, or that registers no evaluation."""
-        self._begin(0, {MODEL: dict(weights)})
+        self._initial = {MODEL: dict(weights)}
+        self._begin(0, self._initial)
         try:
             context = self._prepared()
         except KeyError as error:
@@ -256,10 +258,12 @@ class FunctionWorkload:
         runtime = self.runtime
         self._context = Context(
             device=runtime.device, data=runtime.data, seed=runtime.seed, holdout=runtime.holdout,
-            precision=runtime.precision, last=runtime.epochs, epochs=Epochs(runtime.seed, epochs), state=self._state,
+            precision=runtime.precision, last=runtime.epochs, epochs=Epochs(runtime.seed, epochs),
+            state=self._initial if self._state is None else self._state,
             steps=self._steps, step=self._step if epochs and epochs[0] > 1 else 0,
         )  # fmt: skip
-        return type(self).function(self.params, self._context)
+        function = type(self).function
+        return function(parameters.argument(function, self.params), self._context)
 
     def _advance(self, epoch: int) -> tuple[Metrics, State | None]:
         assert self._training is not None

@@ -68,7 +68,7 @@ def workload(
 def _train(build: Callable[..., Any], params: BaseModel, ctx: Context) -> Generator[Any, None, None]:
     from transformers import TrainerCallback
 
-    trainer = _prepared(build(params, ctx), ctx)
+    trainer = _prepared(build(parameters.argument(build, params), ctx), ctx)
     ctx.load(**{MODEL: trainer.model})
 
     @ctx.evaluate

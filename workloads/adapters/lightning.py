@@ -205,7 +205,7 @@ def _trainer(library: ModuleType, ctx: Context, **settings: Any) -> Any:
 
 
 class _quiet(warnings.catch_warnings):  # noqa: N801  # a context manager
-    """Without Lightning's lines about devices, loggers and numbers of workers."""
+    """Without Lightning's lines and warnings about devices, loggers and numbers of workers."""
 
     def __enter__(self) -> Any:
         self._loggers = [logging.getLogger(f"{root}.{part}") for root in ROOTS for part in ("pytorch", "fabric")]
@@ -214,7 +214,8 @@ class _quiet(warnings.catch_warnings):  # noqa: N801  # a context manager
         for logger in self._loggers:
             logger.setLevel(logging.ERROR)
         entered = super().__enter__()
-        warnings.simplefilter("ignore")
+        for root in ROOTS:
+            warnings.filterwarnings("ignore", module=rf"{root}\.")
         return entered
 
     def __exit__(self, *raised: Any) -> None:

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
 CONFIG = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=False)
 
@@ -17,17 +17,34 @@ def of_function(function: Callable[..., Any]) -> type[BaseModel]:
 
     Without an annotation there are no parameters. Raises ValueError for another annotation.
     """
-    first = next(iter(_signature(function).parameters.values()), None)
-    if first is None:
-        raise ValueError(f"{function.__name__} takes no arguments; it is called with the parameters and a context")
-    kind = first.annotation
+    kind = _annotation(function)
     if kind is inspect.Parameter.empty:
         return create_model("Params", __config__=CONFIG)
     if inspect.isclass(kind) and issubclass(kind, BaseModel):
         return kind
     if not (inspect.isclass(kind) and dataclasses.is_dataclass(kind)):
         raise ValueError(f"the parameters of {function.__name__} are neither a pydantic model nor a dataclass: {kind}")
-    return _model(inspect.signature(kind, eval_str=True).parameters.values())
+
+    def build(params: BaseModel) -> BaseModel:
+        kind(**dict(params))  # the dataclass' own checks
+        return params
+
+    return _model(
+        inspect.signature(kind, eval_str=True).parameters.values(), {"build": model_validator(mode="after")(build)}
+    )
+
+
+def argument(function: Callable[..., Any], params: BaseModel) -> Any:
+    """What a function is called with: ``params``, or their values as the dataclass of its annotation."""
+    kind = _annotation(function)
+    return kind(**dict(params)) if inspect.isclass(kind) and dataclasses.is_dataclass(kind) else params
+
+
+def _annotation(function: Callable[..., Any]) -> Any:
+    first = next(iter(_signature(function).parameters.values()), None)
+    if first is None:
+        raise ValueError(f"{function.__name__} takes no arguments; it is called with the parameters and a context")
+    return first.annotation
 
 
 def of_classes(*classes: type[Any]) -> type[BaseModel]:
@@ -45,7 +62,7 @@ def arguments(params: BaseModel, cls: type[Any]) -> dict[str, Any]:
     return {name: value for name, value in dict(params).items() if name in inspect.signature(cls).parameters}
 
 
-def _model(parameters: Any) -> type[BaseModel]:
+def _model(parameters: Any, validators: dict[str, Any] | None = None) -> type[BaseModel]:
     empty = inspect.Parameter.empty
     fields: dict[str, Any] = {}
     for one in parameters:
@@ -55,7 +72,7 @@ def _model(parameters: Any) -> type[BaseModel]:
                 f"the parameter {one.name} has a default that is made each time; use a pydantic model for it"
             )
         fields[one.name] = (Any if one.annotation is empty else one.annotation, Field(default))
-    return create_model("Params", __config__=CONFIG, **fields)
+    return create_model("Params", __config__=CONFIG, __validators__=validators, **fields)
 
 
 def _signature(function: Callable[..., Any]) -> inspect.Signature:

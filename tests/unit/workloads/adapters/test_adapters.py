@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
@@ -267,6 +268,51 @@ def test_weights_need_a_function_that_loads_a_model_and_evaluates(write: Any) ->
     reads = write("def train(params, ctx):\n    ctx.state['optimizer']\n    yield {}\n")
     with pytest.raises(ValueError, match="needs 'optimizer' of the state too"):
         reads(reads.Params(), runtime()).load_weights({}, {})
+
+
+COUNTS = """
+import torch
+def train(params, ctx):
+    model = torch.nn.Linear(1, 1)
+    ctx.load(model=model)
+    ctx.evaluate(lambda split: {"loss": model.weight.item()})
+    for epoch in ctx.epochs:
+        with torch.no_grad():
+            model.weight.add_(1)
+        yield {"loss": model.weight.item()}
+"""
+
+
+def test_a_function_without_state_is_trained_again_from_its_first_weights(write: Any) -> None:
+    mine = write(COUNTS)
+    begun = {"weight": torch.full((1, 1), 100.0), "bias": torch.zeros(1)}
+    whole = mine(mine.Params(), runtime())
+    whole.load_weights(begun, {})
+    assert [whole.train_epoch(epoch)["loss"] for epoch in (1, 2)] == [101, 102]
+    again = mine(mine.Params(), runtime())
+    again.load_weights(begun, {})
+    again.load_state_dict(whole.state_dict())
+    assert again.evaluate("test").metrics == {"loss": 102}
+    assert again.train_epoch(3) == {"loss": 103}
+
+
+def test_a_function_is_called_with_its_dataclass(write: Any) -> None:
+    mine = write(
+        "from dataclasses import dataclass\n@dataclass(frozen=True)\nclass P:\n    lr: float = 0.1\n"
+        "    def __post_init__(self):\n        if self.lr < 0:\n            raise ValueError('lr is negative')\n"
+        "    @property\n    def twice(self):\n        return 2 * self.lr\n"
+        "def train(params: P, ctx):\n    for epoch in ctx.epochs:\n        yield {'loss': params.twice}\n"
+    )
+    assert mine(mine.Params(lr=3), runtime()).train_epoch(1) == {"loss": 6}
+    with pytest.raises(ValueError, match="lr is negative"):
+        mine.Params(lr=-3)
+
+
+def test_lightnings_own_warnings_alone_are_silenced() -> None:
+    with warnings.catch_warnings(record=True) as caught, lightning._quiet():
+        warnings.warn_explicit("Lightning's", UserWarning, "a.py", 1, module="lightning.pytorch.trainer")
+        warnings.warn("the user's", stacklevel=1)
+    assert [str(one.message) for one in caught] == ["the user's"]
 
 
 def test_a_library_that_stops_early_is_refused_with_what_to_do() -> None:
