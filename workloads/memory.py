@@ -9,8 +9,9 @@ import gc
 import os
 import sys
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import fields, is_dataclass
 from functools import update_wrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
@@ -27,6 +28,12 @@ CONTEXT_BYTES = 2**29
 CONTAINER_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 """Files with the limit of a container's memory, in bytes."""
 
+CONTAINER_USE = (Path("/sys/fs/cgroup/memory.current"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes"))
+"""Files with the memory that a container uses, in bytes."""
+
+MEMORY = Path("/proc/meminfo")
+"""File with the memory that can be had without swapping, ``MemAvailable``, in kilobytes."""
+
 CACHED_SHARE = 0.5
 """Share of this process' memory that prepared datasets may occupy, on a device or on the host."""
 
@@ -34,7 +41,7 @@ CACHED_SHARE = 0.5
 def process_bytes(device: torch.device) -> int:
     """Memory that this process may allocate on ``device``: its share of a GPU, or the machine's or container's."""
     if device.type != "cuda":
-        return min([os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), *_container_limits()])
+        return min([os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), *_bytes_in(CONTAINER_LIMITS)])
     import torch
 
     if device.index is None:  # which the fraction is refused for
@@ -43,16 +50,24 @@ def process_bytes(device: torch.device) -> int:
     return int(total * torch.cuda.get_per_process_memory_fraction(device))
 
 
-def _container_limits() -> Iterator[int]:
-    """Limits of the memory of this container, by version 2 or 1 of control groups; none outside of one."""
-    for file in CONTAINER_LIMITS:
+def _bytes_in(files: Sequence[Path]) -> Iterator[int]:
+    """The numbers of this container, by version 2 or 1 of control groups; none outside of one."""
+    for file in files:
         with suppress(OSError, ValueError):  # a limit of "max" is none
             yield int(file.read_text())
 
 
 def free_bytes() -> int:
-    """Free memory of this machine."""
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    """Memory that can be had without swapping, on this machine and within its container's limit.
+
+    What only caches files counts as free.
+    """
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with suppress(OSError, StopIteration):  # not on Linux
+        lines = MEMORY.read_text().splitlines()
+        free = 1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+    limits = zip(_bytes_in(CONTAINER_LIMITS), _bytes_in(CONTAINER_USE))
+    return max(0, min([free, *(limit - used for limit, used in limits)]))
 
 
 def available_bytes(device: torch.device) -> int:
@@ -107,7 +122,7 @@ def _buffers(value: Any, seen: set[int]) -> Iterator[tuple[torch.device, int, in
     if isinstance(value, torch.Tensor):
         if value.layout == torch.sparse_csr:
             for part in (value.crow_indices(), value.col_indices(), value.values()):
-                yield from _buffers(part, seen)
+                yield from _buffers(part, set())  # a view of this moment, whose id another object can get
         elif value.layout == torch.strided:
             storage = value.untyped_storage()
             yield value.device, storage.data_ptr(), storage.nbytes()
@@ -122,8 +137,14 @@ def _buffers(value: Any, seen: set[int]) -> Iterator[tuple[torch.device, int, in
         if not value or not isinstance(value[0], str | int | float):
             for item in value:
                 yield from _buffers(item, seen)
+    elif hasattr(value, "get_total_buffer_size"):  # an Arrow array; its address is that of its first buffer
+        chunks = value.chunks if hasattr(value, "chunks") else [value]
+        for buffer in (buffer for chunk in chunks for buffer in chunk.buffers() if buffer):
+            yield torch.device("cpu"), buffer.address, buffer.size
     elif hasattr(value, "__dict__"):
         yield from _buffers(vars(value), seen)
+    elif is_dataclass(value):  # with slots
+        yield from _buffers([getattr(value, field.name) for field in fields(value)], seen)
 
 
 class BoundedCache(Generic[P, R]):

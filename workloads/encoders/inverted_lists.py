@@ -16,6 +16,9 @@ _SAMPLE = 64
 _AT_ONCE = 2**15
 """Rows whose lists are determined at once."""
 
+_CANDIDATES = 2**22
+"""Candidates of queries that are held at once: 50 MB of scores and rows."""
+
 
 class InvertedLists:
     """Rows ordered by list; a copy of the rows is in memory."""
@@ -64,6 +67,10 @@ class InvertedLists:
             raise ValueError(f"k and probes must be at least 1, got {k} and {probes}")
         k = min(k, len(self.rows))
         probes = min(probes, len(self.centres))
+        parts = [self._search(part, k, probes) for part in torch.split(queries, max(1, _CANDIDATES // (probes * k)))]
+        return torch.cat([values for values, _ in parts]), torch.cat([rows for _, rows in parts])
+
+    def _search(self, queries: torch.Tensor, k: int, probes: int) -> tuple[torch.Tensor, torch.Tensor]:
         probed = (queries @ self.centres.T - self._half).topk(probes, dim=1).indices
         scores = queries.new_full((len(queries), probes, k), -torch.inf)
         rows = torch.full((len(queries), probes, k), -1, dtype=torch.int64, device=queries.device)

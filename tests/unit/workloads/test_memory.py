@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 
@@ -66,6 +67,27 @@ def test_a_container_has_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert memory.process_bytes(CPU) == expected
 
 
+def test_what_only_caches_files_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("meminfo", "memory.max", "memory.current")
+    machine, limit, used = (tmp_path / name for name in names)
+    monkeypatch.setattr(memory, "MEMORY", machine)
+    monkeypatch.setattr(memory, "CONTAINER_LIMITS", [limit])
+    monkeypatch.setattr(memory, "CONTAINER_USE", [used])
+    assert memory.free_bytes() > 0, "no such file"
+    machine.write_text("MemTotal:  9000 kB\nMemFree:  10 kB\nMemAvailable:  700 kB\n")
+    assert memory.free_bytes() == 700 * 1024
+    used.write_text("2000\n")
+    limit.write_text("max\n")
+    assert memory.free_bytes() == 700 * 1024
+    limit.write_text("2500\n")
+    assert memory.free_bytes() == 500
+
+
+@dataclass(slots=True)
+class Slots:
+    rows: np.ndarray
+
+
 @dataclass
 class Data:
     table: torch.Tensor
@@ -82,6 +104,11 @@ def test_bytes_are_counted_once_wherever_they_are(tmp_path: Path) -> None:
     assert memory.bytes_by_device((mapped, torch.from_numpy(mapped))) == {CPU: 1000}
     graph = torch.sparse_csr_tensor(torch.arange(4), torch.arange(3), torch.ones(3))
     assert memory.bytes_by_device(graph) == {CPU: 4 * 8 + 3 * 8 + 3 * 4}
+    graphs = [torch.sparse_csr_tensor(torch.arange(4), torch.arange(3), torch.ones(3)) for _ in range(10)]
+    assert memory.bytes_by_device(graphs) == {CPU: 10 * (4 * 8 + 3 * 8 + 3 * 4)}
+    assert memory.bytes_by_device(Slots(array)) == {CPU: 400}
+    texts = pa.array(["abc"] * 100)
+    assert memory.bytes_by_device([texts, texts.slice(3)]) == {CPU: texts.get_total_buffer_size()}
     loop: list[object] = [table]
     loop.append(loop)
     assert memory.bytes_by_device(loop) == {CPU: 400}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from workloads.encoders import inverted_lists
 from workloads.encoders.inverted_lists import InvertedLists
 from workloads.encoders.search import exact_topk
 
@@ -48,3 +49,12 @@ def test_numbers_out_of_bounds_are_refused() -> None:
         InvertedLists(drawn(0, 4), 5)
     with pytest.raises(ValueError, match="k and probes"):
         InvertedLists(drawn(0, 4), 2).search(drawn(1, 1), 1, 0)
+
+
+def test_queries_are_searched_in_parts_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    index, queries = InvertedLists(drawn(0, 60), 6), drawn(1, 10)
+    expected = index.search(queries, 4, 3)
+    monkeypatch.setattr(inverted_lists, "_CANDIDATES", 3 * 4 * 3)
+    scores, found = index.search(queries, 4, 3)
+    torch.testing.assert_close(scores, expected[0])
+    assert torch.equal(found, expected[1])
