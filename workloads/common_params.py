@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from workloads.conditional_params import ConditionalParams
 from workloads.contract import MID_RUN
-from workloads.encoders.sources import TINY
+from workloads.encoders.sources import TINY, input_files
 
 LearningRate: TypeAlias = Annotated[float, Field(gt=0, le=1, json_schema_extra=MID_RUN)]
 WeightDecay: TypeAlias = Annotated[float, Field(ge=0, le=1, json_schema_extra=MID_RUN)]
@@ -62,3 +64,8 @@ class RetrievalParams(WorkloadParams):
     split_test: float = Field(
         0.5, gt=0, lt=1, description="Share of all queries used as test split where the source has none."
     )
+
+    @staticmethod
+    def input_files(values: Mapping[str, Any]) -> dict[str, Path]:
+        """The encoder's folder."""
+        return input_files(values)

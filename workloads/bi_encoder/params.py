@@ -188,9 +188,10 @@ class Params(WorkloadParams):
 
     @staticmethod
     def input_files(values: Mapping[str, Any]) -> dict[str, Path]:
-        """The folder of ``calibrate_on``; the files of a built-in collection have known digests."""
+        """The encoder's folder, and that of ``calibrate_on``; the files of a built-in collection have known digests."""
         name = values.get("calibrate_on")
-        return {"calibrate_on": local_path(name)} if name and is_path(name) else {}
+        own = {"calibrate_on": local_path(name)} if name and is_path(name) else {}
+        return own | sources.input_files(values)
 
     def check_accumulate(self) -> str | None:
         """Say that dropout draws other masks in micro-batches."""

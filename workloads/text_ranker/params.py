@@ -159,8 +159,9 @@ class Params(RetrievalParams):
 
     @staticmethod
     def input_files(values: Mapping[str, Any]) -> dict[str, Path]:
-        """The run of ``first_stage``."""
-        return {"first_stage": Path(values["first_stage"])} if values.get("first_stage") else {}
+        """The run of ``first_stage``, and the encoder's folder."""
+        own = {"first_stage": Path(values["first_stage"])} if values.get("first_stage") else {}
+        return own | sources.input_files(values)
 
     def check_accumulate(self) -> str | None:
         """Say that dropout draws other masks in micro-batches."""

@@ -149,6 +149,24 @@ def test_a_collection_and_a_first_stage_have_digests(tmp_path: Path) -> None:
     assert preflight.input_files("text_ranker", {}) == {}
 
 
+@pytest.mark.parametrize(
+    ("workload", "name"),
+    [("bi_encoder", "encoder"), ("text_ranker", "encoder"), ("vera", "encoder"), ("lifelong", "encoder"),
+     ("simclr", "encoder_weights"), ("simclr", "probe_dataset")],
+)  # fmt: skip
+def test_encoders_and_other_files_of_the_users_own_are_in_the_record(workload: str, name: str, tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    given = own / "weights"
+    given.write_text("a")
+    path = given if name == "encoder_weights" else own
+    before = preflight.input_files(workload, {name: str(path)})
+    assert list(before) == [name]
+    given.write_text("bc")
+    assert preflight.input_files(workload, {name: str(path)}) != before
+    assert preflight.input_files(workload, {"encoder": "minilm", "probe_dataset": "stl-10"}) == {}
+
+
 def test_other_data_are_refused_with_both_digests(
     known: Recorded, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
