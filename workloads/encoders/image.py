@@ -112,12 +112,21 @@ def _timm(name: str, side: int) -> ImageEncoder:
                 raise ValueError(f"timm cannot create {name!r}: {error}") from None
         except AssertionError as error:  # patches that do not divide the image
             raise ValueError(f"{TIMM}{name} does not take images of {side} pixels: {error}") from None
+    return ImageEncoder(layers, check_side(layers, f"{TIMM}{name}", side))
+
+
+def check_side(layers: nn.Module, name: str, side: int) -> int:
+    """Number of features that a model, left in training mode, has of images of ``side`` pixels.
+
+    Raises ValueError when it does not take such images.
+    """
     try:
         with torch.no_grad():
             features = layers.eval()(torch.zeros(1, 3, side, side))
     except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"{TIMM}{name} does not take images of {side} pixels: {error}") from None
-    return ImageEncoder(layers.train(), features.shape[1])
+        raise ValueError(f"{name} does not take images of {side} pixels: {error}") from None
+    layers.train()
+    return int(features.shape[1])
 
 
 def _resnet(name: str, stem: Stem, zero_init: bool) -> ImageEncoder:

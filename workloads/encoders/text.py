@@ -136,14 +136,23 @@ def load_encoder(
         model = _pretrained(folder, dropout)
         _check_vocabulary(folder, tokenizer, model)
     encoder = TextEncoder(model, pooling, precision)
-    limit = getattr(model.config, "max_position_embeddings", max_length + encoder.first_position)
-    if max_length > limit - encoder.first_position:
+    limit = _longest(model)
+    if limit is not None and max_length > limit:
         raise DataError(
             "max_length is more than the encoder takes",
             got=str(max_length),
-            expected=f"at most {limit - encoder.first_position} tokens for encoder {name!r}",
+            expected=f"at most {limit} tokens for encoder {name!r}",
         )
     return tokenizer, encoder.train()
+
+
+def _longest(model: PreTrainedModel) -> int | None:
+    """The longest text in tokens; None without a limit. Some models number positions from behind the padding's id."""
+    limit = getattr(model.config, "max_position_embeddings", -1)
+    for name, module in model.named_modules():
+        if name.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
+            limit -= module.padding_idx + 1
+    return limit if limit > 0 else None
 
 
 def _tokenizer(folder: Path, max_length: int) -> Tokenizer:

@@ -213,10 +213,11 @@ def _template(probe: tokenizers.Encoding) -> _Template:
     """The template, derived from encoded examples."""
     ids = np.array(probe.ids, np.int32)
     types = np.array(probe.type_ids, np.int32)
-    texts = np.flatnonzero(np.array(probe.special_tokens_mask) == 0)  # one token each
-    bounds = [0, *(boundary for text in texts.tolist() for boundary in (text, text + 1)), len(ids)]
-    runs = [slice(start, stop) for start, stop in zip(bounds[::2], bounds[1::2])]
-    return _Template([_Special(ids[run], types[run]) for run in runs], types[texts].tolist())
+    texts = np.array([-1 if special else text for special, text in zip(probe.special_tokens_mask, probe.sequence_ids)])
+    first = [int(np.flatnonzero(texts == text)[0]) for text in range(probe.n_sequences)]  # a text may be several tokens
+    after = [int(np.flatnonzero(texts == text)[-1]) + 1 for text in range(probe.n_sequences)]
+    runs = [slice(start, stop) for start, stop in zip([0, *after], [*first, len(ids)])]
+    return _Template([_Special(ids[run], types[run]) for run in runs], types[first].tolist())
 
 
 def _joined(parts: Sequence[_Part], cut: NDArray[np.bool_]) -> Tokens:

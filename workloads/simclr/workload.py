@@ -16,6 +16,7 @@ from workloads.contract import Direction, Evaluation, Metrics, Objective, Runtim
 from workloads.data.images.load import load_images
 from workloads.data.images.resident import ImageData, Part, fits_memory, prepare
 from workloads.distributed import reduce_sum, share_rows, wrap
+from workloads.encoders.image import TIMM, check_side
 from workloads.initial_weights import copy_weights
 from workloads.losses.contrastive import alpha_from_auc
 from workloads.metrics.probe import false_negative_auc, linear_probe
@@ -99,6 +100,8 @@ class SimCLR:
         params = self.params = params.model_copy(update={"stem": params.stem or default_stem(params.encoder, view)})
         layout = torch.channels_last if params.channels_last else torch.contiguous_format
         model = synchronised(Model(params, runtime.seed, view), runtime)
+        if params.encoder is not None and params.encoder.startswith(TIMM):  # images are judged at their own size
+            check_side(model.encoder, params.encoder, self.data.size)
         self.model = model.to(runtime.device).to(memory_format=layout)
         self.method: InBatch = METHODS[params.method].load()(params, runtime, self.model, self.data.train)
         if is_compiled(params, runtime):

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import nn
 from torchvision.models import resnet18
 
-from workloads.encoders.image import ENCODERS, ImageEncoder, image_encoder, load_weights
+from workloads.encoders.image import ENCODERS, ImageEncoder, check_side, image_encoder, load_weights
 
 
 def parameters(module: nn.Module) -> int:
@@ -139,3 +139,19 @@ def test_unknown_models_of_timm_are_named() -> None:
         image_encoder("timm/vit_tini_patch16_224", seed=0)
     with pytest.raises(ValueError, match="vit_tiny_patch16_224 does not take images of 8 pixels"):
         image_encoder("timm/vit_tiny_patch16_224", seed=0, side=8)
+
+
+class OneSize(nn.Module):
+    """A model of images of one size, as some of timm."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        assert images.shape[-1] == 48, f"Input height ({images.shape[-1]}) doesn't match model (48)"
+        return images.flatten(1)[:, :7]
+
+
+def test_a_model_of_one_size_says_which_images_it_takes() -> None:
+    layers = OneSize().train()
+    assert check_side(layers, "timm/one", 48) == 7
+    assert layers.training
+    with pytest.raises(ValueError, match=r"timm/one does not take images of 32 pixels: Input height \(32\)"):
+        check_side(layers, "timm/one", 32)

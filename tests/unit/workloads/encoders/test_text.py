@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 import torch
 import transformers
 from torch import nn
@@ -18,7 +19,7 @@ from workloads.encoders import sources
 from workloads.encoders.optimisation import adamw, load_optimizer_state, optimizer_state, warmup_linear
 from workloads.encoders.packing import pack
 from workloads.encoders.pooling import Pooling, cosine, normalised, pool
-from workloads.encoders.text import TextEncoder, encode, load_encoder
+from workloads.encoders.text import TextEncoder, _longest, encode, load_encoder
 from workloads.encoders.tokens import Tokenizer, Tokens
 
 CPU = torch.device("cpu")
@@ -331,3 +332,30 @@ def _step(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     optimizer.zero_grad()
     module(torch.tensor([[1.0, -2.0, 0.5]])).square().sum().backward()
     optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("kind", "longest"), [("bert", 40), ("roberta", 38), ("mpnet", 38), ("camembert", 38), ("xlnet", None)]
+)
+def test_the_longest_text_is_what_the_model_takes(kind: str, longest: int | None) -> None:
+    """These sizes have 40 positions and the padding's id 1; MPNet and RoBERTa begin behind it."""
+    sizes = {"d_model": 32, "n_layer": 1, "n_head": 2, "d_inner": 48, "vocab_size": 60} if kind == "xlnet" else SIZES
+    built = transformers.AutoModel.from_config(transformers.AutoConfig.for_model(kind, **sizes)).eval()
+    assert _longest(built) == longest
+    if longest is not None:
+        row = torch.full((1, longest), 7)
+        assert built(input_ids=row, attention_mask=torch.ones_like(row)).last_hidden_state.shape == (1, longest, 32)
+
+
+def test_a_text_of_one_letter_may_be_several_tokens() -> None:
+    words = [("<s>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -1.0), ("a", -2.0), ("本", -1.0)]
+    library = tokenizers.Tokenizer(tokenizers.models.Unigram(words, unk_id=2))
+    library.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
+    library.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<s> $A </s>", pair="<s> $A </s> </s> $B:1 </s>:1", special_tokens=[("<s>", 0), ("</s>", 1)]
+    )
+    tokenizer = Tokenizer(library.to_str(), 10)
+    assert ids(tokenizer(["本", "a本"]), 0) == library.encode("本").ids
+    bare = tokenizer.bare(["本", "a"])
+    pair = tokenizer.pairs(bare, bare)
+    assert [ids(pair, row) for row in range(2)] == [library.encode(text, text).ids for text in ("本", "a")]
