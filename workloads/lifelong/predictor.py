@@ -127,10 +127,7 @@ class Predictor:
 
 def _open(folder: Path, lineage: dict[str, Any]) -> list[tuple[NDArray[Any], NDArray[Any]]]:
     """Open another index than the model's own, if the model can read it."""
-    try:
-        manifest = json.loads((folder / "index.json").read_text())
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{folder} holds no index that can be read: {error}") from None
+    manifest = _manifest(folder)
     if manifest["lineage"] != lineage["id"]:
         raise ValueError(
             f"the index in {folder} belongs to models of another lineage ({manifest['lineage'][:8]}) than this one "
@@ -138,7 +135,14 @@ def _open(folder: Path, lineage: dict[str, Any]) -> list[tuple[NDArray[Any], NDA
         )
     lines = manifest["entries"] if "entries" in manifest else manifest["segments"]
     segments = [line for line in lines if "file" in line]
-    written = {int(segment["session"]) for segment in segments}
+    try:
+        mapped = _mapped(folder, segments)
+    except ValueError:
+        if _manifest(folder) == manifest:
+            raise
+        return _open(folder, lineage)  # it was compacted meanwhile
+    current = _current(lines, mapped)
+    written = {int(segment["session"]) for segment, (docs, _) in zip(segments, current) if len(docs)}
     if written and max(written) >= _FOREIGN:
         raise ValueError(
             f"the index in {folder} has rows of a model of another lineage, in another space. "
@@ -151,7 +155,15 @@ def _open(folder: Path, lineage: dict[str, Any]) -> list[tuple[NDArray[Any], NDA
             f"the index in {folder} has rows written by the models of sessions {sorted(written)}, which the model of "
             f"session {lineage['session']} cannot read. Use the model that was promoted with it"
         )
-    return _current(lines, _mapped(folder, segments))
+    return current
+
+
+def _manifest(folder: Path) -> dict[str, Any]:
+    try:
+        manifest: dict[str, Any] = json.loads((folder / "index.json").read_text())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{folder} holds no index that can be read: {error}") from None
+    return manifest
 
 
 def _current(

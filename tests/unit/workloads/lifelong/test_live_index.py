@@ -5,12 +5,14 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from workloads.data.errors import DataError
+from workloads.lifelong import predictor
 from workloads.lifelong.encoder_change import standardised
 from workloads.lifelong.live_index import FOREIGN, REFERENCE, LiveIndex
 from workloads.lifelong.predictor import _open
@@ -63,6 +65,36 @@ def test_models_of_a_lineage_keep_their_session_and_others_get_a_number_that_the
     list(index.embed(FOREIGN + 1, 0.1, "newest", NEW, of, 100))
     with pytest.raises(ValueError, match=r"a model of another lineage.* `orchestrator index`"):
         _open(tmp_path, {**LINEAGE, "session": 9})
+
+
+def test_rows_that_were_replaced_do_not_matter_to_a_reader(tmp_path: Path) -> None:
+    index = begun(tmp_path)
+    own = {**LINEAGE, "session": 2}
+    before = _open(tmp_path, own)
+    for model, session, number in ((NEW, index.join("other/1", "r2", 6), 1), (OLD, index.join("search/3", "r1", 4), 2)):
+        list(index.embed(session, 1.0, "newest", model, of, 100))
+        assert index.sessions == [session], number
+    rows = [
+        (doc, vector.tolist()) for docs, vectors in _open(tmp_path, own) for doc, vector in zip(docs.tolist(), vectors)
+    ]
+    expected = [(doc, vector.tolist()) for docs, vectors in before for doc, vector in zip(docs.tolist(), vectors)]
+    assert sorted(rows) == sorted(expected)
+
+
+def test_a_compaction_between_the_manifest_and_its_files_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = begun(tmp_path)
+    own = {**LINEAGE, "session": 2}
+    mapped = predictor._mapped
+
+    def late(folder: Path, segments: list[dict[str, Any]]) -> Any:
+        monkeypatch.setattr(predictor, "_mapped", mapped)
+        index.compact()
+        return mapped(folder, segments)
+
+    monkeypatch.setattr(predictor, "_mapped", late)
+    assert sum(len(docs) for docs, _ in _open(tmp_path, own)) == COUNT
 
 
 def test_a_share_is_embedded_again_in_its_order_and_gone_on_with(tmp_path: Path) -> None:
