@@ -75,12 +75,10 @@ class Population:
     known: bool
 
     def draw(self, random: np.random.Generator) -> tuple[NDArray[np.int64], dict[str, NDArray[np.float64]]]:
-        """Calibration queries and their losses by success. With known truth: independent draws, with new labels."""
-        size = len(self.failure["top_1"])
+        """Calibration queries, drawn independently, and their losses by success; with known truth, with new labels."""
+        rows = random.integers(len(self.failure["top_1"]), size=self.n)
         if not self.known:
-            rows = random.choice(size, self.n, replace=False)
             return rows, {success: failure[rows] for success, failure in self.failure.items()}
-        rows = random.integers(size, size=self.n)
         label = random.random(self.n)
         return rows, {one: (label < failure[rows]).astype(np.float64) for one, failure in self.failure.items()}
 
@@ -179,30 +177,25 @@ def threshold(
 def measured(population: Population, kind: str, draws: int) -> list[dict[str, Any]]:
     """For each risk and method: how often the risk is above what was asked, coverage, how often nothing is promised.
 
-    ``above``: the risk among the answered of the population exceeds α; ``above_rest``, without known truth: among the
-    queries that were not drawn, a smaller set, of which nothing is promised. ``wrong``: the mean over draws of the
-    share of all queries that are answered and fail, what ``crc`` bounds.
+    ``above``: the risk among the answered of the population exceeds α. ``wrong``: the mean over draws of the share of
+    all queries that are answered and fail, what ``crc`` bounds.
     """
-    size = len(population.failure["top_1"])
     rows = []
     for risk in RISKS:
         random = np.random.default_rng(0)
-        values: dict[str, list[tuple[float, float, float, float]]] = {method: [] for method in METHODS}
+        values: dict[str, list[tuple[float, float, float]]] = {method: [] for method in METHODS}
         for _ in range(draws):
             drawn, losses = population.draw(random)
-            left = np.ones(size, np.bool_)
-            left[drawn] = False
             for method in METHODS:
                 chosen = threshold(method, population, kind, drawn, losses, risk)
                 if chosen is None:
-                    values[method].append((0, 0, 0, 0))
+                    values[method].append((0, 0, 0))
                     continue
                 failure = population.failure[chosen[0]]
                 answered = population.scores[kind][chosen[0]] >= chosen[1].threshold
-                rest = failure[answered & left]
                 mean = float(failure[answered].mean()) if answered.any() else 0.0
                 share = float(answered.mean())
-                values[method].append((mean, share, mean * share, float(rest.mean()) if len(rest) else 0.0))
+                values[method].append((mean, share, mean * share))
         for method, results in values.items():
             each = np.array(results)
             above = int((each[:, 0] > risk + 1e-9).sum())
@@ -213,7 +206,6 @@ def measured(population: Population, kind: str, draws: int) -> list[dict[str, An
                     "above_high": ends.high, "coverage": float(each[:, 1].mean()),
                     "refused": float((each[:, 1] == 0).mean()), "mean_risk": float(each[:, 0].mean()),
                     "wrong": float(each[:, 2].mean()),
-                    "above_rest": None if population.known else float((each[:, 3] > risk + 1e-9).mean()),
                 }
             )  # fmt: skip
     return rows
