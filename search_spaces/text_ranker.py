@@ -7,6 +7,7 @@ The presets search the optimiser and the loss's parameters; fix other parameters
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import optuna
@@ -14,9 +15,10 @@ import optuna
 
 def space(trial: optuna.Trial) -> dict[str, Any]:
     """The default: optimiser, number and hardness of negatives, and loss, each loss with its parameters."""
-    loss = trial.suggest_categorical(
-        "loss", ["ranknet", "adaptive_ranknet", "margin", "adaptive_margin", "listwise", "lambdarank"]
-    )
+    losses = ["ranknet", "adaptive_ranknet", "margin", "adaptive_margin", "listwise", "lambdarank"]
+    if "learnable" in _fixed(trial):
+        losses.remove("listwise")  # which has nothing to learn
+    loss = trial.suggest_categorical("loss", losses)
     own = {
         "ranknet": ranknet, "adaptive_ranknet": adaptive_ranknet, "margin": margin,
         "adaptive_margin": adaptive_margin, "listwise": listwise, "lambdarank": lambdarank,
@@ -70,8 +72,14 @@ def _training(trial: optuna.Trial) -> dict[str, Any]:
 
 
 def _sigma(trial: optuna.Trial) -> float:
-    """Around the note's 1."""
-    return float(trial.suggest_float("sigma", 0.3, 5.0, log=True))
+    """Around the note's 1; a σ that is learned starts below its bound of 2."""
+    learned = _fixed(trial).get("learnable", False)
+    return float(trial.suggest_float("sigma", 0.3, 1.9 if learned else 5.0, log=True))
+
+
+def _fixed(trial: optuna.Trial) -> Mapping[str, Any]:
+    """The parameters that the user has set."""
+    return getattr(trial, "fixed", {})
 
 
 def _ties(trial: optuna.Trial) -> str:

@@ -11,6 +11,7 @@ import optuna
 import pytest
 from pydantic import ValidationError
 
+from orchestrator.search.spaces import _Fixing
 from search_spaces import text_ranker as spaces
 from workloads.text_ranker.params import Params
 from workloads.text_ranker.published import LOSS_PLOTS, LOSSES
@@ -58,6 +59,15 @@ def test_search_spaces_draw_valid_parameters(preset: str) -> None:
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
     drawn = [Params(**getattr(spaces, preset)(study.ask())) for _ in range(20)]
     assert len({one.loss for one in drawn}) == (6 if preset == "space" else 1)
+
+
+@pytest.mark.parametrize("preset", ["space", "ranknet", "adaptive_ranknet", "margin", "adaptive_margin", "lambdarank"])
+def test_a_learned_margin_or_sigma_starts_within_its_bounds(preset: str) -> None:
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=1))
+    fixed = {"learnable": True}
+    for _ in range(20):
+        drawn = Params(**{**getattr(spaces, preset)(_Fixing(study.ask(), fixed)), **fixed})
+        assert drawn.learnable
 
 
 def test_a_run_that_is_not_there_is_refused_before_a_start(tmp_path: Path) -> None:
