@@ -144,7 +144,7 @@ class Params(RetrievalParams):
     evidence_context: bool | None = Field(
         None,
         description="Give the evidential head, in addition to z, the candidate's features and the comparison of its "
-        "score with the others'.",
+        "score with the others' (E-V15; false: as printed).",
     )
 
     cand_weight: Weight = Field(None, description="λ_cand (note 6: .1 to .3).")
