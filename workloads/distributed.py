@@ -32,8 +32,8 @@ def world_size() -> int:
 
 
 def peer_lost(error: RuntimeError) -> bool:
-    """Whether a collective failed because another rank's process died; False for a timeout."""
-    return _of_collective(error) and not timed_out(error)
+    """Whether a collective failed because another rank's process died; False for a timeout or too little memory."""
+    return _of_collective(error) and not timed_out(error) and "out of memory" not in str(error)
 
 
 def timed_out(error: RuntimeError) -> bool:

@@ -83,11 +83,12 @@ def available_bytes(device: torch.device) -> int:
 
 
 def limit_to_share(share: float, device: torch.device) -> None:
-    """Limit this process to its share of a GPU. The CUDA context is part of the share."""
+    """Limit this process to its share of a GPU, of 1 and more to all of it. The CUDA context is part of the share."""
     import torch
 
     _, total = torch.cuda.mem_get_info(device)
-    torch.cuda.set_per_process_memory_fraction(max(share / 2, share - CONTEXT_BYTES / total), device)
+    fraction = 1.0 if share >= 1 else max(share / 2, share - CONTEXT_BYTES / total)
+    torch.cuda.set_per_process_memory_fraction(fraction, device)
 
 
 def release(device: torch.device) -> None:

@@ -195,12 +195,16 @@ def nodes_by_id() -> dict[str, Node]:
     }
 
 
+NO_GPU = ("", "-1", "NoDevFiles")
+"""Names in CUDA_VISIBLE_DEVICES that hide all GPUs; the last is Slurm's."""
+
+
 def this_machine() -> list[Node]:
     """Resources that a local cluster would have, without starting one."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     gpus = len(list(Path("/dev").glob("nvidia[0-9]*")))
     if visible is not None:
-        gpus = min(gpus, sum(name.strip() not in ("", "-1") for name in visible.split(",")))  # -1 means none
+        gpus = min(gpus, sum(name.strip() not in NO_GPU for name in visible.split(",")))
     return [{"CPU": float(usable_cpus()), "GPU": float(gpus)}]
 
 

@@ -251,7 +251,9 @@ def available_resources(wanted: Resources, settings: Settings, *, local: bool) -
     if slots(here, wanted) >= 1 and not (local and wanted.workers > 1):
         return wanted
     gpus = wanted.gpus_per_worker if here[0]["GPU"] >= wanted.gpus_per_worker else 0
-    return Resources(workers=1, gpus_per_worker=gpus, cpus_per_worker=min(wanted.cpus_per_worker, here[0]["CPU"]))
+    cpus = min(wanted.cpus_per_worker, here[0]["CPU"])
+    limit = wanted.max_gpus if gpus else None
+    return Resources(workers=1, gpus_per_worker=gpus, cpus_per_worker=cpus, max_gpus=limit)
 
 
 def resumed_resources(recorded: Resources, settings: Settings, say: Callable[[str], None], *, local: bool) -> Resources:

@@ -193,7 +193,8 @@ def run_epochs(
         rested = spent() - saved >= CHECKPOINT_SECONDS and (ended or epoch - saved_epoch >= plan.checkpoint_every)
         # Without a refit, the last checkpoint has the weights to be tested.
         due = report and bool(stopping or rested or (ended and plan.refit is False))
-        report, due, stopping = broadcast((report, due, stopping))  # the ranks' clocks differ
+        # The ranks' clocks differ, and their GPUs can round differently.
+        report, due, stopping, progress, ended = broadcast((report, due, stopping, progress, ended))
         if report:
             yield EpochReport(tuple(rows), progress, due, ended)
             rows = []

@@ -172,7 +172,7 @@ def _drive(
         console.view(progress.view)
         if options.local:
             with usage_log.holding("run", spec.resources):
-                device = worker.take_device(spec.resources)
+                device = worker.own_device(spec.resources)
                 complete = in_process(spec, folder.path, device, session, progress.rows, profile=options.profile)
         else:
             from orchestrator.runs.group_driver import train

@@ -25,6 +25,16 @@ if TYPE_CHECKING:
 OUT_OF_MEMORY = "out of memory"
 """Prefix of every such cause."""
 
+_OF_LIBRARIES = (
+    "can't allocate memory", "CUDA error: out of memory", "Triton Error [CUDA]: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_NOT_INITIALIZED", "CUDNN_STATUS_ALLOC_FAILED",
+    "unable to find an engine",
+)  # fmt: skip
+"""In messages of libraries for which there was no memory: on the host, and on a GPU for their work space."""
+
+_OF_DEVICE = ("_STATUS_EXECUTION_FAILED", "Triton Error [CUDA]", "CUDA error: ")
+"""In errors of libraries after which every further call on the device fails."""
+
 
 LOST = "lost"
 """Key of the cause in the payload of a trial that goes on after it has lost a process."""
@@ -41,7 +51,10 @@ def check_device(error: Exception) -> None:
     """Raise DeviceLost if ``error`` is an accelerator error other than out of memory: the process must end."""
     if isinstance(error, DeviceLost):
         raise error
-    if _is(error, "torch", "AcceleratorError") and OUT_OF_MEMORY not in str(error):
+    if is_out_of_memory(error):
+        return
+    named = isinstance(error, RuntimeError) and any(words in str(error) for words in _OF_DEVICE)
+    if named or _is(error, "torch", "AcceleratorError"):
         raise device_lost(error) from error
 
 
@@ -61,7 +74,7 @@ def is_out_of_memory(error: BaseException) -> bool:
         return True
     if _is(error, "torch", "AcceleratorError"):
         return OUT_OF_MEMORY in str(error)
-    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _OF_LIBRARIES)
 
 
 def killed_for_memory(error: BaseException) -> bool:

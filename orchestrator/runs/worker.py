@@ -6,7 +6,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +16,10 @@ from orchestrator.engine import checkpoint
 from orchestrator.engine.checkpoint_writer import CheckpointWriter
 from orchestrator.engine.experiment import Experiment, Outcome
 from orchestrator.engine.loop import Diverged, EpochReport, Progress, Row
-from orchestrator.errors import UserError, one_line
+from orchestrator.errors import UNAVAILABLE, UserError, one_line
 from orchestrator.registry import servable as servables
 from orchestrator.runs import micro_batches, profiling, start_point
-from orchestrator.runs.reports import device_lost
+from orchestrator.runs.reports import DeviceLost, device_lost
 from orchestrator.storage import disk, look_ledger, names
 from orchestrator.storage.look_ledger import Look
 from workloads import memory
@@ -228,6 +228,14 @@ def stop_when(file: Path) -> Callable[[], bool]:
     return stop
 
 
+@cache
+def _threads() -> int:
+    """Number of PyTorch's threads before this process took a device."""
+    import torch
+
+    return torch.get_num_threads()
+
+
 def take_device(resources: Resources) -> torch.device:
     """Device of this process: its GPU, or the CPU with its share of the threads.
 
@@ -237,7 +245,7 @@ def take_device(resources: Resources) -> torch.device:
     """
     import torch
 
-    torch.set_num_threads(max(1, min(torch.get_num_threads(), int(resources.cpus_per_worker))))
+    torch.set_num_threads(max(1, min(_threads(), int(resources.cpus_per_worker))))
     if not resources.gpus_per_worker:
         return torch.device("cpu")
     from workloads.precision import use_full_float32
@@ -245,14 +253,23 @@ def take_device(resources: Resources) -> torch.device:
     use_full_float32()
     try:
         device = torch.device("cuda", torch.cuda.current_device())
-        if resources.gpus_per_worker < 1:
-            memory.limit_to_share(resources.gpus_per_worker, device)
+        memory.limit_to_share(resources.gpus_per_worker, device)
         memory.release(device)
     except RuntimeError as error:
         if "no NVIDIA driver" in str(error):  # of the machine, not of one device
             raise
         raise device_lost(error) from error
     return device
+
+
+def own_device(resources: Resources) -> torch.device:
+    """The device of a run in this process, as :func:`take_device`. Raises UserError (exit 3) when there is none."""
+    try:
+        return take_device(resources)
+    except (DeviceLost, RuntimeError) as error:
+        fix = "Set --gpus-per-worker 0 to train on the CPU"
+        what = "A GPU of this machine cannot be used"
+        raise UserError(what, got=one_line(error), fix=fix, code=UNAVAILABLE) from error
 
 
 def write_outcome(outcome: Outcome, folder: Path, accumulate: int = 1) -> None:

@@ -278,7 +278,7 @@ def _study(spec: SweepSpec, folder: RunFolder, session: Session, again: ResumeOp
 
 def _in_process(spec: SweepSpec, session: Session, study: Study, manager: TrialManager) -> Winner:
     """Run the trials and the winner in this process. Returns the winner, as :func:`_on_ray` does."""
-    device = worker.take_device(spec.resources)
+    device = worker.own_device(spec.resources)
     (size,) = pack_plan.capacities(spec, fitting=1)
     manager.share(size)
     try:

@@ -54,6 +54,7 @@ class TrialActor(tune.Trainable):  # type: ignore[misc]
         except (Preempted, reports.DeviceLost):
             raise
         except Exception as error:
+            reports.check_device(error)
             return reports.failure_payload(error)
         if payloads:
             self._last = payloads[0][1]

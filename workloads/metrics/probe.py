@@ -191,13 +191,13 @@ def score_densities(embeddings: torch.Tensor, labels: torch.Tensor) -> tuple[tor
     n = len(embeddings)
     device = embeddings.device
     counts = torch.zeros(2, BINS, dtype=torch.float64, device=device)
+    width = 2 / BINS
     for first, last in _blocks(n, n, device):
-        cosines = (embeddings[first:last] @ embeddings.T).clamp(-1, 1)
+        bins = ((embeddings[first:last] @ embeddings.T + 1) / width).long().clamp_(0, BINS - 1)
         same = labels[first:last].unsqueeze(1) == labels
         other = torch.arange(first, last, device=device).unsqueeze(1) != torch.arange(n, device=device)
         for kind, chosen in enumerate((~same, same & other)):
-            counts[kind] += torch.histc(cosines[chosen], BINS, -1, 1).double()
-    width = 2 / BINS
+            counts[kind] += torch.bincount(bins[chosen], minlength=BINS)  # histc is not deterministic on a GPU
     middles = -1 + width * (torch.arange(BINS, dtype=torch.float64, device=device) + 0.5)
     true, false = counts / (counts.sum(1, keepdim=True).clamp_min(1) * width)
     return middles, true, false

@@ -214,8 +214,8 @@ class Params(WorkloadParams):
     )
     compile: bool | None = Field(
         default=None,
-        description="Compile the model with torch.compile; unset: a ResNet on one GPU. There, without micro-batches, "
-        "steps are replayed as CUDA graphs.",
+        description="Compile the model with torch.compile; unset: a ResNet on one GPU, where there are a C compiler "
+        "and Python's headers. There, without micro-batches, steps are replayed as CUDA graphs.",
     )
 
     eval_k: int = Field(default=20, ge=1, le=10_000, description="Neighbours that vote in kNN.")

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from workloads.augment import Draws, Recipe, normalise
+from workloads.c_compiler import has_compiler
 from workloads.checks import check_batch, check_split
 from workloads.contract import Direction, Evaluation, Metrics, Objective, Runtime, Servable, Split, State, StepValues
 from workloads.data.images.load import load_images
@@ -47,10 +48,11 @@ BANK = 200_000
 
 
 def is_compiled(params: SimCLRParams, runtime: Runtime) -> bool:
-    """Whether to compile the model: as set by the parameters, by default a ResNet on one GPU."""
+    """Whether to compile the model: as set by the parameters, by default a ResNet on one GPU that has a C compiler."""
     if params.compile is not None:
         return params.compile
-    return runtime.device.type == "cuda" and str(params.encoder).startswith("resnet") and runtime.world_size == 1
+    alone = runtime.device.type == "cuda" and runtime.world_size == 1
+    return alone and str(params.encoder).startswith("resnet") and has_compiler()
 
 
 def is_replayed(runtime: Runtime) -> bool:

@@ -98,6 +98,7 @@ def test_alone_collectives_are_the_identity() -> None:
             False,
             True,
         ),
+        ("[gloo] cuda: out of memory", False, False),
         ("mat1 and mat2 shapes cannot be multiplied", False, False),
         ("the download timed out", False, False),
     ],

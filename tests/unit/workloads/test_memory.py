@@ -46,7 +46,9 @@ def test_the_share_and_what_others_left(gpu: dict[str, float], changes: dict[str
     assert memory.available_bytes(GPU) == expected * GIB
 
 
-@pytest.mark.parametrize(("share", "total", "expected"), [(0.5, 80, 39.5), (0.25, 16, 3.5), (0.05, 8, 0.2)])
+@pytest.mark.parametrize(
+    ("share", "total", "expected"), [(0.5, 80, 39.5), (0.25, 16, 3.5), (0.05, 8, 0.2), (2, 16, 16)]
+)
 def test_a_share_has_room_for_the_context(gpu: dict[str, float], share: float, total: float, expected: float) -> None:
     gpu["total"] = total * GIB
     memory.limit_to_share(share, GPU)

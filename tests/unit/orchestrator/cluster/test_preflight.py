@@ -223,7 +223,9 @@ def test_a_workload_without_batches_has_nothing_to_divide() -> None:
 # The machine
 
 
-@pytest.mark.parametrize(("visible", "gpus"), [(None, 2), ("1", 1), ("0,1", 2), ("0,1,2", 2), ("", 0), ("-1", 0)])
+@pytest.mark.parametrize(
+    ("visible", "gpus"), [(None, 2), ("1", 1), ("0,1", 2), ("0,1,2", 2), ("", 0), ("-1", 0), ("NoDevFiles", 0)]
+)
 def test_a_gpu_that_is_hidden_is_not_had(visible: str | None, gpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster.Path, "glob", lambda path, pattern: iter(["/dev/nvidia0", "/dev/nvidia1"]))
     if visible is None:

@@ -464,6 +464,33 @@ def test_ranks_whose_clocks_differ_yield_alike() -> None:
     assert alone[0] != alone[1]
 
 
+def test_ranks_that_round_differently_end_together() -> None:
+    """Each by its own values, one would end by patience while the other waits for it."""
+    group = Group(2)
+    ends: list[Any] = [None, None]
+
+    def consume(rank: int) -> None:
+        workload = build()
+        evaluate = workload.evaluate
+
+        def rounded(split: Split) -> Evaluation:
+            found = evaluate(split)
+            last = workload.epoch if rank else -workload.epoch  # one rank improves, the other one does not
+            return Evaluation({name: value + 1e3 * last for name, value in found.metrics.items()}, found.units)
+
+        workload.evaluate = rounded  # type: ignore[method-assign]
+        for report in run_epochs(workload, Plan(epochs=20, patience=2), broadcast=group.agree(rank)):
+            ends[rank] = (report.epoch, report.ended, report.progress.best_epoch)
+
+    threads = [threading.Thread(target=consume, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(HANG_SECONDS)
+    assert ends[0] == ends[1]
+    assert ends[0] is not None
+
+
 def test_agreement_is_asked_for_once_an_epoch() -> None:
     asked: list[Any] = []
 

@@ -23,5 +23,5 @@ def test_who_takes_more_than_its_part_fails_with_what_to_do() -> None:
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0, device)
     told = reports.describe(caught.value)
-    assert told.startswith("it does not fit into its share of the GPU's memory (--gpus-per-worker, batch_size): ")
+    assert told.startswith("out of memory (")
     assert "\n" not in told

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import pickle
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -24,6 +25,7 @@ from orchestrator.runs import reports, train, worker
 from orchestrator.storage import disk
 from orchestrator.sweeps import actor_failures
 from orchestrator.sweeps.sweep import _on_working_devices
+from orchestrator.sweeps.trial import TrialActor
 from tests.support.clusters import KILLED, TOLD, Lost
 from tests.support.toy import hog
 
@@ -82,6 +84,59 @@ def test_without_ray_a_lost_accelerator_is_told_all_the_same(monkeypatch: pytest
     monkeypatch.delitem(sys.modules, "orchestrator.cluster.lost_devices")
     with pytest.raises(reports.DeviceLost, match=r"^the accelerator was lost: CUDA error: an illegal access$"):
         reports.check_device(torch.AcceleratorError("CUDA error: an illegal access"))
+
+
+@pytest.mark.parametrize(
+    ("message", "memory", "device"),
+    [
+        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", True, False),
+        ("CUDA error: out of memory", True, False),
+        ("Triton Error [CUDA]: out of memory", True, False),
+        ("GET was unable to find an engine to execute this computation", True, False),
+        ("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm`", False, True),
+        ("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED", False, True),
+        ("Triton Error [CUDA]: an illegal memory access was encountered", False, True),
+        ("mat1 and mat2 shapes cannot be multiplied", False, False),
+    ],
+)
+def test_errors_of_cudas_libraries_are_told_apart(message: str, memory: bool, device: bool) -> None:
+    error = RuntimeError(message)
+    assert reports.is_out_of_memory(error) == memory
+    with pytest.raises(reports.DeviceLost) if device else nullcontext():
+        reports.check_device(error)
+
+
+def test_a_trial_whose_device_is_lost_ends_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever call shows it: kept, the process would fail each later trial."""
+
+    def step(*_: object, **__: object) -> None:
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    actor = TrialActor.__new__(TrialActor)
+    actor._hung, actor._new, actor._slot = None, [], SimpleNamespace(step=step)  # type: ignore[assignment]
+    with pytest.raises(reports.DeviceLost):
+        actor.step()
+
+
+def test_a_run_in_this_process_says_that_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none() -> int:
+        raise RuntimeError("No CUDA GPUs are available")
+
+    monkeypatch.setattr(torch.cuda, "current_device", none)
+    with pytest.raises(UserError, match=r"cannot be used.*No CUDA GPUs.*--gpus-per-worker 0") as caught:
+        worker.own_device(Resources(gpus_per_worker=1))
+    assert caught.value.code == UNAVAILABLE
+
+
+def test_a_later_run_of_a_process_has_its_threads_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = [4]
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads[0])
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: threads.__setitem__(0, count))
+    worker._threads.cache_clear()
+    for cpus, expected in ((1, 1), (2, 2), (8, 4)):
+        worker.take_device(Resources(cpus_per_worker=cpus))
+        assert threads == [expected]
+    worker._threads.cache_clear()
 
 
 def test_devices_that_were_lost_are_not_used_and_without_any_the_sweep_stops() -> None:

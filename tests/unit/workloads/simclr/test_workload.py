@@ -26,7 +26,7 @@ from orchestrator.config.plan import Plan
 from orchestrator.engine.loop import Diverged, run_epochs
 from orchestrator.search.spaces import presets
 from tests.support.pictures import class_folders
-from workloads import distributed
+from workloads import c_compiler, distributed
 from workloads.contract import Runtime
 from workloads.data import DataError
 from workloads.data.images.resident import ImageData, prepare
@@ -307,10 +307,24 @@ def test_what_was_compiled_before_does_not_count(
     ],
 )  # fmt: skip
 def test_a_resnet_is_compiled_on_one_gpu(
-    asked: bool | None, encoder: str, device: str, workers: int, expected: bool
+    asked: bool | None, encoder: str, device: str, workers: int, expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runtime = replace(RUNTIME, device=torch.device(device), world_size=workers)
-    assert is_compiled(Params(encoder=encoder, compile=asked, projection=4), runtime) == expected
+    params = Params(encoder=encoder, compile=asked, projection=4)
+    monkeypatch.setattr(module, "has_compiler", lambda: True)
+    assert is_compiled(params, runtime) == expected
+    monkeypatch.setattr(module, "has_compiler", lambda: False)
+    assert is_compiled(params, runtime) == bool(asked), "not by default without a C compiler"
+
+
+def test_a_compiler_needs_the_headers_of_python(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(c_compiler.sysconfig, "get_path", lambda name: str(tmp_path))
+    monkeypatch.setattr(c_compiler.shutil, "which", lambda name: name == "gcc")
+    assert not c_compiler.has_compiler()
+    (tmp_path / "Python.h").write_text("")
+    assert c_compiler.has_compiler()
+    monkeypatch.setattr(c_compiler.shutil, "which", lambda name: None)
+    assert not c_compiler.has_compiler()
 
 
 @pytest.mark.faults

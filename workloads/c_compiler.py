@@ -1,0 +1,14 @@
+"""Whether this machine can build what torch.compile generates for a GPU."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sysconfig
+from pathlib import Path
+
+
+def has_compiler() -> bool:
+    """Whether there is a C compiler, as Triton looks for it, and the headers of this Python."""
+    found = any(shutil.which(name) for name in (os.environ.get("CC", ""), "clang", "gcc"))
+    return found and (Path(sysconfig.get_path("include")) / "Python.h").is_file()
