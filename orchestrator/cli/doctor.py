@@ -25,6 +25,7 @@ from orchestrator.errors import DONE, UNAVAILABLE, UserError, mask
 from orchestrator.runs import driver_status
 from orchestrator.storage import conditional, disk, notifications, remote, run_lookup
 from orchestrator.storage.settings import NAMES, Settings
+from workloads.c_compiler import has_compiler
 from workloads.data.datasets import DATASETS
 
 Level = Literal["ok", "note", "warning", "problem"]
@@ -154,6 +155,9 @@ def _gpu(_: Settings) -> Iterator[Check]:
     if torch["gpus"]:
         names = ", ".join(f"{name} ({memory / GIB:.0f} GiB)" for name, memory in torch["gpus"])
         yield Check("gpu", "ok", f"{names}; {build}")
+        if not has_compiler():
+            fix = "Install gcc and Python's headers (python3-dev): SimCLR is trained without torch.compile"
+            yield Check("gpu", "note", "no C compiler, or no headers of this Python", fix)
     elif not present or visible is not None:
         cpus = connection.this_machine()[0]["CPU"]
         yield Check("gpu", "ok", f"none visible: training runs on {cpus:g} CPU cores; {build}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import errno
 import os
 import re
 import sys
@@ -59,6 +60,9 @@ def _ended(error: BaseException) -> int:
         case SystemExit(__context__=BrokenPipeError()) | BrokenPipeError():  # from typer and rich, or from print
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has closed the pipe
             return DONE
+        case OSError(errno=errno.ENOSPC | errno.EDQUOT):
+            file = f": {error.filename}" if error.filename else ""
+            return _say(f"failed: {error.strerror}{file}", FAILED)
         case ModuleNotFoundError() if missing := missing_module(error, "This command", submit=_submittable()):
             return _say(f"error: {missing}", missing.code)
         case Exception() if not os.environ.get("ORCHESTRATOR_TRACEBACK"):

@@ -204,36 +204,62 @@ def output(target: str) -> Iterator[Callable[[pd.DataFrame], object]]:
 
 
 class _Sink:
-    """Writes frames in the format of a file; in Parquet the first frame sets the columns and types."""
+    """Writes frames in the format of a file; in CSV and Parquet the first frame sets the columns."""
 
     def __init__(self, file: IO[bytes], suffix: str) -> None:
         self._file = file
         self._suffix = suffix
-        self._started = False
+        self._columns: list[str] | None = None
+        self._untyped: list[Any] = []  # tables before the first value of each column, which sets its type in Parquet
         self._writer: Any = None
 
     def write(self, frame: pd.DataFrame) -> None:
+        if self._suffix == ".jsonl":
+            self._file.write(_json_text(frame).encode())
+            return
+        columns = list(frame.columns)
+        if self._columns not in (None, columns):
+            raise _no_table(f"after columns {', '.join(self._columns or ())} come {', '.join(columns)}")
         if self._suffix == ".parquet":
             self._write_parquet(frame)
         else:
-            text = _json_text(frame) if self._suffix == ".jsonl" else _csv_text(frame, header=not self._started)
-            self._file.write(text.encode())
-        self._started = True
+            self._file.write(_csv_text(frame, header=self._columns is None).encode())
+        self._columns = columns
 
     def _write_parquet(self, frame: pd.DataFrame) -> None:
         import pyarrow as pa
-        import pyarrow.parquet as pq
 
         try:
             table = pa.Table.from_pandas(frame, self._writer and self._writer.schema, preserve_index=False)
+            if self._writer:
+                self._writer.write_table(table)
+                return
+            self._untyped.append(table)
+            schema = pa.unify_schemas([one.schema for one in self._untyped])
         except (KeyError, pa.ArrowException) as error:
-            raise RunFailed("Prediction", f"the predictions do not fit into one table: {one_line(error)}") from None
-        self._writer = self._writer or pq.ParquetWriter(self._file, table.schema)
-        self._writer.write_table(table)
+            raise _no_table(one_line(error)) from None
+        if not any(pa.types.is_null(kind) for kind in schema.types):
+            self._write_untyped(schema)
+
+    def _write_untyped(self, schema: Any) -> None:
+        import pyarrow.parquet as pq
+
+        self._writer = pq.ParquetWriter(self._file, schema)
+        for table in self._untyped:
+            self._writer.write_table(table.cast(schema))
+        self._untyped = []
 
     def close(self) -> None:
+        import pyarrow as pa
+
+        if self._untyped:
+            self._write_untyped(pa.unify_schemas([one.schema for one in self._untyped]))
         if self._writer:
             self._writer.close()
+
+
+def _no_table(why: str) -> RunFailed:
+    return RunFailed("Prediction", f"the predictions do not fit into one table: {why}. JSON lines take them")
 
 
 def _json_text(frame: pd.DataFrame) -> str:

@@ -105,7 +105,7 @@ class MutableIndex:
             DataError: the source has no index, or a file of it is missing or damaged.
             FileExistsError: the folder has an index.
         """
-        manifest = json.loads(_read(source))
+        manifest = _parsed(source, _read(source))
         segments = [read_segment(source / line["file"]) for line in manifest["segments"]]
         rows = [(segment.session, segment.docs, segment.vectors) for segment in segments]
         return cls.create(folder, manifest["lineage"], manifest["dim"], manifest["compatible"], rows)
@@ -303,7 +303,7 @@ class MutableIndex:
         self.refresh()
 
     def _load(self, text: str) -> None:
-        manifest = json.loads(text)
+        manifest = _parsed(self.folder, text)
         if manifest["format"] > FORMAT or "entries" not in manifest:
             raise DataError(
                 "the index is of another format", file=self.folder / MANIFEST, got=f"format {manifest['format']}",
@@ -372,6 +372,16 @@ def _read(folder: Path) -> str:
         return (folder / MANIFEST).read_text()
     except OSError as error:
         raise DataError("there is no index", file=folder / MANIFEST) from error
+
+
+def _parsed(folder: Path, text: str) -> dict[str, Any]:
+    try:
+        manifest = json.loads(text)
+    except ValueError:
+        manifest = None
+    if not isinstance(manifest, dict) or "format" not in manifest:
+        raise DataError("the index file is damaged", file=folder / MANIFEST, fix=LOST_FILE_FIX)
+    return manifest
 
 
 def _write(folder: Path, content: dict[str, Any]) -> None:

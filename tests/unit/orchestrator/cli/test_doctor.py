@@ -189,7 +189,10 @@ def test_gpus_as_pytorch_tells_them(settings: Settings, monkeypatch: pytest.Monk
     answer: dict[str, Any] = {"torch": "2.15.0", "build": "13.2", "gpus": [["H200", 141 * 2**30]]}
     monkeypatch.setattr(doctor, "_probe", lambda _: answer)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(doctor, "has_compiler", lambda: True)
     assert one(doctor._gpu, settings) == ("ok", "H200 (141 GiB); PyTorch 2.15.0. ")
+    monkeypatch.setattr(doctor, "has_compiler", lambda: False)
+    assert [check.level for check in doctor._gpu(settings)] == ["ok", "note"]
     answer["gpus"] = []
     monkeypatch.setattr(Path, "glob", lambda *_: [Path("/dev/nvidia0")])
     assert one(doctor._gpu, settings)[0] == "problem"

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from typing import Any
 
 import pytest
 
 from orchestrator.cli import exit_codes
-from orchestrator.errors import INTERRUPTED, Interrupted
+from orchestrator.errors import FAILED, INTERRUPTED, Interrupted
 from orchestrator.storage import records
 
 
@@ -57,6 +59,15 @@ def test_ctrl_c_after_it_names_the_command_that_continues(capsys: pytest.Capture
 
     assert exit_codes.guarded(call) == INTERRUPTED
     assert "Continue with: orchestrator run --resume r1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("named", [None, "/data/list.csv"])
+def test_a_full_disk_is_no_bug(named: str | None, capsys: pytest.CaptureFixture[str]) -> None:
+    def call() -> Any:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), named)
+
+    assert exit_codes.guarded(call) == FAILED
+    assert capsys.readouterr().err == f"failed: No space left on device{f': {named}' if named else ''}\n"
 
 
 def test_a_driver_is_known_as_such(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -245,6 +245,13 @@ def test_what_cannot_be_stored_or_read_is_said(tmp_path: Path) -> None:
         MutableIndex.create(tmp_path / "index", "ours", DIM)
     with pytest.raises(DataError, match="there is no index"):
         MutableIndex(tmp_path / "none")
+    manifest = tmp_path / "index" / "index.json"
+    text = manifest.read_text()
+    for damaged in (text[:-1], "[]", "{}"):
+        manifest.write_text(damaged)
+        with pytest.raises(DataError, match=r"index\.json: the index file is damaged"):
+            MutableIndex(tmp_path / "index")
+    manifest.write_text(text)
     next((tmp_path / "index").glob("*.arrow")).unlink()
     with pytest.raises(DataError, match="the index file is missing"):
         MutableIndex(tmp_path / "index")
