@@ -77,11 +77,13 @@ def graph_pool(data: GraphQuestions, around: Neighbourhoods) -> Pool:
         [step, first_relation + relation[around.triples], np.where(around.via < 0, 0, first_crossed + around.via)]
     )
     answer = _located(around.indptr, around.triples, around.list_of, data.answer)
+    answered = np.flatnonzero(answer >= 0)  # a path may leave the question's hops
     odds = None
     if data.odds is not None:
         rows, probability = data.odds
         places = _located(around.indptr, around.triples, around.list_of[rows[:, 0]], rows[:, 1])
-        odds = np.column_stack([rows[:, 0], places]), probability
+        listed = places >= 0
+        odds = np.column_stack([rows[listed, 0], places[listed]]), probability[listed]
     return Pool(
         queries=[_plain(text) for text in data.texts],
         texts=[
@@ -95,8 +97,8 @@ def graph_pool(data: GraphQuestions, around: Neighbourhoods) -> Pool:
         code_names=("step", "relation", *(f"via_{number}" for number in range(1, longest))),
         number_names=("subject_degree", "object_degree"),
         categories=categories,
-        relevant=np.column_stack([np.arange(len(data)), answer]),
-        grades=np.ones(len(data), np.float32),
+        relevant=np.column_stack([answered, answer[answered]]),
+        grades=np.ones(len(answered), np.float32),
         all_grades=np.ones((len(data), 1), np.float32),
         type=data.type,
         types=data.types,

@@ -8,20 +8,20 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.nn import functional
 
 from workloads.contract import Runtime
 from workloads.distributed import reduce_sum
 from workloads.encoders.tokens import spans
-from workloads.seeding import derive, seeded
+from workloads.seeding import derive
 from workloads.transfer import to_device
 from workloads.vera.confidence import Ranked, shares
 from workloads.vera.dataset import VeraData
+from workloads.vera.dropout_masks import PASSES, masked
 from workloads.vera.model import Evidence, HeadInputs, Retriever
 from workloads.vera.params import Params
 
-PASSES = 20
-"""Number of dropout masks of ``confidence=mc_dropout`` (Gal and Ghahramani, ICML 2016)."""
+MASKS = "mc_dropout"
+"""Stream of the seed of the dropout masks."""
 
 _AT_ONCE = {"cpu": 2**15, "cuda": 2**20}  # candidates
 _MOST_CACHED = 2**28  # numbers: 1 GiB
@@ -80,6 +80,7 @@ def rank(
     sides = torch.zeros(3, *shape, device=device)  # scores, α and β; 0 for the queries of other ranks
     drawn = torch.zeros(PASSES, *shape, device=device) if params.confidence == "mc_dropout" else None
     total = reduce_sum if runtime.world_size > 1 else torch.Tensor.clone
+    mask_seed = derive(runtime.seed, MASKS)
     own_rows = np.arange(len(queries))[runtime.rank :: runtime.world_size]
     model.eval()
     for piece in _pieces(data, queries[own_rows]):
@@ -91,9 +92,9 @@ def rank(
         width = slice(block.listed.shape[1])
         sides[:, own, width] = torch.stack([outputs.scores.masked_fill(~block.listed, 0), *outputs.query])
         if drawn is not None:
-            masks = _masked(model, inputs.z, derive(runtime.seed, "mc_dropout"))
-            scores = (block.spread(scores, -torch.inf) for scores in masks)
-            drawn[:, own, width] = torch.stack([shares(each, params.temperature or 1.0) for each in scores])
+            scored = [model.ranking(z).squeeze(1) for z in masked(inputs.z, block.column, params.dropout, mask_seed)]
+            blocks = (block.spread(scores, -torch.inf) for scores in scored)
+            drawn[:, own, width] = torch.stack([shares(each, params.temperature or 1.0) for each in blocks])
     listed = torch.arange(shape[1], device=device) < torch.from_numpy(lengths).to(device).unsqueeze(1)
     scores, alpha, beta = total(sides)
     evidence = Evidence(*(torch.where(listed, side, 1.0) for side in (alpha, beta)))
@@ -106,10 +107,3 @@ def _pieces(data: VeraData, queries: NDArray[np.int64]) -> Iterator[NDArray[np.i
     limit = _AT_ONCE.get(data.queries.device.type, _AT_ONCE["cpu"])
     ends = np.flatnonzero(np.diff(np.cumsum(data.pool.lengths[queries]) // limit)) + 1
     return (piece for piece in np.split(np.arange(len(queries)), ends) if len(piece))
-
-
-def _masked(model: Retriever, z: torch.Tensor, seed: int) -> Iterator[torch.Tensor]:
-    """Scores (P,) under each mask. Dropout is the backbone's last step, so z is computed once for all masks."""
-    with seeded(seed, z.device):
-        for _ in range(PASSES):
-            yield model.ranking(functional.dropout(z, model.params.dropout)).squeeze(1)

@@ -231,9 +231,14 @@ class Params(RetrievalParams):
         """Reject training of the ranking on the validation part, by which the run is selected."""
         if self.calibration_part != "validation":
             return self
-        own = {"stage_rank": "stage_rank=[1,0,0]"} | (
-            {"stage_cons": "cons_to_ranking=false"} if self.cons_to_ranking else {}
-        )
+        own = {"stage_rank": "stage_rank=[1,0,0]"}
+        for name, loss, flag in (
+            ("stage_cand", "cand", "cand_to_backbone"),
+            ("stage_query", "query", "query_to_backbone"),
+            ("stage_cons", "cons", "cons_to_ranking"),
+        ):
+            if getattr(self, flag) and getattr(self, f"{loss}_weight"):
+                own[name] = f"{flag}=false"
         for name, fix in own.items():
             factors = getattr(self, name)
             rates = self.stage_backbone or ()

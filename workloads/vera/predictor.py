@@ -17,6 +17,7 @@ from torch.nn import functional
 from ..abstention.decision import Rule, rule
 from ..abstention.scores import BM25, by, padded
 from ..encoders.served_text import ServedTextEncoder, number_column, text_columns
+from .dropout_masks import masked
 
 _EDGE = 1e-12
 
@@ -43,7 +44,6 @@ class Predictor:
         }
         self.table = {name: side for name, side in weights.items() if name.startswith("abstention.")}
         self.map = np.asarray(weights["map"], np.float64)
-        self.category = {name: number for number, name in enumerate(config["categories"])}
 
     @torch.inference_mode()
     def predict(self, inputs: pd.DataFrame, *, batch_size: int = 64, **abstention: Any) -> pd.DataFrame:
@@ -83,14 +83,17 @@ class Predictor:
         if not queries:
             return output
         list_of = torch.from_numpy(pd.factorize(output["query"])[0].astype(np.int64)).to(self.device)
-        codes = [[self.category.get(str(value), 0) for value in inputs[name]] for name in config["code_names"]]
+        codes = [
+            [numbers_of.get(str(value), 0) for value in inputs[name]]
+            for name, numbers_of in zip(config["code_names"], config["category_numbers"])
+        ]
         numbers = [number_column(inputs, name) for name in config["number_names"]]
         nodes = None
         if layers:
             keys = [list(zip(output["query"], inputs[name].astype(str))) for name in ends]
             nodes = torch.from_numpy(pd.factorize(pd.Series([*keys[0], *keys[1]]))[0].astype(np.int64))
             nodes = nodes.to(self.device).view(2, -1)
-        scores, alpha, beta = self._scores(list_of, queries, texts, codes, numbers, nodes, batch_size)
+        scores, alpha, beta, z = self._scores(list_of, queries, texts, codes, numbers, nodes, batch_size)
         output["score"] = scores.cpu().numpy()
         output["rank"] = output.groupby("query")["score"].rank(method="first", ascending=False).astype(np.int64)
         first = torch.tensor((output["rank"] <= config["k"]).tolist(), device=self.device)
@@ -100,6 +103,17 @@ class Predictor:
             output["probability"] = (alpha / (alpha + beta)).cpu().numpy()
             output["kappa"] = (alpha + beta).cpu().numpy()
             confidence = -_sums(failure * first, list_of, count).expm1()
+        elif config["confidence"] == "mc_dropout":
+            position = torch.tensor(output.groupby("query").cumcount().to_numpy(), device=self.device)
+            drawn = [
+                _sums(
+                    _softmax(self._ranking(each) / config["temperature"], list_of, count).double() * first,
+                    list_of,
+                    count,
+                )
+                for each in masked(z, position, config["dropout"], config["mask_seed"])
+            ]
+            confidence = torch.stack(drawn).mean(0).clamp(0, 1)
         else:
             temperature = config["temperature"] * (self.map[0] if config["map"] == "temperature" else 1)
             confidence = _sums(_softmax(scores.double() / temperature, list_of, count) * first, list_of, count)
@@ -141,8 +155,8 @@ class Predictor:
         numbers: list[Any],
         nodes: torch.Tensor | None,
         size: int,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Scores, α and β of n candidates, (n,) each. Computes the same as VERA's ``model.py``."""
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Scores, α and β of n candidates, (n,) each, and their z (n, h). Computes the same as VERA's ``model.py``."""
         w = {name.removeprefix("backbone."): side for name, side in self.weights.items()}
         count = int(list_of.max()) + 1
         sides = (self.encoder(side, size).vectors for side in (queries, texts))
@@ -162,9 +176,9 @@ class Predictor:
         mixed = functional.linear(projected * candidate, w["match.weight"], w["match.bias"])
         mixed = mixed + functional.linear(candidate, w["own.weight"]) + functional.linear(projected, w["asked.weight"])
         z = functional.layer_norm(functional.gelu(mixed), mixed.shape[1:], w["norm.weight"])
-        scores = functional.linear(z, w["ranking.weight"]).squeeze(1)
+        scores = self._ranking(z)
         if self.config["method"] == "softmax":
-            return scores, torch.ones_like(scores), torch.ones_like(scores)
+            return scores, torch.ones_like(scores), torch.ones_like(scores), z
         evidence_input = z
         if self.config["context"]:
             scaled = z * self.config["scales"]["beside"]
@@ -177,7 +191,11 @@ class Predictor:
         positive, negative = self.config["priors"]
         alpha = positive + functional.softplus(a)
         beta = negative + functional.softplus(b)
-        return (alpha.log() - beta.log() if self.config["method"] == "edl" else scores), alpha, beta
+        return (alpha.log() - beta.log() if self.config["method"] == "edl" else scores), alpha, beta, z
+
+    def _ranking(self, z: torch.Tensor) -> torch.Tensor:
+        """The scores of the ranking head, (n,)."""
+        return functional.linear(z, self.weights["ranking.weight"]).squeeze(1)
 
     def _lead(self, scores: torch.Tensor, list_of: torch.Tensor, count: int) -> torch.Tensor:
         """How each score compares with the query's other scores, (n, 5). See ``_lead`` in VERA's ``model.py``."""
@@ -201,7 +219,7 @@ class Predictor:
     def _mapped(self, confidence: NDArray[np.float64]) -> NDArray[np.float64]:
         """The confidence after the map that was fitted on validation."""
         kind = self.config["map"]
-        if kind == "none" or (kind == "temperature" and self.config["confidence"] != "evidence"):
+        if kind == "none" or (kind == "temperature" and self.config["confidence"] == "softmax"):
             return confidence
         if kind == "isotonic":
             x, y = self.map.reshape(2, -1)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
+
 from workloads.abstention.calibration import Exported
 from workloads.abstention.decision import PARAMS
 from workloads.contract import Columns, Servable
 from workloads.encoders.served_text import REQUIREMENTS
 from workloads.vera.dataset import VeraData
 from workloads.vera.evaluation import Choice
+from workloads.vera.features import Pool
 from workloads.vera.input_columns import ENDS, input_columns
 from workloads.vera.model import CONTEXT_SCALE, GAP_UNIT, LINEAR_FROM, MAX_GAP, Retriever
 from workloads.vera.params import Params
@@ -22,11 +25,11 @@ _EXAMPLE = 4  # candidates
 
 
 def servable(
-    model: Retriever, data: VeraData, params: Params, choice: Choice, table: Exported | None = None
+    model: Retriever, data: VeraData, params: Params, choice: Choice, mask_seed: int, table: Exported | None = None
 ) -> Servable:
     """Weights and configuration for ``predictor.py``. The example is a test query with its first candidates.
 
-    ``table``: of the abstention part, if there is one.
+    ``mask_seed``: of the dropout masks. ``table``: of the abstention part, if there is one.
     """
     encoder = (model.backbone.encoder or data.encoder).model.state_dict()
     weights = {
@@ -46,9 +49,12 @@ def servable(
             "code_names": list(data.pool.code_names),
             "number_names": list(data.pool.number_names),
             "categories": list(data.pool.categories),
+            "category_numbers": _category_numbers(data.pool),
             "of_graph": bool(data.pool.code_names),
             "method": params.method,
-            "confidence": "softmax" if params.confidence == "mc_dropout" else params.confidence,
+            "confidence": params.confidence,
+            "dropout": params.dropout,
+            "mask_seed": mask_seed,
             "context": bool(params.evidence_context),
             "scales": {"furthest": MAX_GAP, "unit": GAP_UNIT, "beside": CONTEXT_SCALE, "largest": LINEAR_FROM},
             "temperature": params.temperature,
@@ -64,6 +70,13 @@ def servable(
         params={"batch_size": 64, **(PARAMS if table else {})},
         requirements=REQUIREMENTS,
     )
+
+
+def _category_numbers(pool: Pool) -> list[dict[str, int]]:
+    """The numbers of each column's categories by name. Columns may share a name, as a relation called ``random``."""
+    return [
+        {pool.categories[number]: number for number in np.unique(column).tolist() if number} for column in pool.codes.T
+    ]
 
 
 def _example(data: VeraData, ends: bool) -> Columns:

@@ -27,7 +27,7 @@ from workloads.vera.batches import batches, micro_batches
 from workloads.vera.confidence import Ranked, confidence
 from workloads.vera.dataset import prepare, split_training
 from workloads.vera.evaluation import Choice, LabelledQueries, choose, evaluation
-from workloads.vera.inference import FrozenFeatures, frozen_features, rank
+from workloads.vera.inference import MASKS, FrozenFeatures, frozen_features, rank
 from workloads.vera.loss_calls import NAMES, Counts, losses, weights
 from workloads.vera.model import Retriever
 from workloads.vera.params import Params as VeraParams
@@ -97,6 +97,8 @@ class Vera:
         """
         runtime = self.runtime
         stage = self.stages.of(epoch)
+        if epoch == 1 and stage.query:
+            self._choose()  # the loss needs k
         queries = self.calibrated_by if stage.calibrates else self.ranked_by
         size = self.params.batch_size
         total = torch.zeros(len(NAMES), dtype=torch.float64, device=runtime.device)
@@ -123,7 +125,7 @@ class Vera:
         self.stages.finish(epoch, loss)
         if stage.backbone:
             self._embed()
-        self._choose(stage)
+        self._choose(settled=stage.query > 0)
         parts = {f"loss_{name}": value for name, value in zip(NAMES, means.tolist())}
         current = {"stage": float(stage.number), "k": float(self.choice.k), "threshold": self.choice.threshold}
         return {"loss": loss, **parts, **current}
@@ -180,12 +182,11 @@ class Vera:
         index = torch.from_numpy(queries).to(rates.device)
         return rates.new_full((len(self.data.pool.queries),), 0.5).index_put((index,), rates)
 
-    def _choose(self, stage: Stage) -> None:
-        """Choose the settings on validation for the current model. k no longer changes once a loss uses it."""
+    def _choose(self, settled: bool = False) -> None:
+        """Choose the settings on validation for the current model. ``settled``: keep k, since a loss uses it."""
+        keep = settled or isinstance(self.params.eval_k, int)
         labelled = self._labelled("validation")
-        ranked = self._rank("validation")
-        settled = isinstance(self.params.eval_k, int) or stage.query > 0
-        self.choice = choose(labelled, ranked, self.params, self.choice.k if settled else None)
+        self.choice = choose(labelled, self._rank("validation"), self.params, self.choice.k if keep else None)
 
     def evaluate(self, split: Split) -> Evaluation:
         """Rank the candidates of every query of the split. The ranks share the work."""
@@ -243,7 +244,7 @@ class Vera:
         self._ranked = None
 
     def load_weights(self, weights: Mapping[str, torch.Tensor], config: Mapping[str, Any]) -> None:
-        """Start from another model, on the same encoder if it is frozen. Stage, k, threshold and map are this run's.
+        """Start from another model, on the same encoder if it is frozen, with k, threshold and map chosen for it here.
 
         Raises:
             ValueError: the frozen encoder is another one, or the layers differ.
@@ -267,6 +268,7 @@ class Vera:
         copy_weights(self.model, {name: value for name, value in weights.items() if not name.startswith(other)})
         self._embed()
         self._ranked = None
+        self._choose()  # the weights may be evaluated and registered as epoch 0
 
     def servable(self) -> Servable:
         """Encoder, model, k, threshold and map. The candidates come with the input."""
@@ -278,4 +280,5 @@ class Vera:
                 for queries in (self.data.abstention, self.data.parts.validation)
             )
             table = abstention_table(part, validation, self.params, self.choice.k, self.runtime.abstention_part)
-        return servable(self.model, self.data, self.params, self.choice, table)
+        mask_seed = derive(self.runtime.seed, MASKS)
+        return servable(self.model, self.data, self.params, self.choice, mask_seed, table)

@@ -126,10 +126,10 @@ def _questions(file: Path, graphs: Mapping[str, Graph]) -> Iterator[Question]:
                 raise DataError(
                     "the line holds no question", file=file, line=number, got=got, expected=_EXAMPLE
                 ) from None
-            if not question.path or question.hops < 1:
+            if not 1 <= len(question.path) <= question.hops:
                 got = f"hops={question.hops} and a path of {len(question.path)}"
                 raise DataError(
-                    "a question has a path and takes a step", file=file, line=number, got=got, expected=_EXAMPLE
+                    "the path has no triple, or more than hops", file=file, line=number, got=got, expected=_EXAMPLE
                 )
             for name, value, allowed in (("graph", question.kb, graphs), ("split", question.part, PARTS)):
                 if value not in allowed:

@@ -122,7 +122,11 @@ ABLATION = replace(
         "calibrated by a tenth of the training queries": _vera(calibration_part="train", calibration_share=0.1),
         "calibrated by the training queries": _vera(calibration_part="train", calibration_share=0.0),
         "L_query trains the backbone": _vera(
-            query_to_backbone=True, stage_backbone=(1.0, 0.1, 0.1), stage_rank=(1.0, 0.0, 0.0)
+            query_to_backbone=True,
+            stage_backbone=(1.0, 0.1, 0.1),
+            stage_rank=(1.0, 0.0, 0.0),
+            calibration_part="train",
+            calibration_share=0.1,
         ),
     },
 )

@@ -41,6 +41,19 @@ def own(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def test_an_answer_that_is_no_candidate_is_none_of_them(own: Path) -> None:
+    file = own / "questions.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    for row in rows[1:3]:
+        row["path"] = rows[30]["path"]  # a triple of another part of the graph, far from the topic
+    file.write_text("\n".join(map(json.dumps, rows)))
+    vera = build(dataset=str(own), eval_candidates=1, batch_size=8)
+    relevant = vera.data.pool.relevant
+    assert (relevant >= 0).all()
+    assert not np.isin([1, 2], relevant[:, 0]).any()
+    assert vera.evaluate("test").metrics["no_positive"] == pytest.approx(1 / 30)
+
+
 @pytest.mark.parametrize(
     "params", [{}, {"groups": "type"}, {"method": "edl", **BASELINE}, {"method": "softmax", **BASELINE}]
 )
@@ -141,6 +154,18 @@ def test_scores_too_large_for_a_product(own: Path) -> None:
             },
             "Set cons_to_ranking=false, or stage_backbone",
         ),
+        *(
+            (
+                {
+                    "calibration_part": "validation",
+                    "stage_rank": (1, 0, 0),
+                    "stage_backbone": (1, 1, 1),
+                    f"{loss}_to_backbone": True,
+                },
+                f"Set {loss}_to_backbone=false, or stage_backbone",
+            )
+            for loss in ("cand", "query")
+        ),
         ({"eval_k": 0}, "eval_k=0 is not from 1 to 1000"),
         ({"dataset": "synthetic"}, "holds another kind of data: got interactions"),
         ({"query_alpha": 1.5}, "less than or equal to 1"),
@@ -217,3 +242,23 @@ def test_message_passing_needs_a_graph() -> None:
     with pytest.raises(ValueError, match="graph_layers=1 needs questions over a graph, and dataset 'synthetic-r"):
         build(dataset="synthetic-retrieval", graph_layers=1)
     assert not any("layers" in name for name in build().model.state_dict())
+
+
+def test_k_is_chosen_before_the_first_loss_that_uses_it() -> None:
+    vera = build(dataset="synthetic-retrieval", eval_candidates=30, batch_size=8, stage_share=(0, 0, 1))
+    vera._choose()
+    assert vera.choice.k > 1
+    chosen = vera.choice.k
+    fresh = build(dataset="synthetic-retrieval", eval_candidates=30, batch_size=8, stage_share=(0, 0, 1))
+    assert values(fresh.train_epoch(1))["k"] == chosen
+
+
+def test_a_model_that_is_started_from_abstains_as_it_did() -> None:
+    vera = build(eval_candidates=8)
+    for epoch in range(1, 5):
+        vera.train_epoch(epoch)
+    served = vera.servable()
+    fresh = build(eval_candidates=8)
+    fresh.load_weights(dict(served.weights), served.config)
+    assert fresh.choice.k == vera.choice.k
+    assert fresh.servable().config["threshold"] == pytest.approx(served.config["threshold"]) != 0

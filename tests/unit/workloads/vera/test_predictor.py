@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -56,6 +57,8 @@ def test_the_figure_runs_each_dataset_as_the_table_does() -> None:
         {"encoder_lr": 1e-3},
         {"method": "edl", "recalibration": "isotonic", **BASELINE},
         {"method": "softmax", "recalibration": "temperature", **BASELINE},
+        {"method": "softmax", "confidence": "mc_dropout", "dropout": 0.5, "recalibration": "platt", **BASELINE},
+        {"method": "softmax", "confidence": "mc_dropout", "dropout": 0.5, "recalibration": "temperature", **BASELINE},
         {"dataset": "synthetic-retrieval", "recalibration": "temperature", "batch_size": 8},
     ],
 )  # fmt: skip
@@ -120,3 +123,20 @@ def test_who_calibrates_by_validation_is_compared_there_with_its_like_alone() ->
     )
     assert on_what(plain) == on_what(kept) != on_what(flattered)
     assert on_what(plain, "test") == on_what(flattered, "test")
+
+
+def test_columns_may_share_the_name_of_a_category(tmp_path: Path) -> None:
+    graph, rows = [], []
+    for number in range(40):
+        first, second = (f"a{number}", "child", f"b{number}"), (f"b{number}", "random", f"c{number}")
+        graph += [first, second, (f"a{number}", "friend", f"d{number}")]
+        part = ("train", "train", "train", "dev", "test")[number % 5]
+        rows.append({"id": f"q{number}", "kb": "g", "hops": 2, "question": f"what of a{number}", "split": part,
+                     "topic_entity": f"a{number}", "path": [first, second]})  # fmt: skip
+    (tmp_path / "questions.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "g.tsv").write_text("\n".join(map("\t".join, graph)))
+    vera = build(dataset=str(tmp_path), eval_candidates=8, batch_size=8)
+    steps, relations, _ = vera.servable().config["category_numbers"]
+    assert steps["random"] != relations["random"]
+    for number, name in enumerate(vera.data.pool.categories[1:], 1):
+        assert all(column.get(name, number) == number for column in (steps, relations)) or name == "random"
