@@ -12,11 +12,10 @@ import torch
 from numpy.typing import NDArray
 
 from workloads.abstention.calibration import Exported, Ranking, exported, side_of, temperatures_of
-from workloads.abstention.part import hold_out
 from workloads.abstention.scores import TEMPERATURE
-from workloads.data.errors import DataError
+from workloads.bi_encoder.calibration_queries import calibration_queries
 from workloads.data.retrieval.load import load_retrieval
-from workloads.data.retrieval.types import PARTS, Retrieval
+from workloads.data.retrieval.types import Retrieval
 from workloads.encoders.pooling import normalised
 from workloads.encoders.search import exact_topk
 from workloads.encoders.text import TextEncoder, encode
@@ -27,9 +26,6 @@ DEPTH = 100
 
 KS = (1, 3, 5, 10)
 """Successes: a relevant document among the first k."""
-
-_PLACES = 0.2
-"""Share of the queries that place the thresholds and fit the temperature."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,22 +52,17 @@ def collection(name: str, root: Path, seed: int, tokenizer: Tokenizer, encoder: 
     """Embed a collection and score its judged queries, those of its test part only if it has no others.
 
     Raises:
-        workloads.data.DataError: the collection is missing, damaged or of another kind, or has fewer than two queries
-            with a relevant document.
+        workloads.data.DataError: as of :func:`calibration_queries`.
     """
-    data = load_retrieval(name, root)
-    queries = np.flatnonzero(data.answered & (data.parts != PARTS.index("test")))
-    queries = np.setdiff1d(queries if len(queries) else np.flatnonzero(data.answered), data.empty_queries)
-    if len(queries) < 2:
-        raise DataError(f"calibrate_on={name!r} needs judged queries", got=f"{len(queries)} with a relevant document")
-    share = max(_PLACES, 1 / len(queries))
-    parts = hold_out(queries, queries[:0], share, seed, data.family)
+    data = load_retrieval(name, root, "skip")
+    calibrating, placing = calibration_queries(name, root, seed)
     vectors = normalised(encode(encoder, tokenizer(data.docs.to_pylist())))
-    ranked = [_ranking(data, own, tokenizer, encoder, vectors) for own in (parts.train, parts.abstention)]
+    ranked = [_ranking(data, own, tokenizer, encoder, vectors) for own in (calibrating, placing)]
     temperatures = temperatures_of({"": ranked[1]}, KS)
     sides = (side_of({"": one}, KS, temperatures, _PLAIN) for one in ranked)
+    share = len(calibrating) / (len(calibrating) + len(placing))
     table = exported(
-        *sides, share=1 - share, default=(TEMPERATURE, "top_1"), temperatures=temperatures, plain=_PLAIN
+        *sides, share=share, default=(TEMPERATURE, "top_1"), temperatures=temperatures, plain=_PLAIN
     )  # fmt: skip
     ids = torch.frombuffer(bytearray(json.dumps(data.doc_ids.to_pylist()).encode()), dtype=torch.uint8)
     return Collection(vectors, ids, table)

@@ -182,9 +182,12 @@ class Params(WorkloadParams):
         return self
 
     def check_data(self, root: Path, holdout: bool = True) -> None:
-        """Raises ValueError if the collection of ``calibrate_on`` is missing or cannot be read."""
+        """Raises ValueError if the collection of ``calibrate_on`` cannot be read, or has too few judged queries."""
         if self.calibrate_on is not None:
+            from workloads.bi_encoder.calibration_queries import calibration_queries
+
             check(self.calibrate_on, root)
+            calibration_queries(self.calibrate_on, root, seed=0)
 
     @staticmethod
     def input_files(values: Mapping[str, Any]) -> dict[str, Path]:

@@ -45,8 +45,20 @@ def content(path: Path) -> bytes:
         return file.read()
 
 
+HALF_CHARACTER = "the text has half of a character, as \\ud83d without its second half"
+
+
+def is_encodable(text: str) -> bool:
+    """Whether a text of JSON can be stored as UTF-8: JSON may escape one half of a character alone."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def lines(path: Path) -> Iterator[tuple[int, str]]:
-    """The non-empty lines of a text file, without line ends, with their numbers from 1.
+    """The non-empty lines of a text file, without line ends and byte order mark, with their numbers from 1.
 
     Raises:
         DataError: a line is not UTF-8.
@@ -55,7 +67,7 @@ def lines(path: Path) -> Iterator[tuple[int, str]]:
     with opened(path) as file:
         for number, raw in enumerate(file, 1):
             try:
-                line = raw.decode("utf-8").rstrip("\r\n")
+                line = raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
             except UnicodeDecodeError as error:
                 raise DataError("the text is not UTF-8", file=path, line=number, got=repr(raw[:60])) from error
             if line:

@@ -95,10 +95,15 @@ class IndexEncoder:
         return lookup
 
     def ranked(self, queries: int, depth: int) -> NDArray[np.int64]:
-        """The best documents of the index for each of the first ``queries`` queries, (Q, depth), padded with -1."""
-        _, rows = sharded_topk(self.queries(np.arange(queries)), self.index.blocks(), depth, self.runtime)
+        """The best documents of the index for each of the first ``queries`` queries, (Q, depth), padded with -1.
+
+        A query without text, whose vector is zero, has none.
+        """
+        vectors = self.queries(np.arange(queries))
+        _, rows = sharded_topk(vectors, self.index.blocks(), depth, self.runtime)
         docs = np.full((queries, depth), -1, np.int64)
         docs[:, : rows.shape[1]] = self.index.docs[rows.cpu().numpy()]
+        docs[(vectors == 0).all(1).cpu().numpy()] = -1
         return docs
 
     def to_device(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -133,8 +133,11 @@ class Params(RetrievalParams):
     @model_validator(mode="after")
     def _in_bounds(self) -> Self:
         """Reject a learnable margin or σ outside of its bounds, and a weight outside [0, 1]."""
-        if self.hard_margin is not None and not self.hard:
-            raise ValueError(f"hard_margin={self.hard_margin:g} has no effect without hard negatives. Set hard above 0")
+        if self.hard_margin is not None and not round(self.hard * self.negatives):
+            raise ValueError(
+                f"hard_margin={self.hard_margin:g} has no effect without hard negatives, and hard={self.hard:g} of "
+                f"negatives={self.negatives} is none. Set hard to {1 / self.negatives:.3g} or more"
+            )
         start = self.margin if self.margin is not None else self.sigma
         if self.learnable and start is not None and not 0.1 < start < 2:
             name = "margin" if self.margin is not None else "sigma"

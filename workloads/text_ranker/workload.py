@@ -242,6 +242,7 @@ class TextRanker:
         own = {name: value for name, value in self.model.state_dict().items() if name == "raw"}
         copy_weights(self.model, {**own, **{name: weights[name] for name in weights if own or name != "raw"}})
         self._scores.clear()
+        self.choose_weight()
 
     def servable(self) -> Servable:
         """Encoder, tokenizer and BM25's weight. The documents come with the input."""

@@ -10,11 +10,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from workloads.data.errors import DataError
-from workloads.data.files import lines, opened, plain_or_gz
+from workloads.data.files import HALF_CHARACTER, is_encodable, lines, opened, plain_or_gz
 from workloads.data.questions.types import KIND, PARTS, Graph, GraphQuestions, Question
 from workloads.data.source import Dataset, SourceFile
 
@@ -126,6 +127,9 @@ def _questions(file: Path, graphs: Mapping[str, Graph]) -> Iterator[Question]:
                 raise DataError(
                     "the line holds no question", file=file, line=number, got=got, expected=_EXAMPLE
                 ) from None
+            names = (question.id, question.topic, question.kb, question.type, *chain.from_iterable(question.path))
+            if not is_encodable(question.text + "".join(names)):
+                raise DataError(HALF_CHARACTER, file=file, line=number, got=repr(raw[:60]))
             if not 1 <= len(question.path) <= question.hops:
                 got = f"hops={question.hops} and a path of {len(question.path)}"
                 raise DataError(

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from workloads.data.errors import DataError
-from workloads.data.files import lines, plain_or_gz
+from workloads.data.files import HALF_CHARACTER, is_encodable, lines, plain_or_gz
 from workloads.data.retrieval.judged import Row, judged
 from workloads.data.retrieval.types import PARTS
 from workloads.data.source import Dataset, SourceFile
@@ -112,6 +112,8 @@ def read_texts(file: Path, *, titled: bool) -> tuple[list[str], list[str]]:
             raise DataError("the line holds no text", file=file, line=number, got=got, expected=expected) from None
         if not (isinstance(name, str) and isinstance(text, str) and isinstance(title, str)):
             raise DataError("id, title and text are strings", file=file, line=number, got=repr(line[:60]))
+        if not is_encodable(f"{name}{title}{text}"):
+            raise DataError(HALF_CHARACTER, file=file, line=number, got=repr(line[:60]))
         if name in ids:
             raise DataError("an id occurs twice", file=file, line=number, got=f"{name!r}, as in line {ids[name]}")
         ids[name] = number

@@ -12,6 +12,7 @@ from workloads.data.retrieval.types import PARTS
 if TYPE_CHECKING:
     from workloads.data.retrieval.types import Retrieval
 
+_HIGHEST = 2**31 - 1
 _NAMED = 1000  # unknown judgements that are listed; further ones are only counted
 
 
@@ -59,6 +60,8 @@ def judged(docs: Texts, queries: Texts, rows: Iterable[Row]) -> Retrieval:
         if seen[query] and parts[query] != part:
             got = f"query {row.query!r} in {PARTS[parts[query]]} and {row.part}"
             raise DataError("a query is judged in two parts", file=row.file, line=row.line, got=got)
+        if row.grade > _HIGHEST:
+            raise DataError("the grade is too large", file=row.file, line=row.line, got=str(row.grade))
         if grades.setdefault((query, doc), row.grade) != row.grade:
             got = f"{row.query!r}, {row.doc!r}: {grades[query, doc]} and {row.grade}"
             raise DataError("a pair is judged twice, and differently", file=row.file, line=row.line, got=got)

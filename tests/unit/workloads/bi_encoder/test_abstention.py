@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from workloads.abstention.decision import KEY
+from workloads.bi_encoder.calibration_queries import calibration_queries
 from workloads.bi_encoder.params import Params
 from workloads.bi_encoder.predictor import Predictor
 from workloads.bi_encoder.workload import BiEncoder
@@ -81,3 +82,38 @@ def test_what_is_refused(tmp_path: Path) -> None:
         Params(calibrate_on="synthetic-pairs")
     with pytest.raises(ValueError, match="nowhere"):
         Params(calibrate_on=str(tmp_path / "nowhere")).check_data(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("texts", "qrels", "message"),
+    [
+        (["a", "b"], "q0\td0\t1\nq1\td9\t1\n", r"qrels.tsv, line 3: document d9\. Correct or remove them"),
+        (["a", "b"], "q0\td0\t1\n", "needs two different judged queries: got 1 with"),
+        (["a", "a"], "q0\td0\t1\nq1\td1\t1\n", "needs two different judged queries: got 1 with"),
+    ],
+)
+def test_a_collection_that_cannot_calibrate_is_refused_before_training(
+    texts: list[str], qrels: str, message: str, tmp_path: Path
+) -> None:
+    folder = collection_of(tmp_path, texts, qrels)
+    with pytest.raises(ValueError, match=message):
+        Params(calibrate_on=str(folder)).check_data(tmp_path)
+
+
+def test_each_family_of_paraphrases_calibrates_once(tmp_path: Path) -> None:
+    texts = [f"text {number % 10}" for number in range(200)]
+    qrels = "".join(f"q{number}\td0\t1\n" for number in range(200))
+    folder = collection_of(tmp_path, texts, qrels)
+    calibrating, placing = calibration_queries(str(folder), tmp_path, seed=0)
+    assert len(calibrating) == 8
+    assert len(placing) == 2
+    assert len({texts[query] for query in (*calibrating, *placing)}) == 10
+
+
+def collection_of(folder: Path, queries: list[str], qrels: str) -> Path:
+    for name, texts in (("d", ["cats", "dogs"]), ("q", queries)):
+        file = folder / ("corpus.jsonl" if name == "d" else "queries.jsonl")
+        rows = [{"_id": f"{name}{number}", "text": text} for number, text in enumerate(texts)]
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\n" + qrels)
+    return folder

@@ -549,3 +549,13 @@ def test_the_engine_seals_test_after_every_session_and_selects_the_last_epoch() 
         assert sessions[name].tolist() == [row.metrics[f"test/{name}"] for row in sealed]
     assert reports[-1].progress.best_epoch == 6
     assert rows[4].metrics["validation/average_mrr_at_10"] == rows[3].metrics["validation/average_mrr_at_10"]
+
+
+def test_a_query_without_text_ranks_nothing(finished: Lifelong, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder = finished.index_encoder
+    vectors = encoder.queries(np.arange(5))
+    vectors[2] = 0  # an empty text's
+    monkeypatch.setattr(encoder, "queries", lambda numbers: vectors[numbers])
+    ranked = encoder.ranked(5, 10)
+    assert (ranked[2] == -1).all()
+    assert (np.delete(ranked, 2, 0) >= 0).all()

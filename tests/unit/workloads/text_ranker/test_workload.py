@@ -291,6 +291,11 @@ def test_the_weight_is_the_best_on_validation_and_is_kept_in_the_state() -> None
     given = build(eval_candidates=50, bm25_weight=0.3)
     given.load_state_dict(ranker.state_dict())
     assert given.bm25_weight == 0.3
+    served = ranker.servable()
+    started = build(eval_candidates=50)
+    started.bm25_weight = -1.0
+    started.load_weights(dict(served.weights), served.config)
+    assert started.bm25_weight == ranker.bm25_weight
 
 
 def test_a_pretrained_bi_encoder_is_measured_untouched_with_its_own_weight_of_bm25(tmp_path: Path) -> None:
@@ -460,3 +465,5 @@ def test_mined_negatives_are_those_with_the_highest_scores_below_the_margin() ->
 def test_a_margin_needs_hard_negatives() -> None:
     with pytest.raises(ValueError, match="hard_margin=1 has no effect without hard negatives"):
         Params(hard_margin=1, hard=0)
+    with pytest.raises(ValueError, match=r"hard=0.1 of negatives=3 is none. Set hard to 0.333 or more"):
+        Params(hard_margin=1, hard=0.1, negatives=3)

@@ -157,6 +157,7 @@ def test_a_quote_in_a_tsv_is_a_character_and_blank_lines_are_none(tmp_path: Path
         (HEADER + 'a,"",1\n', "line 2: sentence2 is empty"),
         (HEADER + "a,b\n", "line 2: the line has another number of fields: got 2 fields; expected 3"),
         ("sentence1,sentence2,grade\na,b,1\n", "the columns are wrong: got sentence1, sentence2, grade"),
+        ("sentence1,sentence2,score,score\na,b,1,2\n", "a column occurs twice: got score"),
         (HEADER, "has no pair"),
         (HEADER + '"a\nb",c,1\n\nd,e,6\n', "line 5: the score is out of its bounds: got '6'"),
         (HEADER + "a,b,1\nc," + "d" * 2**18 + ",1\n", "line 3: the line cannot be read: got field larger than field"),
@@ -173,6 +174,10 @@ def test_of_parquet_the_row_is_named(tmp_path: Path) -> None:
     file = write_parquet(tmp_path / "pairs.parquet", [("a", "b", 1.0), ("a", None, 2.0), ("c", "d", None)])
     with pytest.raises(DataError, match="in row 2 sentence2 is empty: got None"):
         load_pairs(str(file), ROOT)
+    columns = [pa.array([value]) for value in ("a", "b", 1.0, 2.0)]
+    parquet.write_table(pa.table(columns, ["sentence1", "sentence2", "score", "score"]), tmp_path / "double.parquet")
+    with pytest.raises(DataError, match="a column occurs twice: got score"):
+        load_pairs(str(tmp_path / "double.parquet"), ROOT)
     file = write_parquet(tmp_path / "other.parquet", [("a", "b", 1.0), ("c", "d", None)])
     with pytest.raises(DataError, match="in row 2 the score is out of its bounds: got None"):
         load_pairs(str(file), ROOT)

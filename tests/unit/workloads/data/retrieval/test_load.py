@@ -120,6 +120,7 @@ def test_unknown_ids_are_refused_by_name_or_skipped_and_counted(beir: Callable[.
             r"test.tsv: no query of the test part has a relevant document: .*got 2 judged queries, no grade above 0\. ",
         ),
         ({"qrels": "q0\td1\t1;q0\td1\t2"}, "line 3: a pair is judged twice, and differently"),
+        ({"qrels": "q0\td1\t2147483648"}, "qrels.tsv, line 2: the grade is too large: got 2147483648"),
         ({"qrels": "q0\td1\t0"}, "no document is judged relevant"),
         (
             {"train": "q0\td1\t1", "test": "q0\td2\t1"},
@@ -149,6 +150,7 @@ def test_damaged_texts(beir: Callable[..., Path]) -> None:
     for docs, message in (
         ([*DOCS, DOCS[0]], "corpus.jsonl, line 4: an id occurs twice: got 'd1', as in line 1"),
         ([{"_id": "d1"}], "corpus.jsonl, line 1: the line holds no text"),
+        ([{"_id": "d1", "text": "a \ud83d b"}], "line 1: the text has half of a character"),
         ([{"_id": "d1", "text": 3}], "line 1: id, title and text are strings"),
         ([], "corpus.jsonl: the file is empty"),
     ):

@@ -81,6 +81,14 @@ def test_what_is_wrong_is_named(folder: Path, file: str, text: str, message: str
     assert f"line {line}" in str(error.value)
 
 
+def test_a_byte_order_mark_is_no_part_of_an_id(folder: Path) -> None:
+    for name in ("topics.tsv", "qrels.trec"):
+        (folder / name).write_text((folder / name).read_text(), encoding="utf-8-sig")
+    data = load(folder)
+    assert data.query_ids.to_pylist() == ["301", "302"]
+    assert len(data.judgements) == 3
+
+
 def test_a_run_is_ordered_by_its_scores(folder: Path) -> None:
     """The score decides, not the rank; equal scores go by document, a list is cut, and a topic may be missing."""
     data = load(folder)
