@@ -15,7 +15,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.config import options
-from orchestrator.config.options import Given, changed, collects_arguments, named_code, options_of, resume_takes
+from orchestrator.config.options import (
+    RESOURCES,
+    Given,
+    changed,
+    collects_arguments,
+    named_code,
+    options_of,
+    resume_takes,
+)
 from orchestrator.errors import UserError, resume_conflict
 
 if TYPE_CHECKING:
@@ -54,8 +62,8 @@ def run(
     """Run one experiment. Other keywords are parameters of the workload and keys of the plan (``lr=0.01, epochs=5``).
 
     It runs in this process by default, with ``local=False`` through Ray Train. ``resume`` (an id, or ``latest``)
-    continues an interrupted run; no other option is allowed with it. ``origin`` is a run whose state this one goes on
-    from (``--from`` of the command), with its workload and settings where none are given. Raises UserError,
+    continues an interrupted run; it allows only resources, such as ``workers``. ``origin`` is a run whose state this
+    one goes on from (``--from`` of the command), with its workload and settings where none are given. Raises UserError,
     RunFailed and Interrupted.
     """
     from orchestrator.console import Console
@@ -66,7 +74,8 @@ def run(
     settings = _settings(given)
     if resume is not None:
         _check_alone(run, given)
-        return driver.resume(run_lookup.find(settings.storage, resume, "run"), settings, Console())
+        folder = run_lookup.find(settings.storage, resume, "run")
+        return driver.resume(folder, settings, Console(), {name: given[name] for name in RESOURCES})
     named = request.by_name(given, python=True)
     console = Console()
     spec = request.experiment(workload, settings, overrides=settings_of_the_workload, say=console.say, **named)
@@ -122,7 +131,7 @@ def sweep(
 ) -> Result:
     """Search hyperparameters. Other keywords are fixed parameters and plan keys. ``.trials()`` is a DataFrame.
 
-    ``resume`` continues a sweep; it allows ``more_trials``, ``retry_failed``, and ``space``, ``sampler`` and
+    ``resume`` continues a sweep; it allows ``more_trials``, ``retry_failed``, resources, and ``space``, ``sampler`` and
     ``scheduler`` if your files of these have moved. Raises UserError, RunFailed and Interrupted.
     """
     from orchestrator.console import Console
@@ -135,7 +144,8 @@ def sweep(
     if resume is not None:
         code = named_code(given)
         _check_alone(sweep, given, "more_trials", "retry_failed", *code)
-        resume_options = sweeps.ResumeOptions(more_trials, retry_failed, **code)
+        resources = {name: given[name] for name in RESOURCES}
+        resume_options = sweeps.ResumeOptions(more_trials, retry_failed, resources, **code)
         return sweeps.resume(run_lookup.find(settings.storage, resume, "sweep"), settings, Console(), resume_options)
     if more_trials or retry_failed:
         raise UserError("more_trials and retry_failed continue a sweep", fix="Name it with resume=ID")
@@ -164,8 +174,9 @@ def _settings(given: Given) -> Settings:
 
 
 def _check_alone(call: Callable[..., Result], given: Given, *allowed: str) -> None:
-    """Raise UserError if options other than ``resume``, addresses and those ``allowed`` are given."""
+    """Raise UserError if options other than ``resume``, addresses, resources and those ``allowed`` are given."""
+    allowed = (*allowed, *RESOURCES)
     defaults = {"workload": None} | {name: option.default for name, option in options_of(call).items()}
     named = changed(given, defaults, {"resume", *ADDRESSES, *allowed})
     if others := [*named, *given["settings_of_the_workload"]]:
-        raise resume_conflict("resume", others, resume_takes(str) if allowed else None)
+        raise resume_conflict("resume", others, resume_takes(str, sweep="more_trials" in allowed))

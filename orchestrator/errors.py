@@ -157,13 +157,10 @@ def unknown(
     )  # fmt: skip
 
 
-def resume_conflict(resume: str, given: Iterable[str], allowed: str | None = None) -> UserError:
+def resume_conflict(resume: str, given: Iterable[str], allowed: str) -> UserError:
     """The error for options that cannot be given with ``resume``, which goes with those that ``allowed`` names."""
-    if allowed is None:
-        what = f"{resume} continues with the recorded options and allows no others"
-        return UserError(what, got=" ".join(given), fix=f"Keep only {resume}")
     what = f"{resume} continues with the recorded options"
-    return UserError(what, got=" ".join(given), fix=f"A sweep's resume takes only {allowed}")
+    return UserError(what, got=" ".join(given), fix=f"It takes only {allowed}")
 
 
 def _list(allowed: object) -> str:

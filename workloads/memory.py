@@ -9,7 +9,7 @@ import gc
 import os
 import sys
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from functools import update_wrapper
@@ -29,7 +29,13 @@ CONTAINER_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memo
 """Files with the limit of a container's memory, in bytes."""
 
 CONTAINER_USE = (Path("/sys/fs/cgroup/memory.current"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes"))
-"""Files with the memory that a container uses, in bytes."""
+"""Files with the memory that a container uses, in bytes, cached files included."""
+
+CONTAINER_PARTS = (Path("/sys/fs/cgroup/memory.stat"), Path("/sys/fs/cgroup/memory/memory.stat"))
+"""Files with its parts by name."""
+
+_CACHED_FILES = ({"inactive_file", "active_file"}, {"total_inactive_file", "total_active_file"})
+"""The parts that only cache files, by version of control groups as the files above."""
 
 MEMORY = Path("/proc/meminfo")
 """File with the memory that can be had without swapping, ``MemAvailable``, in kilobytes."""
@@ -66,8 +72,19 @@ def free_bytes() -> int:
     with suppress(OSError, StopIteration):  # not on Linux
         lines = MEMORY.read_text().splitlines()
         free = 1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
-    limits = zip(_bytes_in(CONTAINER_LIMITS), _bytes_in(CONTAINER_USE))
-    return max(0, min([free, *(limit - used for limit, used in limits)]))
+    for limit, used, parts, cached in zip(CONTAINER_LIMITS, CONTAINER_USE, CONTAINER_PARTS, _CACHED_FILES):
+        with suppress(OSError, ValueError):  # no such control group, or no limit
+            left = int(limit.read_text()) - int(used.read_text())
+            free = min(free, left + sum(_sizes(parts, cached)))
+    return max(0, free)
+
+
+def _sizes(parts: Path, names: Collection[str]) -> Iterator[int]:
+    """The sizes of some parts of a container's memory, in bytes."""
+    for line in parts.read_text().splitlines() if parts.is_file() else ():
+        name, _, size = line.partition(" ")
+        if name in names:
+            yield int(size)
 
 
 def available_bytes(device: torch.device) -> int:
@@ -139,7 +156,8 @@ def _buffers(value: Any, seen: set[int]) -> Iterator[tuple[torch.device, int, in
             for item in value:
                 yield from _buffers(item, seen)
     elif hasattr(value, "get_total_buffer_size"):  # an Arrow array; its address is that of its first buffer
-        chunks = value.chunks if hasattr(value, "chunks") else [value]
+        columns = value.columns if hasattr(value, "columns") else [value]  # a table or a batch has columns
+        chunks = [chunk for column in columns for chunk in getattr(column, "chunks", [column])]
         for buffer in (buffer for chunk in chunks for buffer in chunk.buffers() if buffer):
             yield torch.device("cpu"), buffer.address, buffer.size
     elif hasattr(value, "__dict__"):

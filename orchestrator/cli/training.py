@@ -8,7 +8,7 @@ import typer
 
 from orchestrator import api
 from orchestrator.cli.common import PLANNING, Planning, alone, command_of, planned, resolved, show_result, split_words
-from orchestrator.config.options import Given, Json, Words, named_code
+from orchestrator.config.options import RESOURCES, Given, Json, Words, named_code
 from orchestrator.errors import UserError
 
 app = typer.Typer()
@@ -36,7 +36,7 @@ def run_command(given: Given, words: Words, as_json: Json) -> None:
         folder = run_lookup.find(settings.storage, given["resume"], "run")  # before PyTorch is loaded
         from orchestrator.runs import driver
 
-        result = driver.resume(folder, settings, console)
+        result = driver.resume(folder, settings, console, {name: given[name] for name in RESOURCES})
     else:
         workload, pairs = split_words(words)
         named = request.by_name(given)
@@ -72,7 +72,8 @@ def sweep_command(given: Given, words: Words, as_json: Json) -> None:
         from orchestrator.storage import run_lookup
         from orchestrator.sweeps import sweep
 
-        resume_options = sweep.ResumeOptions(given["more_trials"], given["retry_failed"], **code)
+        resources = {name: given[name] for name in RESOURCES}
+        resume_options = sweep.ResumeOptions(given["more_trials"], given["retry_failed"], resources, **code)
         folder = run_lookup.find(settings.storage, given["resume"], "sweep")
         result = sweep.resume(folder, settings, console, resume_options)
     else:

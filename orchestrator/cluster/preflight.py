@@ -114,11 +114,15 @@ def input_files(name: str, params: Mapping[str, Any]) -> dict[str, str]:
     model = workload_loader.params(name)
     if not hasattr(model, "input_files"):
         return {}
+    from workloads.data import stores
     from workloads.data.digests import digest
+    from workloads.data.errors import DataError
 
     digests = {}
     for parameter, file in model.input_files(params).items():
         try:
+            with _as_user_errors(DataError):
+                stores.stage(file)  # the copy of what is in an object store
             digests[parameter] = digest(file)
         except OSError as error:
             reason = error.strerror or str(error)
@@ -250,18 +254,44 @@ def available_resources(wanted: Resources, settings: Settings, *, local: bool) -
     here = this_machine()
     if slots(here, wanted) >= 1 and not (local and wanted.workers > 1):
         return wanted
-    gpus = wanted.gpus_per_worker if here[0]["GPU"] >= wanted.gpus_per_worker else 0
+    gpus = wanted.gpus_per_worker
+    if here[0]["GPU"] < gpus:
+        gpus = int(here[0]["GPU"]) if gpus >= 1 else 0
     cpus = min(wanted.cpus_per_worker, here[0]["CPU"])
     limit = wanted.max_gpus if gpus else None
     return Resources(workers=1, gpus_per_worker=gpus, cpus_per_worker=cpus, max_gpus=limit)
 
 
-def resumed_resources(recorded: Resources, settings: Settings, say: Callable[[str], None], *, local: bool) -> Resources:
-    """The ``recorded`` resources, reduced to what this machine has; a reduction is reported by ``say``."""
-    given = available_resources(recorded, settings, local=local)
-    if given != recorded:
-        say(f"Recorded on {recorded.text()}; this machine has less: {given.text()}")
-    return given
+def resumed_resources(
+    record: Mapping[str, Any], recorded: Resources, given: Mapping[str, Any], settings: Settings,
+    say: Callable[[str], None], *, local: bool,
+) -> Resources:  # fmt: skip
+    """The ``recorded`` resources of a run or sweep with those ``given`` to its resume, reported by ``say``.
+
+    On this machine a worker has at most its share of the CPUs, unless their number is given. GPUs and workers are
+    never reduced unasked. ``record`` says whether a cluster was used: then Raises UserError (exit 3) if none is named
+    and this machine is too small.
+    """
+    given = {name: value for name, value in given.items() if value is not None}
+    values = recorded.model_dump(exclude_none=True)
+    if "workers" in given:
+        values.pop("min_workers", None)
+    wanted = validate(Resources, {**values, **given}, "resource")
+    if local or not settings.ray_address:
+        here = this_machine()
+        share = here[0]["CPU"] / wanted.least
+        if slots(here, wanted) < 1 and "cpus_per_worker" not in given and wanted.cpus_per_worker > share:
+            less = wanted.model_copy(update={"cpus_per_worker": int(share) or share})
+            wanted = less if slots(here, less) >= 1 and not record["spec"].get("cluster") else wanted
+        if slots(here, wanted) < 1 and record["spec"].get("cluster") and not given:
+            raise UserError(
+                "It ran on a Ray cluster, and this machine is too small", got=wanted.text(),
+                fix="Name the cluster with --ray-address, or what to use here with --workers, --cpus-per-worker and "
+                "--gpus-per-worker", code=UNAVAILABLE,
+            )  # fmt: skip
+    if wanted != recorded:
+        say(f"Recorded on {recorded.text()}; continued on {wanted.text()}")
+    return wanted
 
 
 def cluster_gpus(address: str) -> float | None:

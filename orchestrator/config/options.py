@@ -189,12 +189,20 @@ def named_code(given: Given) -> dict[str, str]:
     return {name: value for name, value in values.items() if value and is_named(value)}
 
 
-def resume_takes(shown: Callable[[str], str]) -> str:
-    """The options that the resume of a sweep takes, each as ``shown`` writes its name."""
+RESOURCES = ("workers", "gpus_per_worker", "cpus_per_worker", "max_gpus")
+"""Options for resources. A resume takes them too: another machine may have others."""
+
+
+def resume_takes(shown: Callable[[str], str], *, sweep: bool) -> str:
+    """The options that a resume takes, each as ``shown`` writes its name."""
+    *resources, last = map(shown, RESOURCES)
+    devices = f"{', '.join(resources)} and {last}"
+    if not sweep:
+        return devices
     more, retry, space, sampler, scheduler = map(
         shown, ("more_trials", "retry_failed", "space", "sampler", "scheduler")
     )
-    return f"{more} and {retry}, and {space}, {sampler} and {scheduler} if your files of these have moved"
+    return f"{more} and {retry}; {devices}; and {space}, {sampler} and {scheduler} if your files of these have moved"
 
 
 def flag_of(name: str) -> str:

@@ -179,12 +179,7 @@ def run_epochs(
         if bad := _not_finite(metrics | seen):
             raise Diverged(epoch, *bad, rows=tuple(rows))
         progress = _advance(progress, epoch, seen, chosen, spent() - started)
-        if evaluation is not None and progress.best_epoch == epoch:
-            on_best(evaluation)
         rows.append(Row(epoch, time.time(), metrics | seen, steps))
-        if on_test_epoch and epoch in test_epochs:
-            on_test_epoch(rows[-1], evaluation)
-
         ended = progress.ended(plan)
         stopping = ended is None and stop()
         now = time.monotonic()
@@ -195,6 +190,10 @@ def run_epochs(
         due = report and bool(stopping or rested or (ended and plan.refit is False))
         # The ranks' clocks differ, and their GPUs can round differently.
         report, due, stopping, progress, ended = broadcast((report, due, stopping, progress, ended))
+        if evaluation is not None and progress.best_epoch == epoch:
+            on_best(evaluation)  # collects the weights of all ranks
+        if on_test_epoch and epoch in test_epochs:
+            on_test_epoch(rows[-1], evaluation)
         if report:
             yield EpochReport(tuple(rows), progress, due, ended)
             rows = []

@@ -159,7 +159,7 @@ def _until(recorded: Recorded, result: Result) -> dict[str, float]:
 
 def _trial(spec: ExperimentSpec, settings: Settings, recorded: Recorded) -> dict[str, float]:
     """Train a trial for the recorded number of epochs and return the last value of each metric. Does not use test."""
-    device = worker.take_device(spec.resources)
+    device = worker.own_device(spec.resources)
     values: dict[str, float] = {}
     try:
         with tempfile.TemporaryDirectory() as scratch:

@@ -88,7 +88,11 @@ def run(spec: ExperimentSpec, settings: Settings, options: Options, console: Con
         settings.storage,
         "run",
         spec.workload,
-        {"experiment": spec.model_dump(mode="json"), "options": vars(options)},
+        {
+            "experiment": spec.model_dump(mode="json"),
+            "options": vars(options),
+            "cluster": bool(settings.ray_address) and not options.local,
+        },
         provenance.command(),
         options.name,
     )
@@ -96,8 +100,10 @@ def run(spec: ExperimentSpec, settings: Settings, options: Options, console: Con
         return _drive(folder, spec, settings, options, console, spec.resources, resuming=False)
 
 
-def resume(folder: RunFolder, settings: Settings, console: Console) -> Result:
-    """Continue a run from its last checkpoint with its recorded options."""
+def resume(
+    folder: RunFolder, settings: Settings, console: Console, resources: Mapping[str, Any] | None = None
+) -> Result:
+    """Continue a run from its last checkpoint with its recorded options, but for the ``resources`` that are given."""
     folder = folder.fetch()
     spec = ExperimentSpec.model_validate(folder.record["spec"]["experiment"])
     options = Options(**folder.record["spec"]["options"])
@@ -107,13 +113,15 @@ def resume(folder: RunFolder, settings: Settings, console: Console) -> Result:
         raise UserError(f"{folder.id} has already finished", fix="Start a new run")
     elsewhere = bool(settings.ray_address) and not options.local
     preflight.dataset(spec.workload, spec.params, settings.data, elsewhere=elsewhere)
-    resources = preflight.resumed_resources(spec.resources, settings, console.say, local=options.local)
-    preflight.services(settings, resources, ray=not options.local, workload=spec.workload, register=options.register)
+    devices = preflight.resumed_resources(
+        folder.record, spec.resources, resources or {}, settings, console.say, local=options.local
+    )
+    preflight.services(settings, devices, ray=not options.local, workload=spec.workload, register=options.register)
     point = _resume_point(folder, spec)
     folder.acquire()
     console.say(f"Resuming {folder.id} from {point}")
     with folder.guarded():
-        return _drive(folder, spec, settings, options, console, resources, resuming=True)
+        return _drive(folder, spec, settings, options, console, devices, resuming=True)
 
 
 def _resume_point(folder: RunFolder, spec: ExperimentSpec) -> str:

@@ -25,15 +25,24 @@ if TYPE_CHECKING:
 OUT_OF_MEMORY = "out of memory"
 """Prefix of every such cause."""
 
+_OF_HOST = "can't allocate memory"
 _OF_LIBRARIES = (
-    "can't allocate memory", "CUDA error: out of memory", "Triton Error [CUDA]: out of memory",
-    "CUBLAS_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_NOT_INITIALIZED", "CUDNN_STATUS_ALLOC_FAILED",
-    "unable to find an engine",
+    _OF_HOST, "CUDA error: out of memory", "Triton Error [CUDA]: out of memory", "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUBLAS_STATUS_NOT_INITIALIZED", "CUDNN_STATUS_ALLOC_FAILED", "unable to find an engine",
+    "'out of memory'", "cuda: out of memory",  # of NCCL and of gloo
 )  # fmt: skip
 """In messages of libraries for which there was no memory: on the host, and on a GPU for their work space."""
 
-_OF_DEVICE = ("_STATUS_EXECUTION_FAILED", "Triton Error [CUDA]", "CUDA error: ")
-"""In errors of libraries after which every further call on the device fails."""
+_OF_DEVICE = (
+    "_STATUS_EXECUTION_FAILED", "CUBLAS_STATUS_INTERNAL_ERROR", "illegal memory access", "illegal instruction",
+    "device-side assert", "unspecified launch failure", "misaligned address", "invalid program counter",
+    "hardware stack error", "not supported on global/shared address space", "launch timed out", "uncorrectable ECC",
+    "unknown error", "CUDA-capable device",
+)  # fmt: skip
+"""In errors after which every further call on the device fails: a context with such an error cannot be used again."""
+
+_OF_CALL = ("invalid argument", "invalid configuration argument", "no kernel image", "not supported", "capture")
+"""In errors of PyTorch's class for accelerators that concern one call: the device goes on."""
 
 
 LOST = "lost"
@@ -53,8 +62,10 @@ def check_device(error: Exception) -> None:
         raise error
     if is_out_of_memory(error):
         return
-    named = isinstance(error, RuntimeError) and any(words in str(error) for words in _OF_DEVICE)
-    if named or _is(error, "torch", "AcceleratorError"):
+    text = str(error).partition("\n")[0]  # further lines are advice, the same for all errors
+    named = isinstance(error, RuntimeError) and any(words in text for words in _OF_DEVICE)
+    of_call = any(words in text for words in _OF_CALL)
+    if named or (_is(error, "torch", "AcceleratorError") and not of_call):
         raise device_lost(error) from error
 
 
@@ -164,7 +175,7 @@ def describe(error: Exception, trace: str = "") -> str:
         return death_cause(str(error))
     if is_out_of_memory(error):
         message = f" ({one_line(error)})" if str(error) else ""
-        on_host = not (_is(error, "torch", "OutOfMemoryError") or _is(error, "torch", "AcceleratorError"))
+        on_host = isinstance(error, MemoryError) or _OF_HOST in str(error)
         also = "fewer trials at once (--concurrency)" if on_host else "a larger --gpus-per-worker, precision=bf16"
         return f"{OUT_OF_MEMORY}{message}: accumulate=auto, a smaller batch_size or {also} may fit"
     frames = [(frame.filename, str(frame.lineno)) for frame in traceback.extract_tb(error.__traceback__)]

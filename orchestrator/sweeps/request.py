@@ -11,7 +11,7 @@ from typing import Any
 from orchestrator.cluster import preflight
 from orchestrator.cluster.connection import this_machine
 from orchestrator.config import objectives, workload_loader
-from orchestrator.config.options import mistaken_key
+from orchestrator.config.options import RESOURCES, mistaken_key
 from orchestrator.config.parsing import Document, read_experiment, split_keys, validate, validate_part
 from orchestrator.config.plan import PLAN_KEYS, Plan
 from orchestrator.config.spec import ExperimentSpec, Resources, Search, SweepSpec
@@ -23,8 +23,6 @@ from orchestrator.storage.settings import Settings
 
 _OWN = {"decide_at", "refit", "init"}
 """Settings of the plan that a run does not take over from the one it goes on from."""
-
-RESOURCES = ("workers", "gpus_per_worker", "cpus_per_worker", "max_gpus")
 
 
 def by_name(given: Mapping[str, Any], *, python: bool = False) -> dict[str, Any]:

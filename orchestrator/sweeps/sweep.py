@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from optuna.distributions import BaseDistribution
@@ -44,11 +44,13 @@ if TYPE_CHECKING:
 class ResumeOptions:
     """Options of ``--resume``.
 
-    ``space``, ``sampler`` and ``scheduler`` are code that the user trusts, whose file may have moved.
+    ``resources`` replace recorded ones. ``space``, ``sampler`` and ``scheduler`` are code that the user trusts, whose
+    file may have moved.
     """
 
     more_trials: int = 0
     retry_failed: bool = False
+    resources: Mapping[str, Any] = field(default_factory=dict)
     space: str | None = None
     sampler: str | None = None
     scheduler: str | None = None
@@ -79,7 +81,12 @@ def sweep(spec: SweepSpec, settings: Settings, options: Options, console: Consol
         settings.storage,
         "sweep",
         spec.workload,
-        {"sweep": spec.model_dump(mode="json"), "options": vars(options), "contract": _search_identity(spec)},
+        {
+            "sweep": spec.model_dump(mode="json"),
+            "options": vars(options),
+            "contract": _search_identity(spec),
+            "cluster": bool(settings.ray_address) and not options.local,
+        },
         provenance.command(),
         options.name,
     )
@@ -109,7 +116,9 @@ def resume(folder: RunFolder, settings: Settings, console: Console, again: Resum
     spec = _with_trusted_code(spec, folder, settings, again)
     _check_unchanged(folder, spec)
     spec = _with_more(spec, again.more_trials)
-    resources = preflight.resumed_resources(spec.resources, settings, console.say, local=options.local)
+    resources = preflight.resumed_resources(
+        folder.record, spec.resources, again.resources, settings, console.say, local=options.local
+    )
     preflight.services(settings, resources, ray=not options.local, workload=spec.workload, register=options.register)
     folder.acquire()
     folder.update(spec={**folder.record["spec"], "sweep": spec.model_dump(mode="json")})

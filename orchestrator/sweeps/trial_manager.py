@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.cluster import preflight
-from orchestrator.config.spec import ExperimentSpec, SweepSpec
+from orchestrator.config.spec import ExperimentSpec, Resources, SweepSpec
 from orchestrator.console import show
 from orchestrator.engine.loop import Row
 from orchestrator.errors import UNAVAILABLE, UserError
@@ -66,6 +66,9 @@ class TrialManager:
         """Most seed runs that ever held devices at once."""
         self._curves = Curves(session.folder.path, study.objectives)
         self._charged = spec.resources
+        recorded = session.folder.record["spec"].get("sweep", {}).get("resources")
+        self._recorded_resources = Resources.model_validate(recorded) if recorded else spec.resources
+        """Those that MLflow has: parameters cannot change, and a resume may have other resources."""
         self.refusal: UserError | None = None
         """The error of a trial that every other trial would raise too. It stops the sweep."""
         self.usage_log = UsageLog(session.folder.path)
@@ -325,7 +328,7 @@ class TrialManager:
             tracker.start(
                 self._key(trial.seed_run),
                 f"{name} {params}"[:MAX_NAME],
-                params=flat_params(shown),
+                params=flat_params(shown.model_copy(update={"resources": self._recorded_resources})),
                 tags={
                     "orchestrator.kind": "trial",
                     "orchestrator.number": str(trial.number),

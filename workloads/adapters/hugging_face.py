@@ -135,8 +135,8 @@ def _prepared(trainer: Any, ctx: Context) -> Any:
         raise ValueError(f"the Trainer is on {args.device} and the run on {ctx.device}: set use_cpu in its arguments")
     if args.n_gpu > 1:
         raise ValueError(
-            f"the Trainer would train on all {args.n_gpu} GPUs of this machine, with so many times the batch. "
-            "Set CUDA_VISIBLE_DEVICES to one of them, or leave out --local"
+            f"the Trainer would train on all {args.n_gpu} GPUs that this process sees, with so many times the batch. "
+            "Use --gpus-per-worker 1 on Ray, with --workers for more; with --local set CUDA_VISIBLE_DEVICES to one"
         )
     if ctx.precision == "bf16" and not args.bf16:
         raise ValueError("precision=bf16 needs bf16=True in the arguments of the Trainer, which ctx.precision tells")

@@ -26,7 +26,12 @@ def of_function(function: Callable[..., Any]) -> type[BaseModel]:
         raise ValueError(f"the parameters of {function.__name__} are neither a pydantic model nor a dataclass: {kind}")
 
     def build(params: BaseModel) -> BaseModel:
-        kind(**dict(params))  # the dataclass' own checks
+        try:
+            kind(**dict(params))  # the dataclass' own checks
+        except (ValueError, AssertionError):
+            raise
+        except Exception as error:
+            raise ValueError(f"{type(error).__name__}: {error}") from error
         return params
 
     return _model(

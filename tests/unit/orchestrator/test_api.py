@@ -112,12 +112,10 @@ def test_a_run_with_a_storage_of_its_own_and_its_resume(toy_workload: str, tmp_p
     refused(lambda: api.run(**again), "first has already finished")
     refused(
         lambda: api.run(toy_workload, **again, workers=2, lr=1),
-        "resume continues with the recorded options", "got workload workers lr", "Keep only resume",
+        "resume continues with the recorded options", "got workload lr", "It takes only workers, gpus_per_worker, ",
     )  # fmt: skip
     refused(lambda: api.sweep(**again, more_trials=2), "There is no sweep yet")
-    refused(
-        lambda: api.sweep(**again, trials=2), "got trials. A sweep's resume takes only more_trials and retry_failed"
-    )
+    refused(lambda: api.sweep(**again, trials=2), "got trials. It takes only more_trials and retry_failed")
 
 
 def test_the_seed_of_a_file_counts_where_none_is_given(toy_workload: str, tmp_path: Path) -> None:

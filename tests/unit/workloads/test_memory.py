@@ -70,8 +70,9 @@ def test_a_container_has_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_what_only_caches_files_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ("meminfo", "memory.max", "memory.current")
-    machine, limit, used = (tmp_path / name for name in names)
+    names = ("meminfo", "memory.max", "memory.current", "memory.stat")
+    machine, limit, used, parts = (tmp_path / name for name in names)
+    monkeypatch.setattr(memory, "CONTAINER_PARTS", [parts])
     monkeypatch.setattr(memory, "MEMORY", machine)
     monkeypatch.setattr(memory, "CONTAINER_LIMITS", [limit])
     monkeypatch.setattr(memory, "CONTAINER_USE", [used])
@@ -83,6 +84,20 @@ def test_what_only_caches_files_is_free(tmp_path: Path, monkeypatch: pytest.Monk
     assert memory.free_bytes() == 700 * 1024
     limit.write_text("2500\n")
     assert memory.free_bytes() == 500
+    parts.write_text("anon 1000\nfile 900\ninactive_file 600\nactive_file 200\n")
+    assert memory.free_bytes() == 1300
+
+
+def test_a_limit_of_one_version_goes_with_the_use_of_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind in ("limit", "used", "stat"):
+        (tmp_path / f"{kind}1").write_text(
+            "total_active_file 0\n" if kind == "stat" else {"limit": "9000", "used": "8000"}[kind]
+        )
+    (tmp_path / "limit2").write_text("max")
+    (tmp_path / "used2").write_text("1")
+    for constant, kind in (("LIMITS", "limit"), ("USE", "used"), ("PARTS", "stat")):
+        monkeypatch.setattr(memory, f"CONTAINER_{constant}", [tmp_path / f"{kind}{version}" for version in (2, 1)])
+    assert memory.free_bytes() == 1000
 
 
 @dataclass(slots=True)
@@ -111,6 +126,8 @@ def test_bytes_are_counted_once_wherever_they_are(tmp_path: Path) -> None:
     assert memory.bytes_by_device(Slots(array)) == {CPU: 400}
     texts = pa.array(["abc"] * 100)
     assert memory.bytes_by_device([texts, texts.slice(3)]) == {CPU: texts.get_total_buffer_size()}
+    rows = pa.table({"text": texts})
+    assert memory.bytes_by_device([rows, rows.to_batches()[0]]) == {CPU: texts.get_total_buffer_size()}
     loop: list[object] = [table]
     loop.append(loop)
     assert memory.bytes_by_device(loop) == {CPU: 400}

@@ -204,7 +204,7 @@ def _score_of(file: Path, names: list[str], may_hide: bool) -> str | None:
     if (column is None and not may_hide) or not set(COLUMNS) <= set(names):
         expected = f"{', '.join(COLUMNS)} and one of {', '.join(_SCORES)}"
         raise DataError("the columns are wrong", file=file, got=", ".join(names)[:_SHOWN] or "none", expected=expected)
-    if repeated := next((name for name in (*COLUMNS, column) if names.count(name) > 1), None):
+    if repeated := next((name for name in (*COLUMNS, column) if name and names.count(name) > 1), None):
         raise DataError("a column occurs twice", file=file, got=repeated)
     return column
 

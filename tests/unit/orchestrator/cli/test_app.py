@@ -360,21 +360,20 @@ def test_a_run_resumed_as_a_sweep(refused: Callable[..., str]) -> None:
     [
         *(
             ("run", more)
-            for more in ("recommender", "lr=0.1", "--seed 0", "--local", "--workers 2", "--gpus-per-worker 0",
-                         "--cpus-per-worker 1", "--register rec", "--config exp.yaml")
+            for more in ("recommender", "lr=0.1", "--seed 0", "--local", "--register rec", "--config exp.yaml")
         ),
         *(
             ("sweep", more)
             for more in ("recommender", "lr=0.1", "--seed 0", "--local", "--trials 3", "--space mf", "--sampler gp",
-                         "--scheduler none", "--concurrency 2", "--time-budget 60", "--gpus-per-worker 0",
-                         "--cpus-per-worker 1", "--register rec", "--config exp.yaml", "--seeds 2", "--keep all",
+                         "--scheduler none", "--concurrency 2", "--time-budget 60", "--register rec",
+                         "--config exp.yaml", "--seeds 2", "--keep all",
                          "--warm-start latest", "--max-device-hours 1", "--trial-timeout 9", "--name s", "--pack off")
         ),
     ],
 )  # fmt: skip
 def test_resume_stands_alone(verb: str, more: str, refused: Callable[..., str]) -> None:
     word = more.split()[0]
-    takes = "takes only --more-trials and --retry-failed" if verb == "sweep" else "Keep only --resume"
+    takes = f"It takes only {'--more-trials and --retry-failed' if verb == 'sweep' else '--workers, '}"
     refused(f"{verb} --resume latest {more}", 2, "--resume continues with the recorded options", f"got {word}", takes)
 
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -31,6 +32,7 @@ from tests.support.waiting import FOR_EVER
 from workloads import catalog
 from workloads.contract import RESERVED
 from workloads.data import datasets, fingerprint
+from workloads.data.errors import DataUnreachable
 
 
 def refused(call: Callable[[], Any], *words: str, code: int = USAGE) -> str:
@@ -488,3 +490,21 @@ def test_what_does_not_fit_into_this_machines_memory_is_refused_here(
     assert one(backbone="item_knn").params["backbone"] == "item_knn"
     ncl = {"backbone": "lightgcn", "contrast": "ncl", "clusters": 500}
     refused(lambda: request.experiment("recommender", settings, overrides=ncl, local=True), "clusters=500 is more than")
+
+
+def test_a_copy_of_an_object_store_is_fetched_before_its_digest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = tmp_path / "weights.pt"
+    model = SimpleNamespace(input_files=lambda params: {"encoder_weights": copy})
+    monkeypatch.setattr(preflight.workload_loader, "params", lambda name: model)
+    monkeypatch.setattr("workloads.data.stores.stage", lambda path: path.write_bytes(b"weights"))
+    assert preflight.input_files("any", {})["encoder_weights"]
+    copy.unlink()
+
+    def unreachable(path: Path) -> None:
+        raise DataUnreachable("the store does not answer")
+
+    monkeypatch.setattr("workloads.data.stores.stage", unreachable)
+    with pytest.raises(UserError, match="the store does not answer"):
+        preflight.input_files("any", {})

@@ -468,6 +468,7 @@ def test_ranks_that_round_differently_end_together() -> None:
     """Each by its own values, one would end by patience while the other waits for it."""
     group = Group(2)
     ends: list[Any] = [None, None]
+    best: tuple[list[int], list[int]] = ([], [])
 
     def consume(rank: int) -> None:
         workload = build()
@@ -479,7 +480,12 @@ def test_ranks_that_round_differently_end_together() -> None:
             return Evaluation({name: value + 1e3 * last for name, value in found.metrics.items()}, found.units)
 
         workload.evaluate = rounded  # type: ignore[method-assign]
-        for report in run_epochs(workload, Plan(epochs=20, patience=2), broadcast=group.agree(rank)):
+
+        def keep(evaluation: Evaluation) -> None:
+            best[rank].append(workload.epoch)
+
+        plan = Plan(epochs=20, patience=2)
+        for report in run_epochs(workload, plan, broadcast=group.agree(rank), on_best=keep):
             ends[rank] = (report.epoch, report.ended, report.progress.best_epoch)
 
     threads = [threading.Thread(target=consume, args=(rank,)) for rank in range(2)]
@@ -489,6 +495,7 @@ def test_ranks_that_round_differently_end_together() -> None:
         thread.join(HANG_SECONDS)
     assert ends[0] == ends[1]
     assert ends[0] is not None
+    assert best[0] == best[1], "each rank takes part in collecting the best weights"
 
 
 def test_agreement_is_asked_for_once_an_epoch() -> None:

@@ -7,14 +7,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from orchestrator import api
+from orchestrator.cluster import preflight
 from orchestrator.cluster.interrupts import Interrupts
 from orchestrator.config.plan import Plan
-from orchestrator.config.spec import ExperimentSpec
+from orchestrator.config.spec import ExperimentSpec, Resources
 from orchestrator.engine.loop import Row
-from orchestrator.errors import Interrupted
+from orchestrator.errors import Interrupted, UserError
 from orchestrator.runs import driver
+from orchestrator.storage.settings import resolve
 from tests.support.toy import Toy
 from workloads.contract import Metrics
 
@@ -62,8 +65,44 @@ def test_a_smaller_machine_takes_a_run_over(
     capsys.readouterr()
     assert api.run(resume="r1", tracking="none").status == "finished"
     out = capsys.readouterr().out
-    assert "Recorded on 1 worker of 16 CPU; this machine has less: 1 worker of 1 CPU\n" in out
+    assert "Recorded on 1 worker of 16 CPU; continued on 1 worker of 1 CPU\n" in out
     assert "Run r1: test_toy:Toy on 1 CPU" in out.replace(toy_workload, "test_toy:Toy")
+
+
+def test_gpus_and_clusters_are_never_given_up_unasked(
+    toy_workload: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine = [{"CPU": 8.0, "GPU": 1.0}]
+    for module in ("cluster.preflight", "sweeps.request"):
+        monkeypatch.setattr(f"orchestrator.{module}.this_machine", lambda: machine)
+    monkeypatch.setattr("orchestrator.runs.worker.take_device", lambda resources: torch.device("cpu"))
+    interrupted(toy_workload, 2, monkeypatch, **RUN, gpus_per_worker=1)
+    machine[0] = {"CPU": 8.0, "GPU": 0.0}
+    with pytest.raises(UserError, match="This machine is too small") as refused:
+        api.run(resume="r1", tracking="none")
+    assert "--gpus-per-worker" in str(refused.value)
+    capsys.readouterr()
+    assert api.run(resume="r1", tracking="none", gpus_per_worker=0).status == "finished"
+    assert "Recorded on 1 worker of 1 GPU; continued on 1 worker of" in capsys.readouterr().out
+
+
+def test_a_run_of_a_cluster_is_not_continued_on_a_part_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orchestrator.cluster.preflight.this_machine", lambda: [{"CPU": 8.0, "GPU": 2.0}])
+    said: list[str] = []
+
+    def resumed(recorded: Resources, cluster: bool = True, **given: object) -> Resources:
+        settings = resolve({"tracking": "none", "storage": str(tmp_path)})
+        record = {"spec": {"cluster": cluster}}
+        return preflight.resumed_resources(record, recorded, given, settings, said.append, local=False)
+
+    wanted = Resources(workers=8, gpus_per_worker=1, cpus_per_worker=8)
+    with pytest.raises(UserError, match=r"ran on a Ray cluster.*--ray-address"):
+        resumed(wanted)
+    assert resumed(wanted, workers=2, cpus_per_worker=4) == Resources(workers=2, gpus_per_worker=1, cpus_per_worker=4)
+    assert resumed(wanted, workers=2, cpus_per_worker=None, cluster=False).cpus_per_worker == 4
+    elastic = Resources(workers=4, min_workers=2, cpus_per_worker=6)
+    assert resumed(elastic, cluster=False) == elastic.model_copy(update={"cpus_per_worker": 4})
+    assert len(said) == 3
 
 
 def test_a_run_without_a_checkpoint(

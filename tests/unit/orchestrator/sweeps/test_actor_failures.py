@@ -96,6 +96,13 @@ def test_without_ray_a_lost_accelerator_is_told_all_the_same(monkeypatch: pytest
         ("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm`", False, True),
         ("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED", False, True),
         ("Triton Error [CUDA]: an illegal memory access was encountered", False, True),
+        ("Cuda failure 2 'out of memory'", True, False),
+        ("[gloo] cuda: out of memory", True, False),
+        ("CUDA error: CUBLAS_STATUS_INTERNAL_ERROR when calling `cublasGemmEx`", False, True),
+        ("CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling `cublasGemmEx`", False, False),
+        ("CUDA error: CUBLAS_STATUS_INVALID_VALUE when calling `cublasSgemm`", False, False),
+        ("Triton Error [CUDA]: invalid argument", False, False),
+        ("Triton Error [CUDA]: device kernel image is invalid", False, False),
         ("mat1 and mat2 shapes cannot be multiplied", False, False),
     ],
 )
@@ -104,6 +111,18 @@ def test_errors_of_cudas_libraries_are_told_apart(message: str, memory: bool, de
     assert reports.is_out_of_memory(error) == memory
     with pytest.raises(reports.DeviceLost) if device else nullcontext():
         reports.check_device(error)
+
+
+def test_a_refused_call_is_no_lost_accelerator() -> None:
+    advice = "\nCompile with `TORCH_USE_CUDA_DSA` to enable device-side assertions."
+    reports.check_device(torch.AcceleratorError(f"CUDA error: invalid configuration argument{advice}"))
+    with pytest.raises(reports.DeviceLost):
+        reports.check_device(torch.AcceleratorError(f"CUDA error: an error without a name{advice}"))
+
+
+def test_memory_of_a_gpu_is_advised_as_such() -> None:
+    assert "--gpus-per-worker" in reports.describe(RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED"))
+    assert "--concurrency" in reports.describe(RuntimeError("DefaultCPUAllocator: can't allocate memory"))
 
 
 def test_a_trial_whose_device_is_lost_ends_its_process(monkeypatch: pytest.MonkeyPatch) -> None:

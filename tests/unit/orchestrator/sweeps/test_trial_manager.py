@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from orchestrator.config.objectives import Unreported
-from orchestrator.config.spec import SweepSpec
+from orchestrator.config.spec import Resources, SweepSpec
 from orchestrator.console import show
 from orchestrator.engine.loop import Diverged, Row
 from orchestrator.errors import UNAVAILABLE, UserError
@@ -79,7 +79,9 @@ class Driver:
             self.folder = run_lookup.find(storage, "sweep")
             self.folder.acquire()
         else:
-            self.folder = records.create(storage, "sweep", "toy", {}, "orchestrator sweep toy", "sweep")
+            self.folder = records.create(
+                storage, "sweep", "toy", {"sweep": spec.model_dump(mode="json")}, "orchestrator sweep toy", "sweep"
+            )
         self.tracker, self.lines, self.notes = Recorder(), list[str](), list[str]()
         self.events: list[str] = []
         self.running: list[str] = []
@@ -182,6 +184,18 @@ def test_a_process_gets_all_that_it_needs(drive: Drive, tmp_path: Path) -> None:
     }  # fmt: skip
     assert spec["params"]["lr"] == driver.study.trials[0].params["lr"]
     assert spec["params"]["momentum"] == 0.5, "complete"
+
+
+def test_mlflow_keeps_the_recorded_resources_after_a_resume_with_others(drive: Drive) -> None:
+    recorded = drive()
+    key = f"sweep/{recorded.begin()}"
+    recorded.die()
+    spec = recorded.manager._spec.model_copy(update={"resources": Resources(cpus_per_worker=4)})
+    resumed = Driver(recorded.folder.path.parent, spec)
+    config = resumed.manager.next()
+    assert config is not None
+    assert config["spec"]["resources"]["cpus_per_worker"] == 4
+    assert resumed.tracker.params[key]["cpus_per_worker"] == recorded.tracker.params[key]["cpus_per_worker"] == 1
 
 
 def test_each_seed_has_a_place_a_run_and_a_name_of_its_own(drive: Drive) -> None:

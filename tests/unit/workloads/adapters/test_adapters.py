@@ -296,6 +296,17 @@ def test_a_function_without_state_is_trained_again_from_its_first_weights(write:
     assert again.train_epoch(3) == {"loss": 103}
 
 
+def test_any_error_of_a_dataclass_is_one_of_its_values(write: Any) -> None:
+    dataclass = (
+        "from dataclasses import dataclass\n@dataclass\nclass P:\n    layers: int = 3\n"
+        "    def __post_init__(self):\n        if self.layers > 8:\n            raise RuntimeError('too many')\n"
+    )
+    model = write(f"{dataclass}def train(params: P, ctx):\n    yield {{}}\n").Params
+    assert model(layers=8).layers == 8
+    with pytest.raises(ValueError, match="RuntimeError: too many"):
+        model(layers=9)
+
+
 def test_a_function_is_called_with_its_dataclass(write: Any) -> None:
     mine = write(
         "from dataclasses import dataclass\n@dataclass(frozen=True)\nclass P:\n    lr: float = 0.1\n"
