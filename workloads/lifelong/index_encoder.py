@@ -100,10 +100,10 @@ class IndexEncoder:
         A query without text, whose vector is zero, has none.
         """
         vectors = self.queries(np.arange(queries))
-        _, rows = sharded_topk(vectors, self.index.blocks(), depth, self.runtime)
+        _, best = sharded_topk(vectors, self.index.blocks(), depth, self.runtime)
+        rows = best.masked_fill((vectors == 0).all(1, keepdim=True), -1).cpu().numpy()
         docs = np.full((queries, depth), -1, np.int64)
-        docs[:, : rows.shape[1]] = self.index.docs[rows.cpu().numpy()]
-        docs[(vectors == 0).all(1).cpu().numpy()] = -1
+        docs[:, : rows.shape[1]] = np.where(rows < 0, -1, self.index.docs[rows])
         return docs
 
     def to_device(self, tensor: torch.Tensor) -> torch.Tensor:
