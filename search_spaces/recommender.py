@@ -259,7 +259,8 @@ def everything(trial: optuna.Trial) -> dict[str, Any]:
         contrast = trial.suggest_categorical("contrast", [None, *_CONTRASTS])
         params |= _CONTRASTS[contrast](trial) if contrast else {"contrast": None}
     own = _SAMPLERS.get(sampler, lambda _trial: {})  # a fixed one, such as in_batch, has no parameters here
-    return {**params, **_LOSSES[loss](trial), **own(trial)}
+    of_loss = supervised if loss == "supervised" else _LOSSES[loss]  # fixed: it needs a truth that is known
+    return {**params, **of_loss(trial), **own(trial)}
 
 
 def _adam(trial: optuna.Trial) -> dict[str, Any]:

@@ -81,7 +81,7 @@ class Popularity(_Fitted):
         return {}
 
     def scorer(self, known: History) -> Factors:
-        return Factors(**self.served())
+        return Factors(**self.served()).only(known.numbers)
 
     def served(self) -> dict[str, torch.Tensor]:
         popularity = self.tensors["popularity"]
@@ -225,7 +225,7 @@ class IALS(_Fitted):
         return reduce_sum(result)
 
     def scorer(self, known: History) -> Factors:
-        return Factors(**self.tensors)
+        return Factors(**self.tensors).only(known.numbers)
 
     def served(self) -> dict[str, torch.Tensor]:
         return dict(self.tensors)
@@ -234,7 +234,12 @@ class IALS(_Fitted):
 def solve(gram: torch.Tensor, vectors: torch.Tensor, alpha: float) -> torch.Tensor:
     """(gram + α Σ h hᵀ)⁻¹ (1 + α) Σ h of B lists of ``vectors`` h (B, L, d), padded with zeros; (B, d)."""
     systems = torch.baddbmm(gram, vectors.transpose(1, 2), vectors, alpha=alpha)
-    factors = torch.linalg.cholesky(systems)
+    try:
+        factors = torch.linalg.cholesky(systems)
+    except RuntimeError as error:
+        if "positive-definite" not in str(error):
+            raise
+        raise ValueError("the systems of iALS are singular: set a larger ials_lambda") from None
     return torch.cholesky_solve((1 + alpha) * vectors.sum(1).unsqueeze(2), factors).squeeze(2)
 
 

@@ -64,12 +64,17 @@ def rank_users(
         evaluations: expected number of calls in this process. It decides whether a compiled loop pays on a CPU, which
             gives the same values.
 
+    Raises:
+        ValueError: there is no user.
+
     Returns:
         Metrics (K, U, metrics), float32, in the order of ``metric_names(CUTOFFS)``, and lists (K, U, k), int64, of
         items from 1 with 0 where candidates run out. Above :data:`SAMPLED_FROM` items the metric ``auc`` compares with
         :data:`AUC_ITEMS` drawn items in the place of all.
     """
     n_users, n_items = models[0].shape
+    if not n_users:
+        raise ValueError(_NOTHING)
     device = relevant.items.device
     names = metric_names(CUTOFFS)
     values = torch.zeros(len(models), n_users, len(names), device=device)

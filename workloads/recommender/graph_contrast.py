@@ -63,6 +63,7 @@ class GraphContrast:
         anchors, candidates = (view.index_select(0, nodes) for view in self.views(table, batch))
         own = table.index_select(0, nodes) if self.prototypes else table
         total = table.new_zeros(())
+        item_weight = 1 if self._params.item_weight is None else self._params.item_weight
         for side, (first, last) in enumerate(((0, users), (users, len(nodes)))):
             all_rows = slice(first, last)
             start, end = ((last - first) * part // batch.parts for part in (batch.part, batch.part + 1))
@@ -70,7 +71,7 @@ class GraphContrast:
             rows = torch.arange(start, end, device=nodes.device)
             copies = None if repeated is None else repeated[all_rows]
             mean = _mean(nodes[all_rows], copies)[start:end]
-            weight = self._weight * ((self._params.item_weight or 1) if side else 1)
+            weight = self._weight * (item_weight if side else 1)
             term = view_infonce_loss(anchors[mine], candidates[all_rows], rows, mean, self._temperature, copies)
             total = total + weight * term
             if self.prototypes:

@@ -69,8 +69,8 @@ class Predictor:
 
         Returns:
             Columns ``user``, ``rank`` (from 1), ``item``, ``score`` and ``fallback``: True in rows of a
-            popularity list, whose score is the item's share of all interactions. For histories without a column
-            ``user``, ``user`` is the row of the input, from 0.
+            popularity list, whose score is the item's share of all interactions; also where all scores would be 0.
+            For histories without a column ``user``, ``user`` is the row of the input, from 0.
 
         Raises:
             ValueError: no column ``user`` or ``history``, ids that are no integers, unknown users or items of a
@@ -104,6 +104,9 @@ class Predictor:
                 rows, own = rows[:0], own[:0]
             items[part], scores[part] = self.ranker.top(queries, rows, own, k)
             lengths[part] = np.minimum(k, self.n_items - np.bincount(rows, minlength=len(part)))
+            silent = part[~scores[part].any(1)]  # the model knows the items, and learnt nothing from them
+            items[silent], scores[silent] = self.popular[:k], self.popular_share[:k]
+            lengths[silent], trained[silent] = k, False
         filled = np.arange(k) < lengths[:, None]
         return pd.DataFrame(
             {
@@ -211,9 +214,12 @@ def _integers(values: NDArray[Any], role: str, row: int | None) -> NDArray[np.in
     if values.dtype.kind in "iu" or len(values) == 0:
         return values.astype(np.int64)
     for place, value in enumerate(values):
-        if not isinstance(value, int | float | np.integer) or isinstance(value, bool) or value != value // 1:
-            where = place if row is None else row
+        where = place if row is None else row
+        number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+        if not number or value != value // 1:
             raise ValueError(f"{role} ids are integers, got {value!r} in row {where} of the input")
+        if abs(value) >= 2**63:
+            raise ValueError(f"{role} ids have at most 64 bits, got {value!r} in row {where} of the input")
     return values.astype(np.int64)
 
 

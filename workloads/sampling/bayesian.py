@@ -76,6 +76,8 @@ class ScoreECDF:
 
         The scores of a pair are computed and sorted once for all its negatives.
         """
+        if not len(view.owners):  # an empty part of a batch
+            return torch.empty_like(x)
         members, columns, repeated = self._members(view)
         table = view.item_table if members is None else view.item_table.index_select(0, members)
         shape = x.shape
@@ -240,8 +242,10 @@ def social_prior(popularity: torch.Tensor, by_friends: torch.Tensor, linked: tor
         by_friends: number of each user's friends who have an item, (U, I).
         linked: users with friends, boolean (U,); for others Δ is 0.
     """
-    counts = torch.where(linked[:, None], by_friends.float(), by_friends.float().mean(0))
-    return occupation_prior(popularity, counts)
+    prior = occupation_prior(popularity, torch.zeros_like(popularity).unsqueeze(0)).repeat(len(linked), 1)
+    if linked.any():
+        prior[linked] = occupation_prior(popularity, by_friends[linked])
+    return prior
 
 
 def oracle_prior(

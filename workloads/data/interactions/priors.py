@@ -82,5 +82,11 @@ def _numbers(file: Path, role: str, column: Any, ids: NDArray[Any] | None, count
     if unknown.size:
         row = int(unknown[0])
         what = f"the dataset has no such {role}"
-        raise DataError(what, file=file, line=row + 1, got=repr(values[row]), expected=f"a {role} id of the dataset")
+        raise DataError(
+            what,
+            file=file,
+            line=row + 1,
+            got=repr(values[row]),
+            expected=f"{'an' if role == 'item' else 'a'} {role} id of the dataset",
+        )
     return numbers

@@ -89,6 +89,12 @@ def test_everything_of_the_recommender_is_searched_but_data_and_device() -> None
     assert ranges["positives"] == "int 0 to 10"
 
 
+def test_everything_takes_a_fixed_loss_that_it_does_not_draw() -> None:
+    params = catalog()["recommender"].load_params()
+    survey = spaces.probe(spaces.load("recommender", "everything"), {"loss": "supervised"}, params, seed=0)
+    assert "negatives" in survey.distributions
+
+
 @pytest.mark.parametrize("preset", ["infonce", "decoupled", "dcl", "hcl", "bcl", "everything"])
 def test_negatives_are_asked_for_only_where_they_are_drawn(preset: str) -> None:
     space, params = spaces.load("recommender", preset), catalog()["recommender"].load_params()

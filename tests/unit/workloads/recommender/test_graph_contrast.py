@@ -173,6 +173,15 @@ def test_ncl_contrasts_structural_neighbours_and_prototypes() -> None:
     workload.contrast.begin(workload.model.embedding, 1)
     check(workload, batch, lambda exact: (twice @ exact, exact))
 
+    without, batch = build(**{**params, "item_weight": 0.0})
+    assert without.contrast is not None
+    without.contrast.begin(without.model.embedding, 1)
+    nearly, _ = build(**{**params, "item_weight": 1e-12})
+    assert nearly.contrast is not None
+    nearly.contrast.begin(nearly.model.embedding, 1)
+    terms = [one.contrast(one.model.embedding, batch).item() for one in (without, nearly) if one.contrast]
+    assert terms[0] == pytest.approx(terms[1], rel=1e-6)
+
     workload, batch = build(**params, prototype_warmup=1, contrast_weight=0.0, prototype_weight=0.3)
     assert workload.contrast is not None
     table = workload.model.embedding

@@ -114,6 +114,32 @@ def test_a_history_by_the_rows_of_its_items(weights: Any) -> None:
     assert same["user"].tolist() == [7, 7]
 
 
+@pytest.mark.parametrize(
+    "weights",
+    [
+        {"users": np.ones((3, 1), np.float32), "items": np.array([[2], [2], [0], [5], [1]], np.float32)},
+        {"item_weights": np.where(np.arange(5) == 2, 0, MATRIX.T).T.astype(np.float32)},
+    ],
+    ids=["popularity", "ease"],
+)
+def test_a_history_of_items_that_nothing_was_learnt_from_is_answered_by_popularity(weights: Any) -> None:
+    """Item 2 has no training interaction."""
+    if "item_weights" in weights:
+        weights = {"item_weights": weights["item_weights"].copy()}
+        weights["item_weights"][2] = 0
+    answer = small_by_history(weights).predict(pd.DataFrame({"history": [[2], [0], []]}), k=2)
+    assert answer["fallback"].tolist() == [True, True, False, False, True, True]
+    assert answer["item"].tolist()[:2] == answer["item"].tolist()[4:] == [3, 0]
+    assert (answer["score"] > 0).all()
+
+
+def test_an_id_of_more_than_64_bits_is_no_id() -> None:
+    model = small_by_history({"item_weights": MATRIX})
+    with pytest.raises(ValueError, match="user ids have at most 64 bits, got 9223372036854775808 in row 1"):
+        model.predict(pd.DataFrame({"user": [0, 2**63]}, dtype=object))
+    assert len(model.predict(pd.DataFrame({"user": np.array([0], np.float32)}), k=2)) == 2
+
+
 @pytest.mark.parametrize(("config", "alpha", "ridge"), [({}, 10, None), ({"alpha": 4, "ridge": 2.5}, 4, 2.5)])
 def test_a_history_by_least_squares(config: dict[str, float], alpha: float, ridge: float | None) -> None:
     """The minimum of Σ c (p - x·h)² + λ|x|², over all items, c = 1 + α and p = 1 for those of the history."""

@@ -90,9 +90,10 @@ def test_the_social_prior_by_loops(monkeypatch: pytest.MonkeyPatch) -> None:
     friends = {user: [b for a, b in pairs.tolist() if a == user] for user in range(data.n_users)}
     by_friends = np.array([x[friends[user]].sum(0) for user in range(data.n_users)])
     linked = np.array([bool(friends[user]) for user in range(data.n_users)])
-    by_friends[~linked] = by_friends.mean(0)
+    by_friends[~linked] = by_friends[linked].mean(0)
     delta = (by_friends - by_friends.mean(0)) / np.maximum(by_friends.max(0), 1)
     expected = np.clip(x.sum(0) / x.sum() * (1 + delta), 0, 1)
     np.testing.assert_allclose(table, expected, rtol=1e-5, atol=1e-9)
     assert not np.allclose(expected[0], expected[3])
+    np.testing.assert_allclose(table[3], x.sum(0) / x.sum(), rtol=1e-5, err_msg="without friends: the popularity")
     assert workload.train_epoch(1)["loss"] > 0

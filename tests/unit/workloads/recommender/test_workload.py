@@ -60,7 +60,7 @@ def test_evaluation_by_hand(split: Any, backbone: Any) -> None:
     assert found.metrics["ndcg_at_20"] == pytest.approx(found.units["ndcg_at_20"].mean(), abs=1e-6)
 
 
-@pytest.mark.parametrize("params", [{}, {"backbone": "item_knn"}])
+@pytest.mark.parametrize("params", [{}, *({"backbone": name} for name in ("item_knn", "ease", "ials", "popularity"))])
 def test_a_sample_of_users_has_the_values_they_have_among_all(params: dict[str, Any]) -> None:
     whole, sampled, other, enough = (
         build(**params, **further)

@@ -138,6 +138,15 @@ def test_aobpr_has_the_published_distribution(world: Any) -> None:
         assert chi_square(cells, shares / shares.sum()) < quantile
 
 
+@pytest.mark.parametrize("population", ["exact", "sampled", "batch"])
+def test_a_part_of_a_batch_may_be_empty(world: Any, population: Any) -> None:
+    """The last batch of an epoch has fewer pairs than ranks and micro-batches."""
+    unobserved, observed, table = world
+    seen = view(DNS(unobserved, 5), table, 0)
+    places = ScoreECDF(observed, N_ITEMS, population, 8)
+    assert places(seen, seen.scores(seen.candidates)).shape == seen.candidates.shape
+
+
 @pytest.mark.parametrize("name", ["exact", "sampled", "batch", "aobpr", "in batch"])
 def test_a_gpu_chooses_what_a_cpu_chooses_without_waiting(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """By other operations: on CUDA, one whose result has a size of its own makes the host wait."""

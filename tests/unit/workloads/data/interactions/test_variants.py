@@ -222,6 +222,16 @@ def test_a_split_by_time_in_training(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert prepare(data, 0, False, torch.device("cpu")).train.items.numel() == len(data.train)
 
 
+def test_a_split_by_time_that_leaves_nothing_to_validate_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Interactions of one time stay together: of two times, the second one is the test part."""
+    monkeypatch.setenv("ORCHESTRATOR_CACHE", str(tmp_path / "cache"))
+    path = tmp_path / "own.csv"
+    lines = [f"{user},{item},{int(item >= 8)}" for user in range(20) for item in range(10)]
+    path.write_text("\n".join(["user,item,timestamp", *lines]))
+    with pytest.raises(DataError, match=r"the split by time leaves no user .* got 0 of 160 in validation"):
+        refuse_unreadable(str(path), tmp_path, "global_time")
+
+
 @pytest.mark.parametrize("split", ["leave_last_out", "global_time"])
 def test_a_split_by_time_without_times(split: Split, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("ORCHESTRATOR_CACHE", str(tmp_path / "cache"))
