@@ -22,6 +22,7 @@ from orchestrator.config.options import (
     collects_arguments,
     named_code,
     options_of,
+    resumable,
     resume_takes,
 )
 from orchestrator.errors import UserError, resume_conflict
@@ -144,7 +145,7 @@ def sweep(
     if resume is not None:
         code = named_code(given)
         _check_alone(sweep, given, "more_trials", "retry_failed", *code)
-        resources = {name: given[name] for name in RESOURCES}
+        resources = {name: given[name] for name in resumable(sweep=True)}
         resume_options = sweeps.ResumeOptions(more_trials, retry_failed, resources, **code)
         return sweeps.resume(run_lookup.find(settings.storage, resume, "sweep"), settings, Console(), resume_options)
     if more_trials or retry_failed:
@@ -175,8 +176,9 @@ def _settings(given: Given) -> Settings:
 
 def _check_alone(call: Callable[..., Result], given: Given, *allowed: str) -> None:
     """Raise UserError if options other than ``resume``, addresses, resources and those ``allowed`` are given."""
-    allowed = (*allowed, *RESOURCES)
+    sweep = "more_trials" in allowed
+    allowed = (*allowed, *resumable(sweep=sweep))
     defaults = {"workload": None} | {name: option.default for name, option in options_of(call).items()}
     named = changed(given, defaults, {"resume", *ADDRESSES, *allowed})
     if others := [*named, *given["settings_of_the_workload"]]:
-        raise resume_conflict("resume", others, resume_takes(str, sweep="more_trials" in allowed))
+        raise resume_conflict("resume", others, resume_takes(str, sweep=sweep))

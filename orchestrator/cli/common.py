@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
 import typer
 
 from orchestrator import api
-from orchestrator.config.options import RESOURCES, Given, Json, Words, changed, flag_of, options_of, resume_takes
+from orchestrator.config.options import Given, Json, Words, changed, flag_of, options_of, resumable, resume_takes
 from orchestrator.errors import UserError, mask, resume_conflict
 
 if TYPE_CHECKING:
@@ -118,11 +118,12 @@ def _read_as(kind: Any) -> Any:
 
 def alone(flag: str, words: list[str] | None, given: Given, call: Callable[..., Any], *allowed: str) -> None:
     """Raise UserError if options other than ``flag``, addresses, resources and those ``allowed`` are given."""
-    allowed = (*allowed, *RESOURCES)
+    sweep = "more_trials" in allowed
+    allowed = (*allowed, *resumable(sweep=sweep))
     defaults = {name: DEFAULTS.get(name, option.default) for name, option in options_of(call).items()}
     named = changed(given, defaults, {"resume", *api.ADDRESSES, *allowed})
     if others := [*(words or []), *map(flag_of, named)]:
-        raise resume_conflict(flag, others, resume_takes(flag_of, sweep="more_trials" in allowed))
+        raise resume_conflict(flag, others, resume_takes(flag_of, sweep=sweep))
 
 
 def show_result(result: Result, as_json: bool) -> None:

@@ -8,7 +8,7 @@ import typer
 
 from orchestrator import api
 from orchestrator.cli.common import PLANNING, Planning, alone, command_of, planned, resolved, show_result, split_words
-from orchestrator.config.options import RESOURCES, Given, Json, Words, named_code
+from orchestrator.config.options import RESOURCES, Given, Json, Words, named_code, resumable
 from orchestrator.errors import UserError
 
 app = typer.Typer()
@@ -72,7 +72,7 @@ def sweep_command(given: Given, words: Words, as_json: Json) -> None:
         from orchestrator.storage import run_lookup
         from orchestrator.sweeps import sweep
 
-        resources = {name: given[name] for name in RESOURCES}
+        resources = {name: given[name] for name in resumable(sweep=True)}
         resume_options = sweep.ResumeOptions(given["more_trials"], given["retry_failed"], resources, **code)
         folder = run_lookup.find(settings.storage, given["resume"], "sweep")
         result = sweep.resume(folder, settings, console, resume_options)

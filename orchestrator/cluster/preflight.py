@@ -277,6 +277,8 @@ def resumed_resources(
     if "workers" in given:
         values.pop("min_workers", None)
     wanted = validate(Resources, {**values, **given}, "resource")
+    if local and wanted.workers > 1 and "workers" in given:
+        raise UserError("A local run trains in one process", got=f"workers={wanted.workers}", fix="Leave --workers out")
     if local or not settings.ray_address:
         here = this_machine()
         share = here[0]["CPU"] / wanted.least
@@ -286,8 +288,8 @@ def resumed_resources(
         if slots(here, wanted) < 1 and record["spec"].get("cluster") and not given:
             raise UserError(
                 "It ran on a Ray cluster, and this machine is too small", got=wanted.text(),
-                fix="Name the cluster with --ray-address, or what to use here with --workers, --cpus-per-worker and "
-                "--gpus-per-worker", code=UNAVAILABLE,
+                fix="Name the cluster with --ray-address, or what to use here with "
+                f"{'--workers, ' * (record['kind'] == 'run')}--gpus-per-worker and --cpus-per-worker", code=UNAVAILABLE,
             )  # fmt: skip
     if wanted != recorded:
         say(f"Recorded on {recorded.text()}; continued on {wanted.text()}")

@@ -190,12 +190,17 @@ def named_code(given: Given) -> dict[str, str]:
 
 
 RESOURCES = ("workers", "gpus_per_worker", "cpus_per_worker", "max_gpus")
-"""Options for resources. A resume takes them too: another machine may have others."""
+"""Options for resources. A resume takes them too, of a sweep all but the workers: another machine may have others."""
+
+
+def resumable(*, sweep: bool) -> tuple[str, ...]:
+    """The resources that a resume takes. Trials of one sweep have a fixed number of workers."""
+    return RESOURCES[1:] if sweep else RESOURCES
 
 
 def resume_takes(shown: Callable[[str], str], *, sweep: bool) -> str:
     """The options that a resume takes, each as ``shown`` writes its name."""
-    *resources, last = map(shown, RESOURCES)
+    *resources, last = map(shown, resumable(sweep=sweep))
     devices = f"{', '.join(resources)} and {last}"
     if not sweep:
         return devices

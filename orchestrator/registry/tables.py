@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 BATCH_ROWS = 8192  # rows in memory and in one call of the model
 FORMATS = (".parquet", ".csv", ".jsonl")
+MOST_UNTYPED = 128
+"""Batches that wait for the first value of a column of Parquet, which sets its type; then it has nothing but nulls."""
+
 STREAM = "-"
 WORDS = {
     "boolean": "true or false",
@@ -209,8 +212,9 @@ class _Sink:
     def __init__(self, file: IO[bytes], suffix: str) -> None:
         self._file = file
         self._suffix = suffix
-        self._columns: list[str] | None = None
-        self._untyped: list[Any] = []  # tables before the first value of each column, which sets its type in Parquet
+        self._columns: list[Any] | None = None
+        self._schema: Any = None  # of Parquet; a column has no type before its first value
+        self._untyped: list[Any] = []  # tables that wait for the types
         self._writer: Any = None
 
     def write(self, frame: pd.DataFrame) -> None:
@@ -218,42 +222,52 @@ class _Sink:
             self._file.write(_json_text(frame).encode())
             return
         columns = list(frame.columns)
-        if self._columns not in (None, columns):
-            raise _no_table(f"after columns {', '.join(self._columns or ())} come {', '.join(columns)}")
+        if self._columns is not None and columns != self._columns:
+            if {*columns} != {*self._columns}:
+                before, after = (", ".join(map(str, names)) for names in (self._columns, columns))
+                raise _no_table(f"after columns {before} come {after}")
+            frame = frame[self._columns]
         if self._suffix == ".parquet":
             self._write_parquet(frame)
         else:
             self._file.write(_csv_text(frame, header=self._columns is None).encode())
-        self._columns = columns
+        self._columns = self._columns or columns
 
     def _write_parquet(self, frame: pd.DataFrame) -> None:
         import pyarrow as pa
 
         try:
-            table = pa.Table.from_pandas(frame, self._writer and self._writer.schema, preserve_index=False)
-            if self._writer:
-                self._writer.write_table(table)
-                return
-            self._untyped.append(table)
-            schema = pa.unify_schemas([one.schema for one in self._untyped])
+            table = pa.Table.from_pandas(frame, self._with_types_of(frame), preserve_index=False)
         except (KeyError, pa.ArrowException) as error:
             raise _no_table(one_line(error)) from None
-        if not any(pa.types.is_null(kind) for kind in schema.types):
-            self._write_untyped(schema)
+        self._schema = table.schema
+        self._untyped.append(table)
+        if self._writer or len(self._untyped) == MOST_UNTYPED or not any(map(pa.types.is_null, self._schema.types)):
+            self._flush()
 
-    def _write_untyped(self, schema: Any) -> None:
+    def _with_types_of(self, frame: pd.DataFrame) -> Any:
+        """The schema so far, with the types of columns of which ``frame`` has the first values."""
+        import pyarrow as pa
+
+        if self._writer or self._schema is None:
+            return self._schema
+        fields = [
+            pa.field(one.name, pa.Array.from_pandas(frame[one.name]).type) if pa.types.is_null(one.type) else one
+            for one in self._schema
+        ]
+        return pa.schema(fields, self._schema.metadata)
+
+    def _flush(self) -> None:
         import pyarrow.parquet as pq
 
-        self._writer = pq.ParquetWriter(self._file, schema)
+        self._writer = self._writer or pq.ParquetWriter(self._file, self._schema)
         for table in self._untyped:
-            self._writer.write_table(table.cast(schema))
+            self._writer.write_table(table.cast(self._writer.schema))
         self._untyped = []
 
     def close(self) -> None:
-        import pyarrow as pa
-
         if self._untyped:
-            self._write_untyped(pa.unify_schemas([one.schema for one in self._untyped]))
+            self._flush()
         if self._writer:
             self._writer.close()
 

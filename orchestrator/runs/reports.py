@@ -41,6 +41,12 @@ _OF_DEVICE = (
 )  # fmt: skip
 """In errors after which every further call on the device fails: a context with such an error cannot be used again."""
 
+_OF_ACCELERATOR = ("CUDA", "CUBLAS", "CUDNN", "NCCL", "HIP", "Cuda failure")
+"""One of these is in every error of an accelerator and its libraries."""
+
+_ADVICE = ("CUDA kernel errors might", "For debugging", "Compile with", "Search for", "Device-side assert")
+"""Beginnings of lines that PyTorch adds to all errors of an accelerator."""
+
 _OF_CALL = ("invalid argument", "invalid configuration argument", "no kernel image", "not supported", "capture")
 """In errors of PyTorch's class for accelerators that concern one call: the device goes on."""
 
@@ -62,8 +68,9 @@ def check_device(error: Exception) -> None:
         raise error
     if is_out_of_memory(error):
         return
-    text = str(error).partition("\n")[0]  # further lines are advice, the same for all errors
-    named = isinstance(error, RuntimeError) and any(words in text for words in _OF_DEVICE)
+    text = "\n".join(line for line in str(error).splitlines() if not line.startswith(_ADVICE))
+    of_device = any(words in text for words in _OF_ACCELERATOR) and any(words in text for words in _OF_DEVICE)
+    named = isinstance(error, RuntimeError) and of_device
     of_call = any(words in text for words in _OF_CALL)
     if named or (_is(error, "torch", "AcceleratorError") and not of_call):
         raise device_lost(error) from error

@@ -7,20 +7,34 @@ from pathlib import Path
 from typing import Any
 
 from workloads.data.datasets import friends, occupations
+from workloads.data.errors import DataError
 from workloads.data.interactions.load import load_interactions
 from workloads.data.interactions.priors import read_prior
 from workloads.recommender.backbones import BACKBONES, ease_memory_error, table_memory_error
 from workloads.recommender.contrasts import size_error
 
 
-def check_data(values: Mapping[str, Any], root: Path) -> None:
+def check_data(values: Mapping[str, Any], root: Path, holdout: bool) -> None:
     """Check that the dataset has what the sampler's prior needs, and as many nodes as the contrast's views.
+
+    With ``holdout`` also that a split by time leaves someone to validate on.
 
     Raises:
         ValueError: there are more clusters, or a larger rank of the SVD, than users or items.
         workloads.data.DataError: the dataset has no occupations or friends of its users, their file is damaged, or that
             of an own prior is.
     """
+    if holdout and values["split"] in ("leave_last_out", "global_time"):
+        data = load_interactions(values["dataset"], root, values["split"])
+        held = data.held_out
+        import numpy as np
+
+        if held is not None and not np.isin(data.train[held, 0], data.train[~held, 0]).any():
+            raise DataError(
+                f"split={values['split']} leaves no user with an interaction before and one in the validation part",
+                got=f"{int(held.sum())} of {len(data.train)} in validation",
+                fix="Take finer timestamps, or another split",
+            )
     if values["contrast"] is not None:
         data = load_interactions(values["dataset"], root, values["split"])
         if message := size_error(values, data.n_users, data.n_items):

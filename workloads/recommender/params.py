@@ -383,7 +383,7 @@ class Params(WorkloadParams):
 
     def check_data(self, root: Path, holdout: bool = True) -> None:
         """See :func:`~workloads.recommender.data_checks.check_data`."""
-        data_checks.check_data(self.model_dump(), root)
+        data_checks.check_data(self.model_dump(), root, holdout)
 
     def check_memory(self, root: Path, available: int) -> None:
         """See :func:`~workloads.recommender.data_checks.check_memory`."""

@@ -46,7 +46,7 @@ class Predictor:
         self.indptr = weights["seen_indptr"].astype(np.int64)
         self.seen = weights["seen_items"].astype(np.int64)
         self.n_items = len(weights["popularity"])
-        popularity = weights["popularity"]
+        self.interactions = popularity = weights["popularity"]
         self.popular = np.argsort(-popularity, kind="stable")
         self.popular_share = (popularity / popularity.sum())[self.popular].astype(np.float32)
         self.users = weights.get("users")
@@ -69,7 +69,8 @@ class Predictor:
 
         Returns:
             Columns ``user``, ``rank`` (from 1), ``item``, ``score`` and ``fallback``: True in rows of a
-            popularity list, whose score is the item's share of all interactions; also where all scores would be 0.
+            popularity list, whose score is the item's share of all interactions; also for histories of items
+            without interactions.
             For histories without a column ``user``, ``user`` is the row of the input, from 0.
 
         Raises:
@@ -89,6 +90,9 @@ class Predictor:
             users = self.user_names.numbers(named)
             indptr, known = self._seen(users)
         trained = np.diff(indptr) > 0
+        if users is None:  # nothing was learnt from items without interactions
+            learnt = np.append(0, np.cumsum(self.interactions[known] > 0))
+            trained = learnt[indptr[1:]] > learnt[indptr[:-1]]
         if unknown == "error" and not trained.all():
             raise ValueError(self._unknown_users(np.unique(named[~trained])))
         k = min(k, self.n_items)
@@ -104,9 +108,6 @@ class Predictor:
                 rows, own = rows[:0], own[:0]
             items[part], scores[part] = self.ranker.top(queries, rows, own, k)
             lengths[part] = np.minimum(k, self.n_items - np.bincount(rows, minlength=len(part)))
-            silent = part[~scores[part].any(1)]  # the model knows the items, and learnt nothing from them
-            items[silent], scores[silent] = self.popular[:k], self.popular_share[:k]
-            lengths[silent], trained[silent] = k, False
         filled = np.arange(k) < lengths[:, None]
         return pd.DataFrame(
             {

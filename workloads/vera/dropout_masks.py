@@ -11,14 +11,22 @@ PASSES = 20
 """Number of dropout masks of ``confidence=mc_dropout`` (Gal and Ghahramani, ICML 2016)."""
 
 
-def masked(z: torch.Tensor, position: torch.Tensor, dropout: float, seed: int) -> Iterator[torch.Tensor]:
+def masks(longest: int, width: int, dropout: float, seed: int) -> torch.Tensor:
+    """Whether each of h components is kept for each position in a list, by mask: (M, longest, h), bool, on the host.
+
+    They depend neither on the device nor on the queries, and a shorter list has the beginning of a longer one's.
+    """
+    kept = np.empty((PASSES, longest, width), np.bool_)
+    for number in range(PASSES):
+        kept[number] = np.random.default_rng([seed, number]).random((longest, width), np.float32) >= dropout
+    return torch.from_numpy(kept)
+
+
+def masked(z: torch.Tensor, position: torch.Tensor, kept: torch.Tensor, dropout: float) -> Iterator[torch.Tensor]:
     """The candidates' z (n, h) under each mask. Dropout is the backbone's last step, so z is computed once.
 
-    A mask has a row for each position in a list, ``position`` (n,) from 0: it depends neither on the device nor on the
-    queries computed with it.
+    ``position`` (n,): of each candidate in its list, from 0. ``kept``: the masks, on the device of z.
     """
-    longest = int(position.max()) + 1 if len(position) else 0
-    for number in range(PASSES):
-        uniform = np.random.default_rng([seed, number]).random((longest, z.shape[1]), np.float32)
-        mask = torch.from_numpy((uniform >= dropout) / np.float32(1 - dropout))
-        yield z * mask.to(z.device)[position]
+    scaled = z / (1 - dropout)
+    for mask in kept:
+        yield scaled * mask[position]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from workloads.seeding import derive
 from workloads.transfer import to_device
 from workloads.vera.confidence import Ranked, shares
 from workloads.vera.dataset import VeraData
-from workloads.vera.dropout_masks import PASSES, masked
+from workloads.vera.dropout_masks import PASSES, masked, masks
 from workloads.vera.model import Evidence, HeadInputs, Retriever
 from workloads.vera.params import Params
 
@@ -80,7 +81,7 @@ def rank(
     sides = torch.zeros(3, *shape, device=device)  # scores, α and β; 0 for the queries of other ranks
     drawn = torch.zeros(PASSES, *shape, device=device) if params.confidence == "mc_dropout" else None
     total = reduce_sum if runtime.world_size > 1 else torch.Tensor.clone
-    mask_seed = derive(runtime.seed, MASKS)
+    kept = None if drawn is None else _masks(data, params, runtime)
     own_rows = np.arange(len(queries))[runtime.rank :: runtime.world_size]
     model.eval()
     for piece in _pieces(data, queries[own_rows]):
@@ -91,8 +92,8 @@ def rank(
         outputs = model(data, block, cached=inputs)
         width = slice(block.listed.shape[1])
         sides[:, own, width] = torch.stack([outputs.scores.masked_fill(~block.listed, 0), *outputs.query])
-        if drawn is not None:
-            scored = [model.ranking(z).squeeze(1) for z in masked(inputs.z, block.column, params.dropout, mask_seed)]
+        if drawn is not None and kept is not None:
+            scored = [model.ranking(z).squeeze(1) for z in masked(inputs.z, block.column, kept, params.dropout)]
             blocks = (block.spread(scores, -torch.inf) for scores in scored)
             drawn[:, own, width] = torch.stack([shares(each, params.temperature or 1.0) for each in blocks])
     listed = torch.arange(shape[1], device=device) < torch.from_numpy(lengths).to(device).unsqueeze(1)
@@ -100,6 +101,17 @@ def rank(
     evidence = Evidence(*(torch.where(listed, side, 1.0) for side in (alpha, beta)))
     ranked = scores.masked_fill(~listed, -torch.inf)
     return Ranked(ranked, evidence, None if drawn is None else total(drawn))
+
+
+def _masks(data: VeraData, params: Params, runtime: Runtime) -> torch.Tensor:
+    """The dropout masks for all lists of the data, on the device."""
+    longest = int(data.pool.lengths.max(initial=0))
+    return _on_device(longest, params.hidden, params.dropout, derive(runtime.seed, MASKS), runtime.device)
+
+
+@lru_cache(maxsize=1)
+def _on_device(longest: int, width: int, dropout: float, seed: int, device: torch.device) -> torch.Tensor:
+    return to_device(masks(longest, width, dropout, seed), device)
 
 
 def _pieces(data: VeraData, queries: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:

@@ -17,7 +17,7 @@ from torch.nn import functional
 from ..abstention.decision import Rule, rule
 from ..abstention.scores import BM25, by, padded
 from ..encoders.served_text import ServedTextEncoder, number_column, text_columns
-from .dropout_masks import masked
+from .dropout_masks import masked, masks
 
 _EDGE = 1e-12
 
@@ -104,14 +104,16 @@ class Predictor:
             output["kappa"] = (alpha + beta).cpu().numpy()
             confidence = -_sums(failure * first, list_of, count).expm1()
         elif config["confidence"] == "mc_dropout":
-            position = torch.tensor(output.groupby("query").cumcount().to_numpy(), device=self.device)
+            places = output.groupby("query").cumcount().to_numpy()
+            position = torch.tensor(places, device=self.device)
+            kept = masks(int(places.max()) + 1, z.shape[1], config["dropout"], config["mask_seed"]).to(self.device)
             drawn = [
                 _sums(
                     _softmax(self._ranking(each) / config["temperature"], list_of, count).double() * first,
                     list_of,
                     count,
                 )
-                for each in masked(z, position, config["dropout"], config["mask_seed"])
+                for each in masked(z, position, kept, config["dropout"])
             ]
             confidence = torch.stack(drawn).mean(0).clamp(0, 1)
         else:

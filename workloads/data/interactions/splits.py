@@ -57,21 +57,11 @@ def held_out_counts(counts: NDArray[np.int64], fraction: float) -> NDArray[np.in
     return np.clip(held_out, np.minimum(most, 1), most)
 
 
-def check_parts(
-    train: NDArray[np.integer[Any]], test: NDArray[np.integer[Any]], files: Sequence[Path] = (),
-    held_out: NDArray[np.bool_] | None = None,
-) -> None:  # fmt: skip
-    """Check that validation and test have evaluable data.
-
-    Args:
-        train: (n, 2), with the validation part.
-        test: (m, 2).
-        files: those of train and test, or of both.
-        held_out: the validation part of a split by time, (n,); None if it is drawn.
+def check_parts(train: NDArray[np.integer[Any]], test: NDArray[np.integer[Any]], files: Sequence[Path] = ()) -> None:
+    """Check that validation and test have evaluable data. ``files``: those of train and test, or of both.
 
     Raises:
-        DataError: the test part is empty, no user has two interactions, of which one could be held out, or none whose
-            interactions are before and in the validation part of a split by time.
+        DataError: the test part is empty, or no user has two interactions, of which one could be held out.
     """
     if not len(test):
         raise DataError(
@@ -87,12 +77,6 @@ def check_parts(
             expected="a user with two",
             fix="Take a dataset with more interactions",
         )
-    if held_out is not None and not np.isin(train[held_out, 0], train[~held_out, 0]).any():
-        raise DataError(
-            "the split by time leaves no user with an interaction before and one in the validation part",
-            file=files[0] if files else None, got=f"{int(held_out.sum())} of {len(train)} in validation",
-            fix="Take finer timestamps, or another split",
-        )  # fmt: skip
 
 
 def user_csr(pairs: NDArray[np.integer[Any]], n_users: int) -> tuple[NDArray[np.int64], NDArray[np.int32]]:

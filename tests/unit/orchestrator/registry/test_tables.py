@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from orchestrator.errors import RunFailed
+from orchestrator.registry import tables
 from orchestrator.registry.tables import output
 
 PAIRS = pd.DataFrame({"vector": [None, None], "similarity": np.array([0.5, 0.25], np.float32)})
@@ -39,6 +42,36 @@ def test_batches_of_other_columns_are_no_table(end: str, tmp_path: Path) -> None
     with pytest.raises(RunFailed, match="after columns vector come similarity"):
         write_both()
     assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("end", ["parquet", "csv"])
+def test_columns_in_another_order_are_the_same(end: str, tmp_path: Path) -> None:
+    target = tmp_path / f"out.{end}"
+    with output(str(target)) as write:
+        write(pd.DataFrame({"a": [1], "b": [2]}))
+        write(pd.DataFrame({"b": [3], "a": [4]}))
+    read = pd.read_parquet(target) if end == "parquet" else pd.read_csv(target)
+    assert read.to_numpy().tolist() == [[1, 2], [4, 3]]
+
+
+def test_types_that_are_known_do_not_wait_for_those_that_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "MOST_UNTYPED", 3)
+    target = tmp_path / "out.parquet"
+    with output(str(target)) as write:
+        for number in (1, float("nan"), 3, 4):
+            write(pd.DataFrame({"reason": [None], "number": [number]}))
+    read = pd.read_parquet(target)
+    assert read["reason"].isna().all()
+    assert read["number"].dropna().tolist() == [1, 3, 4]
+    with pytest.raises(RunFailed, match="do not fit into one table"), output(str(target)) as write:
+        _write(write, {"reason": [None], "number": [1]}, {"reason": [None], "number": ["one"]})
+
+
+def _write(write: Callable[[pd.DataFrame], object], *rows: dict[str, list[Any]]) -> None:
+    for row in rows:
+        write(pd.DataFrame(row))
 
 
 def test_json_lines_take_any_columns(tmp_path: Path) -> None:

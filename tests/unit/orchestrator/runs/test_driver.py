@@ -92,7 +92,7 @@ def test_a_run_of_a_cluster_is_not_continued_on_a_part_of_it(tmp_path: Path, mon
 
     def resumed(recorded: Resources, cluster: bool = True, **given: object) -> Resources:
         settings = resolve({"tracking": "none", "storage": str(tmp_path)})
-        record = {"spec": {"cluster": cluster}}
+        record = {"kind": "run", "spec": {"cluster": cluster}}
         return preflight.resumed_resources(record, recorded, given, settings, said.append, local=False)
 
     wanted = Resources(workers=8, gpus_per_worker=1, cpus_per_worker=8)
@@ -103,6 +103,14 @@ def test_a_run_of_a_cluster_is_not_continued_on_a_part_of_it(tmp_path: Path, mon
     elastic = Resources(workers=4, min_workers=2, cpus_per_worker=6)
     assert resumed(elastic, cluster=False) == elastic.model_copy(update={"cpus_per_worker": 4})
     assert len(said) == 3
+
+
+def test_a_resume_checks_its_resources_as_a_start_does(toy_workload: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupted(toy_workload, 2, monkeypatch, **RUN)
+    with pytest.raises(UserError, match=r"one process: got workers=2\. Leave --workers out"):
+        api.run(resume="r1", tracking="none", workers=2)
+    with pytest.raises(UserError, match=r"It takes only more_trials .* gpus_per_worker"):
+        api.sweep(resume="r1", workers=2)
 
 
 def test_a_run_without_a_checkpoint(

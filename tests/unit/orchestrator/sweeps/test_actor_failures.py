@@ -102,6 +102,8 @@ def test_without_ray_a_lost_accelerator_is_told_all_the_same(monkeypatch: pytest
         ("CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling `cublasGemmEx`", False, False),
         ("CUDA error: CUBLAS_STATUS_INVALID_VALUE when calling `cublasSgemm`", False, False),
         ("Triton Error [CUDA]: invalid argument", False, False),
+        ("backend='inductor' raised:\nRuntimeError: Triton Error [CUDA]: misaligned address", False, True),
+        ("unknown error in page 3", False, False),
         ("Triton Error [CUDA]: device kernel image is invalid", False, False),
         ("mat1 and mat2 shapes cannot be multiplied", False, False),
     ],

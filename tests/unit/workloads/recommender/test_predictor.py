@@ -133,6 +133,18 @@ def test_a_history_of_items_that_nothing_was_learnt_from_is_answered_by_populari
     assert (answer["score"] > 0).all()
 
 
+def test_a_user_who_has_all_neighbours_already_is_recommended_the_rest() -> None:
+    """Their scores are 0; popularity would recommend what the user has."""
+    weights = np.zeros((5, 5), np.float32)
+    weights[3, 4] = weights[4, 3] = 1
+    model = small_by_history({"item_weights": weights})
+    for given in ({"user": [0]}, {"history": [[3, 4]]}):
+        for k in (2, 3):
+            answer = model.predict(pd.DataFrame(given), k=k)
+            assert not set(answer["item"]) & {3, 4}
+            assert not answer["fallback"].any()
+
+
 def test_an_id_of_more_than_64_bits_is_no_id() -> None:
     model = small_by_history({"item_weights": MATRIX})
     with pytest.raises(ValueError, match="user ids have at most 64 bits, got 9223372036854775808 in row 1"):

@@ -228,8 +228,10 @@ def test_a_split_by_time_that_leaves_nothing_to_validate_on(monkeypatch: pytest.
     path = tmp_path / "own.csv"
     lines = [f"{user},{item},{int(item >= 8)}" for user in range(20) for item in range(10)]
     path.write_text("\n".join(["user,item,timestamp", *lines]))
-    with pytest.raises(DataError, match=r"the split by time leaves no user .* got 0 of 160 in validation"):
-        refuse_unreadable(str(path), tmp_path, "global_time")
+    params = Params(dataset=str(path), split="global_time")
+    with pytest.raises(DataError, match=r"split=global_time leaves no user .* got 0 of 160 in validation"):
+        params.check_data(tmp_path)
+    params.check_data(tmp_path, holdout=False)
 
 
 @pytest.mark.parametrize("split", ["leave_last_out", "global_time"])
