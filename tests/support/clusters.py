@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -72,9 +73,18 @@ def busy() -> list[psutil.Process]:
     found = []
     for process in psutil.Process().children(recursive=True):
         title = _title(process)
-        if title.startswith("ray::") and not any(word in title for word in IDLE):
+        if title.startswith("ray::") and not any(word in title for word in IDLE) and not _exits(process):
             found.append(process)
     return found
+
+
+def _exits(process: psutil.Process) -> bool:
+    """Whether a worker is in Ray's own exit, where it can hang for ever: the thread of its connections has ended."""
+    for name in Path(f"/proc/{process.pid}/task").glob("*/comm"):
+        with suppress(OSError):  # the thread has ended meanwhile
+            if name.read_text().strip() == "worker.io":
+                return False
+    return True
 
 
 def named(name: str) -> list[psutil.Process]:
