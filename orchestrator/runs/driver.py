@@ -116,8 +116,9 @@ def resume(
     devices = preflight.resumed_resources(
         folder.record, spec.resources, resources or {}, settings, console.say, local=options.local
     )
-    preflight.limits(spec.workload, spec.params, devices, spec.plan)
-    preflight.batch(spec.params, devices, spec.plan)
+    if devices != spec.resources:
+        preflight.limits(spec.workload, spec.params, devices, spec.plan)
+        preflight.batch(spec.params, devices, spec.plan)
     preflight.services(settings, devices, ray=not options.local, workload=spec.workload, register=options.register)
     point = _resume_point(folder, spec)
     folder.acquire()

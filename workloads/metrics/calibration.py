@@ -168,11 +168,14 @@ def threshold_at_risk(confidence: torch.Tensor, success: torch.Tensor, risk: flo
 
     :data:`ABSTAINS` where no share of the queries has so little risk, 0 where all of them together have.
     """
-    count = int(_allowed(confidence, success, risk))
+    allowed = _allowed(confidence, success, risk)
+    ordered = confidence.sort(descending=True).values.double()
+    ends = ordered[torch.stack([allowed - 1, allowed]).clamp(0, len(ordered) - 1)]
+    # Read in one piece, whatever the count: how often the host waits must not depend on the values.
+    count, last, following = torch.cat([allowed.double().view(1), ends]).tolist()
     if count == 0:
         return ABSTAINS
-    ordered = confidence.sort(descending=True).values
-    return 0.0 if count == len(ordered) else float((ordered[count - 1].double() + ordered[count].double()) / 2)
+    return 0.0 if count == len(ordered) else (last + following) / 2
 
 
 def bootstrap(

@@ -25,10 +25,10 @@ def check_data(values: Mapping[str, Any], root: Path, holdout: bool) -> None:
             of an own prior is.
     """
     if holdout and values["split"] in ("leave_last_out", "global_time"):
-        data = load_interactions(values["dataset"], root, values["split"])
-        held = data.held_out
         import numpy as np
 
+        data = load_interactions(values["dataset"], root, values["split"])
+        held = data.held_out
         if held is not None and not np.isin(data.train[held, 0], data.train[~held, 0]).any():
             raise DataError(
                 f"split={values['split']} leaves no user with an interaction before and one in the validation part",

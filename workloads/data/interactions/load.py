@@ -70,8 +70,7 @@ def check(dataset: Dataset, root: Path, options: ReadOptions) -> None:
 
     split = cast("Split", "official" if options.split in (None, "dev") else options.split)
     data = load_interactions(dataset.name, root, split, options.noise or 0.0)
-    files = [dataset.folder_in(root) / source.path for source in dataset.files_in(root)]
-    check_parts(data.train, data.test, files)
+    check_parts(data.train, data.test, [dataset.folder_in(root) / source.path for source in dataset.files_in(root)])
 
 
 def counts(name: str, root: Path) -> Mapping[str, int]:

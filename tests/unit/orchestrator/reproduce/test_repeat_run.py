@@ -217,6 +217,9 @@ def test_devices_that_are_not_here_are_replaced(settings: Settings, monkeypatch:
     monkeypatch.setattr(preflight, "this_machine", lambda: [{"CPU": 8.0, "GPU": 8.0}])
     smaller = Resources(gpus_per_worker=1, cpus_per_worker=8, max_gpus=2)
     assert here(gpus_per_worker=1, cpus_per_worker=16, max_gpus=2) == smaller
+    monkeypatch.setattr(preflight, "this_machine", lambda: [{"CPU": 8.0, "GPU": 1.0}])
+    assert here(gpus_per_worker=2) == Resources(gpus_per_worker=1)
+    assert here(gpus_per_worker=0.5, cpus_per_worker=16) == Resources(gpus_per_worker=0.5, cpus_per_worker=8)
     far = replace(settings, ray_address="ray://cluster:10001")
     assert preflight.available_resources(Resources(workers=64), far, local=False) == Resources(workers=64)
 
