@@ -71,13 +71,13 @@ def _probabilities(file: Path, column: Any) -> NDArray[np.float32]:
 
 
 def _numbers(file: Path, role: str, column: Any, ids: NDArray[Any] | None, count: int) -> NDArray[np.int64]:
-    """The dataset's numbers of ids."""
+    """The dataset's numbers of ids, compared as text: one of the two files may hold numbers where the other has text."""
     import numpy as np
 
     values = column.to_pylist()
     known = range(count) if ids is None else (ids if ids.dtype.kind == "i" else np.char.decode(ids, "utf-8")).tolist()
-    number = {name: place for place, name in enumerate(known)}
-    numbers = np.array([number.get(value, -1) for value in values], np.int64)
+    number = {str(name): index for index, name in enumerate(known)}
+    numbers = np.array([-1 if value is None else number.get(_id_text(value), -1) for value in values], np.int64)
     unknown = np.flatnonzero(numbers < 0)
     if unknown.size:
         row = int(unknown[0])
@@ -90,3 +90,8 @@ def _numbers(file: Path, role: str, column: Any, ids: NDArray[Any] | None, count
             expected=f"{'an' if role == 'item' else 'a'} {role} id of the dataset",
         )
     return numbers
+
+
+def _id_text(value: Any) -> str:
+    """12 for 12, 12.0 and "12": a column of numbers with gaps is one of floats."""
+    return str(int(value) if isinstance(value, float) and value.is_integer() else value)

@@ -33,6 +33,17 @@ def test_of_items_and_of_pairs(tmp_path: Path) -> None:
     assert (own.users.tolist(), own.items.tolist(), own.p.tolist()) == ([1, 0], [2, 0], [0.0, 1.0])
 
 
+@pytest.mark.parametrize("users", [["20", "10"], [20.0, 10.0]])
+def test_ids_of_another_type_are_compared_as_text(users: list[Any], tmp_path: Path) -> None:
+    own = read_prior(write(tmp_path, {"user": users, "item": ["c", "a"], "p": [0.5, 1]}), NAMED)
+    assert own.users is not None
+    assert own.users.tolist() == [1, 0]
+    named_none = Interactions(2, 3, PAIRS, PAIRS[:0], item_ids=np.array([b"None", b"1", b"2"]))
+    assert read_prior(write(tmp_path, {"item": [1, 2], "p": [0.5, 1]}), named_none).items.tolist() == [1, 2]
+    with pytest.raises(DataError, match="the dataset has no such item: got None"):
+        read_prior(write(tmp_path, {"item": ["1", None], "p": [0.5, 1]}), named_none)
+
+
 @pytest.mark.parametrize(
     ("columns", "line", "message"),
     [
