@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from workloads.conditional_params import ConditionalParams
 from workloads.contract import MID_RUN
@@ -14,6 +14,15 @@ from workloads.encoders.sources import TINY, input_files
 
 LearningRate: TypeAlias = Annotated[float, Field(gt=0, le=1, json_schema_extra=MID_RUN)]
 WeightDecay: TypeAlias = Annotated[float, Field(ge=0, le=1, json_schema_extra=MID_RUN)]
+
+
+def absolute(path: str, what: str = "file") -> str:
+    if not Path(path).is_absolute():
+        raise ValueError(f"a path of a {what} must be absolute. Use {Path(path).absolute()}")
+    return path
+
+
+AbsoluteFile: TypeAlias = Annotated[str, AfterValidator(absolute)]
 
 
 class WorkloadParams(BaseModel):

@@ -15,6 +15,27 @@ from workloads.named_function import load_function
 
 
 @dataclass(frozen=True)
+class Row:
+    """One row of a table that is not one of losses: a sampler, a backbone, a method.
+
+    Attributes:
+        function: ``module:name`` of what it is computed by.
+        source: the section or paper.
+        params: the parameters used with it and their defaults.
+        bounds: closed intervals of parameters that are narrower than, or not part of, the parameter's own.
+    """
+
+    function: str
+    source: str
+    params: Mapping[str, Any] = field(default_factory=dict)
+    bounds: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+
+    def load(self) -> Callable[..., Any]:
+        """The function or class, whose module is imported at the first call."""
+        return load_function(self.function)
+
+
+@dataclass(frozen=True)
 class Loss:
     """One loss.
 

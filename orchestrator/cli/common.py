@@ -61,10 +61,13 @@ def resolved(**flags: str | None) -> Settings:
     return resolve(flags)
 
 
-def reachable(settings: Settings) -> None:
+def reachable(**flags: str | None) -> Settings:
+    """The same settings. Raises UserError where the tracking server does not answer."""
     from orchestrator.cluster import preflight
 
+    settings = resolved(**flags)
     preflight.tracking(settings)
+    return settings
 
 
 def split_words(words: list[str] | None) -> tuple[str | None, list[str]]:

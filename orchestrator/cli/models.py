@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from orchestrator.cli.common import reachable, resolved
+from orchestrator.cli.common import reachable
 from orchestrator.config.options import Json, RayAddress, Storage, Tracking
 from orchestrator.console import Console
 
@@ -48,8 +48,7 @@ def promote(
 
     Example: orchestrator promote rec-ml-100k --to champion
     """
-    settings = resolved(tracking=tracking, gates=gates)
-    reachable(settings)
+    settings = reachable(tracking=tracking, gates=gates)
     from orchestrator.promotion import aliases
 
     request = aliases.Request(model, to, version, confidence, reason, force)
@@ -68,8 +67,7 @@ def rollback(
 
     Example: orchestrator rollback rec-ml-100k --alias champion --reason "clicks fell"
     """
-    settings = resolved(tracking=tracking)
-    reachable(settings)
+    settings = reachable(tracking=tracking)
     from orchestrator.promotion import aliases
 
     decided(settings, lambda: aliases.rollback(settings, model, alias, reason), as_json)
@@ -83,8 +81,7 @@ def promotions(model: Model, as_json: Json = False, tracking: Tracking = None) -
 
     Example: orchestrator promotions rec-ml-100k
     """
-    settings = resolved(tracking=tracking)
-    reachable(settings)
+    settings = reachable(tracking=tracking)
     from orchestrator.promotion import aliases
 
     events = [event.to_json() for event in aliases.history(settings, model)]
@@ -120,8 +117,7 @@ def predict(
     from orchestrator.config.parsing import read_overrides
 
     given = read_overrides(params or [])
-    settings = resolved(tracking=tracking)
-    reachable(settings)
+    settings = reachable(tracking=tracking)
     from orchestrator.registry import prediction
 
     prediction.predict(settings, model, source, target, given)
@@ -146,8 +142,7 @@ def export_command(
 
     Example: orchestrator export sts@champion --to sts --format sentence-transformers
     """
-    settings = resolved(tracking=tracking)
-    reachable(settings)
+    settings = reachable(tracking=tracking)
     from orchestrator.registry.export.export import export
 
     print(export(settings, model, to, form, source))
@@ -171,8 +166,7 @@ def evaluate_command(
 
     Example: orchestrator evaluate rank@champion --data scifact --data nfcorpus --to runs
     """
-    settings = resolved(tracking=tracking, storage=storage)
-    reachable(settings)
+    settings = reachable(tracking=tracking, storage=storage)
     from orchestrator.registry.retrieval import evaluate
 
     measured = evaluate(settings, model, data, to, depth, Console(json=as_json).say)
@@ -216,8 +210,7 @@ def index_command(
 
     Example: orchestrator index search@champion --to live --embed-again new@latest --share 0.1
     """
-    settings = resolved(tracking=tracking)
-    reachable(settings)
+    settings = reachable(tracking=tracking)
     from orchestrator.registry import live_index
 
     request = live_index.Request(to, delete, embed_again, share, order, batch, add, compact, search, target, k)
@@ -240,8 +233,7 @@ def serve_command(
 
     Example: orchestrator serve rec@champion --replicas 2
     """
-    settings = resolved(tracking=tracking, ray_address=ray_address)
-    reachable(settings)
+    settings = reachable(tracking=tracking, ray_address=ray_address)
     from orchestrator.cli import serving
 
     serving.run(settings, model, host=host, port=port, replicas=replicas, look_seconds=look)

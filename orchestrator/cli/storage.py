@@ -77,10 +77,10 @@ def clean(
 
 def clean_models(settings: Settings, keep: int, yes: bool, as_json: bool) -> None:
     """Show the models that can be removed and why others stay; with ``yes`` remove them."""
-    from orchestrator.cli.common import reachable
+    from orchestrator.cluster import preflight
     from orchestrator.promotion import retention
 
-    reachable(settings)
+    preflight.tracking(settings)
     survey = retention.survey(settings, keep)
     removable = list(survey.removable)
     troubles: list[str] = []

@@ -7,6 +7,7 @@ comparisons, with the spreads that were observed.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -57,7 +58,9 @@ def power(a: Summary, b: Summary, pooled: float | None) -> Power | None:
     if min(a.n, b.n) > 1:
         detectable = _least(lambda difference: is_detected(difference, (a.n, b.n)), math.sqrt(sum(variances)))
     difference = abs(a.mean - b.mean)
-    needed = next_least(lambda n: is_detected(difference, (n, n)), 2, MOST) if difference else MOST + 1
+    needed = MOST + 1
+    if difference:
+        needed = 2 + bisect_left(range(2, MOST + 1), True, key=lambda n: is_detected(difference, (n, n)))
     return Power(detectable, needed)
 
 
@@ -71,16 +74,6 @@ def probability(shift: float, freedom: float) -> float:
     ratios = np.sqrt(stats.chi2.ppf((nodes + 1) / 2, freedom) / freedom)
     critical = stats.t.ppf(1 - LEVEL / 2, freedom) * ratios
     return float(weights @ (stats.norm.sf(critical - shift) + stats.norm.cdf(-critical - shift)) / 2)
-
-
-def next_least(holds: Callable[[int], bool], low: int, high: int) -> int:
-    """The least integer from ``low`` to ``high`` for which ``holds`` is true from then on, ``high`` + 1 if none."""
-    if not holds(high):
-        return high + 1
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if holds(middle) else (middle + 1, high)
-    return low
 
 
 def _least(holds: Callable[[float], bool], scale: float) -> float:

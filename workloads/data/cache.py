@@ -103,13 +103,13 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def cache_errors(folder: Path) -> Iterator[None]:
-    """Convert write errors of a folder of the cache to CacheUnwritable."""
+def cache_errors(folder: Path, what: str = "the cache") -> Iterator[None]:
+    """Convert write errors of a folder of the cache to CacheUnwritable, which names ``what``."""
     try:
         yield
     except OSError as error:
         raise CacheUnwritable(
-            f"the cache cannot be written ({error.strerror or error})",
+            f"{what} cannot be written ({error.strerror or error})",
             file=folder,
-            fix="Set ORCHESTRATOR_CACHE to a folder that can be written, or free space",
+            fix="Free space, or set ORCHESTRATOR_CACHE to a folder that can be written",
         ) from error

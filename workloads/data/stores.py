@@ -20,8 +20,8 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
-from workloads.data.cache import STAGED, file_lock, replacing, staged_path
-from workloads.data.errors import CacheUnwritable, DataError, DataUnreachable
+from workloads.data.cache import STAGED, cache_errors, file_lock, replacing, staged_path
+from workloads.data.errors import DataError, DataUnreachable
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileInfo, FileSystem
@@ -72,7 +72,7 @@ def stage(path: Path) -> None:
     uri = uri_of(path)
     if uri is None or path in _staged:
         return
-    with _explained(path), file_lock(path.with_name(f".{path.name}.lock")):
+    with cache_errors(path, "the copy of a dataset"), file_lock(path.with_name(f".{path.name}.lock")):
         if not is_staged(path):
             _copy(uri, path)
     _staged.add(path)
@@ -248,17 +248,6 @@ def _reach(uri: str, request: Callable[[], Any]) -> Any:
             f"the dataset at {uri} cannot be fetched: {reason}",
             fix="Check address, endpoint and credentials; what has arrived is kept, and the next start continues",
         ) from error
-
-
-@contextmanager
-def _explained(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise CacheUnwritable(
-            f"the copy of a dataset cannot be written ({error.strerror or error})", file=path,
-            fix="Free space, or set ORCHESTRATOR_CACHE to a folder that can be written",
-        ) from error  # fmt: skip
 
 
 class _Progress:

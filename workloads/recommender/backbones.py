@@ -3,32 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from workloads.named_function import load_function
+from workloads.loss_table import Row
 
 
 @dataclass(frozen=True)
-class Backbone:
+class Backbone(Row):
     """A model of users' preferences.
 
     Attributes:
         function: ``module:name`` of its class.
-        source: the papers.
-        params: the parameters used with it and their defaults.
         learnt: trained on sampled negatives with a loss; otherwise fitted in closed form, an epoch being the whole fit.
     """
 
-    function: str
-    source: str
-    params: Mapping[str, Any] = field(default_factory=dict)
     learnt: bool = False
-
-    def load(self) -> Callable[..., Any]:
-        """The class, whose module is imported at the first call."""
-        return load_function(self.function)
 
 
 LEARNT: Mapping[str, Any] = {

@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from workloads.named_function import load_function
+from workloads.loss_table import Row
 
 
 @dataclass(frozen=True)
-class Contrast:
+class Contrast(Row):
     """An auxiliary term, added to any loss.
 
     Attributes:
         function: ``module:name`` of the function that builds its views, of parameters, data and model.
-        source, params, bounds: as of a loss.
         views: the two views of a node that are contrasted.
     """
 
-    function: str
-    source: str
-    params: Mapping[str, Any] = field(default_factory=dict)
-    bounds: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     views: str = ""
-
-    def load(self) -> Callable[..., Any]:
-        """The function, whose module is imported at the first call."""
-        return load_function(self.function)
 
 
 _VIEWS = "workloads.recommender.graph_views"

@@ -6,20 +6,18 @@ differentiated by its transpose. Random draws are pure functions of the pass and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeAlias
+from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch.nn import functional
 
 from workloads.recommender.batches import Batch
 from workloads.recommender.dataset import RecommenderData
-from workloads.recommender.model import Graph, LightGCN, propagate
+from workloads.recommender.model import Graph, LightGCN, linear, propagate
 from workloads.recommender.params import Params
 from workloads.sampling.negatives import random_bits
 from workloads.seeding import derive, generator
-
-Map: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Views(Protocol):
@@ -74,7 +72,7 @@ def simgcl(params: Params, data: RecommenderData, model: LightGCN) -> Views:
         return total / model.layers
 
     def clean(x: torch.Tensor) -> torch.Tensor:
-        return (propagate(x, model.graph, model.layers, model.dtype) * (model.layers + 1) - x) / model.layers
+        return (propagate(x, [model.graph] * model.layers, model.dtype) * (model.layers + 1) - x) / model.layers
 
     def views(table: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         source = generator(batch.key, "noise", batch.step, device=table.device)
@@ -91,17 +89,18 @@ def lightgcl(params: Params, data: RecommenderData, model: LightGCN) -> Views:
     """LightGCL: the embeddings, and their layers propagated through the truncated SVD of the graph instead."""
     assert params.svd_rank is not None
     layers = model.layers
+    graphs = [model.graph] * layers
     low_rank = LowRank(model.graph, data.n_users, params.svd_rank)
 
     def approximate(x: torch.Tensor) -> torch.Tensor:
         """(E^(0) + Σ_{l < L} Â E^(l)) / (L + 1) with Â of low rank."""
-        return (x + low_rank(propagate(x, model.graph, layers - 1, model.dtype)) * layers) / (layers + 1)
+        return (x + low_rank(propagate(x, graphs[1:], model.dtype)) * layers) / (layers + 1)
 
     def transposed(x: torch.Tensor) -> torch.Tensor:
-        return (x + propagate(low_rank(x), model.graph, layers - 1, model.dtype) * layers) / (layers + 1)
+        return (x + propagate(low_rank(x), graphs[1:], model.dtype) * layers) / (layers + 1)
 
     def views(table: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        return through(table, [model.graph] * layers, model.dtype), linear(table, approximate, transposed)
+        return through(table, graphs, model.dtype), linear(table, approximate, transposed)
 
     return views
 
@@ -201,35 +200,10 @@ class LowRank:
 def through(x: torch.Tensor, graphs: Sequence[Graph], dtype: torch.dtype) -> torch.Tensor:
     """Mean of layers 0..L of ``x`` (N, d), where layer l is propagated by ``graphs[l - 1]``, each symmetric."""
 
-    def mean(x: torch.Tensor) -> torch.Tensor:
-        total = x.clone()
-        layer = x.to(dtype)
-        for graph in graphs:
-            layer = graph @ layer
-            total += layer
-        return total.div_(len(graphs) + 1)
-
     def transposed(x: torch.Tensor) -> torch.Tensor:
         total = x
         for graph in reversed(graphs):
             total = (graph @ total.to(dtype)).float().add_(x)
         return total.div_(len(graphs) + 1)
 
-    return linear(x, mean, transposed)
-
-
-def linear(x: torch.Tensor, forward: Map, transposed: Map) -> torch.Tensor:
-    """``forward(x)``, differentiated by its transpose."""
-    mapped: torch.Tensor = _Linear.apply(x, forward, transposed)
-    return mapped
-
-
-class _Linear(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, forward: Map, transposed: Map) -> torch.Tensor:
-        ctx.transposed = transposed
-        return forward(x)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        return ctx.transposed(gradient), None, None
+    return linear(x, lambda x: propagate(x, graphs, dtype), transposed)

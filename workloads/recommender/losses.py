@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from workloads.conditional_params import Computed, ConditionalParams, Rules
-from workloads.loss_table import Loss
-from workloads.named_function import load_function
+from workloads.loss_table import Loss, Row
 from workloads.recommender.backbones import BACKBONES
 from workloads.recommender.contrasts import CONTRASTS, contrast_error
 
@@ -133,23 +132,15 @@ LOSSES: dict[str, RecommenderLoss] = {
 
 
 @dataclass(frozen=True)
-class SamplerRow:
+class SamplerRow(Row):
     """A sampler.
 
     Attributes:
         function: ``module:name`` of the function that builds it, of parameters, data and the data root.
-        source, params, bounds, compiled: as of a loss.
+        compiled: as of a loss.
     """
 
-    function: str
-    source: str
-    params: Mapping[str, Any] = field(default_factory=dict)
-    bounds: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     compiled: bool = True
-
-    def load(self) -> Callable[..., Any]:
-        """The function, whose module is imported at the first call."""
-        return load_function(self.function)
 
 
 _BUILDERS = "workloads.recommender.samplers"

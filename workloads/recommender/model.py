@@ -6,7 +6,7 @@ one gather, one scatter and one fused optimiser step serve both.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -19,6 +19,8 @@ from workloads.seeding import generator
 
 Choose: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """Function from the final embeddings (N, d), without gradient, and drawn nodes to the nodes of a step."""
+
+Map: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 
 
 class MatrixFactorisation(nn.Module):
@@ -131,30 +133,35 @@ class LightGCN(MatrixFactorisation):
         self.dtype = dtype
 
     def embeddings(self) -> torch.Tensor:
-        propagated: torch.Tensor = _Propagate.apply(self.embedding, self.graph, self.layers, self.dtype)
-        return propagated
+        # Propagation is a polynomial of a symmetric matrix, hence its own transpose.
+        return linear(self.embedding, self._propagate, self._propagate)
+
+    def _propagate(self, x: torch.Tensor) -> torch.Tensor:
+        return propagate(x, [self.graph] * self.layers, self.dtype)
 
 
-def propagate(x: torch.Tensor, graph: Graph, layers: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Mean of layers 0..L of ``x`` (N, d), float32; the products of the layers are of ``dtype``."""
+def propagate(x: torch.Tensor, graphs: Sequence[Graph], dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Mean of layers 0..L of ``x`` (N, d), float32, layer l by ``graphs[l - 1]``; the products are of ``dtype``."""
     total = x.clone()
     layer = x.to(dtype)
-    for _ in range(layers):
+    for graph in graphs:
         layer = graph @ layer
         total += layer
-    return total.div_(layers + 1)
+    return total.div_(len(graphs) + 1)
 
 
-class _Propagate(torch.autograd.Function):
-    """Propagation is a polynomial of a symmetric matrix, hence its own transpose: backward is forward."""
+def linear(x: torch.Tensor, forward: Map, transposed: Map) -> torch.Tensor:
+    """``forward(x)``, differentiated by its transpose."""
+    mapped: torch.Tensor = _Linear.apply(x, forward, transposed)
+    return mapped
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, forward: Map, transposed: Map) -> torch.Tensor:
+        ctx.transposed = transposed
+        return forward(x)
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, graph: Graph, layers: int, dtype: torch.dtype) -> torch.Tensor:
-        ctx.graph = graph
-        ctx.layers = layers
-        ctx.dtype = dtype
-        return propagate(x, graph, layers, dtype)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
-        return propagate(gradient, ctx.graph, ctx.layers, ctx.dtype), None, None, None
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return ctx.transposed(gradient), None, None

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import AfterValidator, Field, model_validator
 
-from workloads.common_params import WorkloadParams
+from workloads.common_params import AbsoluteFile, WorkloadParams
 from workloads.conditional_params import OneOf, out_of_bounds_error
 from workloads.contract import MID_RUN, Preset
 from workloads.data.datasets import check_kind
@@ -43,12 +43,6 @@ PRESETS: Mapping[str, Preset] = {
         },
     ),
 }  # fmt: skip
-
-
-def _absolute(path: str) -> str:
-    if not Path(path).is_absolute():
-        raise ValueError(f"a path of a file must be absolute. Use {Path(path).absolute()}")
-    return path
 
 
 class Params(WorkloadParams):
@@ -261,7 +255,7 @@ class Params(WorkloadParams):
         "occupation (BNS-4), by friends (E-4.B5), of an own file; for bns_oracle, of items that are not liked; label: "
         "the .04 of 4.5.2.5.",
     )
-    prior_file: Annotated[str, AfterValidator(_absolute)] | None = Field(
+    prior_file: AbsoluteFile | None = Field(
         None,
         description="Parquet file of bns_prior=file, columns item and p, or user, item and p; other pairs have the "
         "popularity prior.",

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from workloads.conditional_params import ConditionalParams, Rules, out_of_bounds_error
-from workloads.loss_table import Loss
-from workloads.named_function import load_function
+from workloads.loss_table import Loss, Row
 
 
 @dataclass(frozen=True)
@@ -52,24 +51,15 @@ LOSSES: dict[str, SimCLRLoss] = {
 
 
 @dataclass(frozen=True)
-class MethodRow:
+class MethodRow(Row):
     """A method of learning without labels: what an image is compared with.
 
     Attributes:
         function: ``module:name`` of its class.
-        source, params, bounds: as of a loss.
         negatives: where the negatives of an anchor come from; empty for none.
     """
 
-    function: str
-    source: str
-    params: Mapping[str, Any] = field(default_factory=dict)
-    bounds: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     negatives: str = ""
-
-    def load(self) -> Callable[..., Any]:
-        """The class, whose module is imported at the first call."""
-        return load_function(self.function)
 
 
 _METHODS = "workloads.simclr.methods"
@@ -100,24 +90,16 @@ METHODS: dict[str, MethodRow] = {
 
 
 @dataclass(frozen=True)
-class OptimizerRow:
+class OptimizerRow(Row):
     """An optimiser.
 
     Attributes:
         function: ``module:name`` of its class, of parameter groups and, by keyword, ``lr`` and ``params``.
-        source: the paper or section.
         params: the parameters used with it and their defaults, in addition to ``lr`` and ``weight_decay``.
         fused: has a kernel for all parameters at once on a GPU.
     """
 
-    function: str
-    source: str
-    params: Mapping[str, Any] = field(default_factory=dict)
     fused: bool = False
-
-    def load(self) -> Callable[..., Any]:
-        """The class, whose module is imported at the first call."""
-        return load_function(self.function)
 
 
 OPTIMIZERS: dict[str, OptimizerRow] = {

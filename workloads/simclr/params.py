@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 from pydantic import AfterValidator, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from workloads.common_params import WorkloadParams
+from workloads.common_params import AbsoluteFile, WorkloadParams
 from workloads.conditional_params import OneOf
 from workloads.contract import MID_RUN
 from workloads.data.cache import local_path
@@ -32,12 +32,6 @@ def _known(name: str) -> str:
         expected = f"{', '.join(map(repr, FEATURES))} or '{TIMM}NAME'"
         raise PydanticCustomError("literal_error", "Input should be {expected}", {"expected": expected})
     return name
-
-
-def _absolute(path: str) -> str:
-    if not Path(path).is_absolute():
-        raise ValueError(f"a path of a file must be absolute. Use {Path(path).absolute()}")
-    return path
 
 
 Encoder: TypeAlias = Annotated[str, AfterValidator(_known)]
@@ -70,7 +64,7 @@ class Params(WorkloadParams):
         "a model of the package timm, such as timm/vit_tiny_patch16_224; unset: resnet18, and tiny for the embedded "
         "images.",
     )
-    encoder_weights: Annotated[str, AfterValidator(_absolute)] | None = Field(
+    encoder_weights: AbsoluteFile | None = Field(
         default=None,
         description="Absolute path of a safetensors file with the encoder's first weights; unset: random ones.",
     )

@@ -7,24 +7,19 @@ loss and scoring do not use is None.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import AfterValidator, Field, model_validator
 
-from workloads.common_params import LearningRate, RetrievalParams, WeightDecay, dropout_note
+from workloads.common_params import LearningRate, RetrievalParams, WeightDecay, absolute, dropout_note
 from workloads.conditional_params import OneOf
 from workloads.data.datasets import check_kind
 from workloads.encoders import sources
 from workloads.text_ranker.losses import CONDITIONAL, LOSSES
 
 Loss: TypeAlias = Annotated[str, OneOf(LOSSES)]
-
-
-def _run(first_stage: str) -> str:
-    if not Path(first_stage).is_absolute():
-        raise ValueError(f"a path of a run must be absolute. Use {Path(first_stage).absolute()}")
-    return first_stage
 
 
 class Params(RetrievalParams):
@@ -40,7 +35,7 @@ class Params(RetrievalParams):
         description="Documents, queries and judgements: a name (`data list`), a folder in BEIR's form, or Parquet of "
         "(query, positive, negative).",
     )
-    first_stage: Annotated[str, AfterValidator(_run)] | None = Field(
+    first_stage: Annotated[str, AfterValidator(partial(absolute, what="run"))] | None = Field(
         None,
         description="Whose documents are reranked, and are the hard negatives: the absolute path of another system's "
         "run in TREC's form, `topic Q0 document rank score tag`; unset: BM25's.",

@@ -71,7 +71,7 @@ def _probabilities(file: Path, column: Any) -> NDArray[np.float32]:
 
 
 def _numbers(file: Path, role: str, column: Any, ids: NDArray[Any] | None, count: int) -> NDArray[np.int64]:
-    """The dataset's numbers of ids, compared as text: one of the two files may hold numbers where the other has text."""
+    """The numbers of ids, compared as text: one of the two files may hold numbers where the other has text."""
     import numpy as np
 
     values = column.to_pylist()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from orchestrator.report.power import MOST, POWER, next_least, pooled_spread, power, probability
+from orchestrator.report.power import MOST, POWER, pooled_spread, power, probability
 from orchestrator.report.statistics import Summary, summary
 
 
@@ -66,7 +66,3 @@ def test_a_difference_of_nothing_needs_more_seeds_than_there_are() -> None:
 
 def test_the_pooled_spread_weighs_by_degrees_of_freedom() -> None:
     assert pooled_spread([Summary(2, 0.0, 1.0), Summary(4, 0.0, 3.0), Summary(1, 0.0, None)]) == pytest.approx(7**0.5)
-
-
-def test_the_least_of_a_range() -> None:
-    assert [next_least(lambda n, k=k: n >= k, 2, 9) for k in (0, 2, 5, 9, 10)] == [2, 2, 5, 9, 10]
