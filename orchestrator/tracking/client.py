@@ -26,8 +26,19 @@ PAGE = 500
 """Runs a search request returns at most."""
 
 
+GATEWAY = ("BAD_REQUEST", "ENDPOINT_NOT_FOUND", "ALREADY_EXISTS")
+"""Codes that MLflow's client gives to answers of 400, 404 and 409 that are not MLflow's own, such as a gateway's."""
+
+PASSING = (401, 403, 404, 408, 425, 429)
+"""Statuses of 400 to 499 of an artifact request that may pass, as those from 500 on do."""
+
+
 class Refused(Exception):
     """The server rejected the request: sending it again would not help."""
+
+
+class Doubtful(Refused):
+    """The server rejected the request, or its database had an error that passes: MLflow has one code for both."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +78,7 @@ class Client:
     def __init__(self, uri: str, experiment: str, artifacts: Path | None) -> None:
         store.quiet()
         from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
-        from mlflow.exceptions import MlflowException
+        from mlflow.exceptions import MlflowException, RestException
         from mlflow.tracking import MlflowClient
         from requests import RequestException
 
@@ -78,6 +89,7 @@ class Client:
         self._input = DatasetInput
         self._input_tag = InputTag
         self._refusal = MlflowException
+        self._answer = RestException if uri.startswith("http") else MlflowException
         self._outage = RequestException
         self._client = MlflowClient(uri, uri)
         existing = self._client.get_experiment_by_name(experiment)
@@ -143,13 +155,16 @@ class Client:
         self._call(self._client.log_inputs, run, datasets=[self._input(entity, [context])])
 
     def files(self, run: str, paths: Iterable[str]) -> None:
-        """Log the files that exist as artifacts. Raises Refused also when the artifact store is out of reach."""
+        """Log the files that exist as artifacts. Raises Refused also for a store without permissions or credentials."""
         for path in filter(os.path.exists, paths):
             try:
                 self._call(self._client.log_artifact, run, path)
-            except (Refused, self._refusal, self._outage):
+            except (Refused, self._refusal):
                 raise
-            except Exception as error:  # permissions or credentials of the store: metrics must not wait for them
+            except Exception as error:
+                status = getattr(getattr(error, "response", None), "status_code", 500)
+                if isinstance(error, self._outage) and (status >= 500 or status in PASSING):
+                    raise
                 raise Refused(
                     f"{Path(path).name} is not on the run: {type(error).__name__}: {one_line(error)}"
                 ) from None
@@ -158,6 +173,10 @@ class Client:
         try:
             return method(*args, **kwargs)
         except self._refusal as error:
-            if error.get_http_status_code() in (400, 404, 409):
+            is_gateways = not isinstance(error, self._answer)
+            if is_gateways and "failed with error code 413 " in error.message:  # MLflow has no code for it
                 raise Refused(one_line(error)) from None
-            raise
+            if (is_gateways and error.error_code in GATEWAY) or error.get_http_status_code() not in (400, 404, 409):
+                raise
+            kind = Doubtful if error.error_code == "BAD_REQUEST" else Refused
+            raise kind(one_line(error)) from None

@@ -55,6 +55,8 @@ class Journal:
     def put(self, **operation: Any) -> None:
         """Append an operation. Does not wait for the reader or raise when the disk is full."""
         with self._ready:
+            if not self._taken_memory:
+                self._store_held()
             if self._memory or not self._append(operation):
                 self._hold(operation)
             self._ready.notify_all()
@@ -105,8 +107,7 @@ class Journal:
     def close(self) -> None:
         """Keep what is left for the next process; remove the file if it is empty."""
         with self._ready:
-            while self._memory and self._append(self._memory[0]):
-                self._memory.popleft()
+            self._store_held()
             self.lost += sum(map(_weight, self._memory))
             self._file.close()
             if self._size == 0:
@@ -138,6 +139,11 @@ class Journal:
         self._size = size
         self._waiting += 1
         return True
+
+    def _store_held(self) -> None:
+        """Move what is held in memory to the file, as much as the disk has room for."""
+        while self._memory and self._append(self._memory[0]):
+            self._memory.popleft()
 
     def _hold(self, operation: Operation) -> None:
         if operation["op"] == "log" and len(self._memory) >= HELD:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from orchestrator.tracking.client import KEY, OWNER, Client, Refused
+from orchestrator.tracking.client import KEY, OWNER, Client, Doubtful, Refused
 from orchestrator.tracking.journal import Operation
 from orchestrator.tracking.names import Names
 
@@ -18,8 +18,11 @@ class Sender:
 
     Values at or below the last logged step of their metric are dropped. Only files below ``folder`` are sent, since a
     journal from another machine may name any path. Fills ``runs`` (key to MLflow id) as runs are opened, and
-    ``refused`` with messages about what the store rejected.
+    ``refused`` with messages about what the store rejected. While ``is_patient``, a doubtful rejection is raised and
+    nothing is dropped for it.
     """
+
+    is_patient = True
 
     def __init__(self, client: Client, owner: str, folder: Path, runs: dict[str, str], refused: list[str]) -> None:
         self._client = client
@@ -117,6 +120,8 @@ class Sender:
         try:
             self._client.log(run, **valid)
         except Refused as error:
+            if self.is_patient and isinstance(error, Doubtful):
+                raise
             parts = [{kind: kept} for kind, kept in valid.items()]
             if len(parts) == 1:
                 ((kind, kept),) = valid.items()

@@ -17,7 +17,7 @@ from typing import Any
 
 from orchestrator.engine.loop import Row
 from orchestrator.errors import UNAVAILABLE, UserError, one_line
-from orchestrator.tracking.client import Client, End, Refused
+from orchestrator.tracking.client import Client, Doubtful, End, Refused
 from orchestrator.tracking.journal import Journal, Operation, batches
 from orchestrator.tracking.sender import Sender
 
@@ -29,6 +29,12 @@ CONNECT_SECONDS = 10.0
 """Longest time that a local sweep waits for MLflow before it trains."""
 
 RETRY_SECONDS = (0.2, 0.5, 1.0, 2.0, 5.0)
+DOUBTS = 8
+"""Attempts of a request that MLflow rejects as it would for an error of its database."""
+
+PASSED = ("files", "input")
+"""Operations that nothing waits for: while one of them fails, the others are sent before it."""
+
 WRONG = (Refused, TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
 """Errors that a retry does not cure. An outage raises MLflow's exceptions and OSError."""
 
@@ -66,6 +72,7 @@ class Tracker:
         self._lost: dict[str, str] = {}
         self._refused: list[str] = []
         self._trouble: str | None = None
+        self._passed_trouble: str | None = None
         self._changed = threading.Condition()
         self._progress = 0.0
         self._away_since = 0.0
@@ -204,8 +211,9 @@ class Tracker:
     def _warning(self, delivered: bool) -> str | None:
         warnings = []
         if not delivered:
+            trouble = self._trouble or self._passed_trouble or "no answer"
             warnings.append(
-                f"Not everything was sent to MLflow ({self._trouble}): the values are kept in {self._journal.path}; "
+                f"Not everything was sent to MLflow ({trouble}): the values are kept in {self._journal.path}; "
                 f"send them with: orchestrator sync {self._owner}"
             )
         if self._journal.lost:
@@ -222,44 +230,81 @@ class Tracker:
     def _work(self) -> None:
         if self._resuming and not self._until_sent({"op": "recall"}):
             return
+        failures = 0
         while operations := self._journal.take():
+            passed: list[Operation] = []
             for operation in batches(operations):
-                if not self._until_sent(operation):
+                if operation.get("op") in PASSED:
+                    if passed or not self._is_sent(operation):
+                        passed.append(operation)
+                elif not self._until_sent(operation):
                     return
             self._journal.forget()
-            self._notify()
+            for operation in passed[1:] + passed[:1]:  # after all that is queued, and the one that failed last
+                self._journal.put(**operation)
+            self._wake()
+            failures = failures + 1 if passed else 0
+            if passed and not self._is_to_retry(failures):
+                return
             self._awaited.wait(GATHER_SECONDS)
             if not self._closing.is_set():
                 self._awaited.clear()
 
     def _until_sent(self, operation: Operation) -> bool:
-        """Send an operation, retrying until the deadline; False if the deadline passed first.
+        """Send an operation, retrying until the deadline; False if the deadline passed first."""
+        for attempt in count(1):
+            if self._is_sent(operation, attempt):
+                return True
+            if not self._is_to_retry(attempt):
+                return False
+        raise AssertionError
 
-        Drops it if another process has taken over.
+    def _is_to_retry(self, failures: int) -> bool:
+        """Wait after a number of failures; False if the deadline has passed."""
+        if time.monotonic() > self._deadline:
+            return False
+        wait = RETRY_SECONDS[min(failures, len(RETRY_SECONDS)) - 1]
+        time.sleep(0.5) if self._closing.is_set() else self._closing.wait(wait)
+        return True
+
+    def _is_sent(self, operation: Operation, attempt: int = 1) -> bool:
+        """Send an operation once; False if the server is out of reach.
+
+        True also if it is refused, or dropped because another process has taken over.
         """
-        for attempt in count():
-            try:
-                if self._is_overtaken():
-                    break
-                self._connected().send(operation)
-            except Exception as error:
-                if self._sender and isinstance(error, WRONG) and not isinstance(error, OSError):
-                    self._refuse(operation, error)
-                    break
-                self._trouble = f"{type(error).__name__}: {one_line(error)[:200]}"
+        is_passed = operation.get("op") in PASSED
+        try:
+            if not self._is_overtaken():
+                sender = self._connected()
+                sender.is_patient = attempt < DOUBTS
+                sender.send(operation)
+        except Exception as error:
+            if not self._is_wrong(operation, error, attempt):
+                trouble = f"{type(error).__name__}: {one_line(error)[:200]}"
+                if is_passed:
+                    self._passed_trouble = trouble
+                else:
+                    self._trouble = trouble
                 self._away_since = self._away_since or time.monotonic()
                 if self._sender:
                     self._sender.note_unanswered(operation)
-                if time.monotonic() > self._deadline:
-                    return False
-                wait = RETRY_SECONDS[min(attempt, len(RETRY_SECONDS) - 1)]
-                time.sleep(0.5) if self._closing.is_set() else self._closing.wait(wait)
-            else:
-                break
+                return False
+            self._refuse(operation, error)
+        if is_passed:
+            self._passed_trouble = None
         self._trouble = None
         self._away_since = 0.0
-        self._notify()
+        self._progress = time.monotonic()
+        if self._closing.is_set():
+            self._deadline = self._progress + self._patience
+        self._wake()
         return True
+
+    def _is_wrong(self, operation: Operation, error: Exception, attempt: int) -> bool:
+        """Whether a retry does not cure an error. Without an answer to ``recall`` every run would be opened twice."""
+        if self._sender is None or operation.get("op") == "recall" or isinstance(error, OSError):
+            return False
+        return isinstance(error, WRONG) and (attempt >= DOUBTS or not isinstance(error, Doubtful))
 
     def _connected(self) -> Sender:
         if self._sender is None:
@@ -276,12 +321,9 @@ class Tracker:
         if operation.get("op") == "start" and operation.get("key") not in self._opened:
             self._lost[operation["key"]] = self._refused[-1]
 
-    def _notify(self) -> None:
+    def _wake(self) -> None:
         """Wake up the callers of :meth:`run_id` and :meth:`flush`."""
         with self._changed:
-            self._progress = time.monotonic()
-            if self._closing.is_set():
-                self._deadline = self._progress + self._patience
             self._changed.notify_all()
 
 

@@ -185,6 +185,28 @@ def test_a_full_disk_stops_nobody_and_order_stays(file: Path) -> None:
     assert drain(queue) == [log("a", 5)]
 
 
+def test_what_waited_in_memory_is_stored_once_there_is_room(file: Path) -> None:
+    queue = Journal(file)
+    with full_disk(file):
+        queue.put(**log("a", 1))
+        queue.put(**log("a", 2))
+    for epoch in range(3, HELD + 10):
+        queue.put(**log("a", epoch))
+    assert queue.lost == 0
+    killed = Journal(file)  # of a process that could not close its own
+    assert drain(killed) == [log("a", epoch) for epoch in range(1, HELD + 10)]
+
+
+def test_what_is_being_sent_from_memory_is_not_stored_again(file: Path) -> None:
+    queue = Journal(file)
+    with full_disk(file):
+        queue.put(**log("a", 1))
+    assert len(queue.take()) == 1
+    queue.put(**log("a", 2))
+    queue.forget()
+    assert drain(queue) == [log("a", 2)]
+
+
 def test_a_full_disk_and_an_outage_lose_reports_and_count_them(file: Path) -> None:
     queue = Journal(file)
     with full_disk(file):

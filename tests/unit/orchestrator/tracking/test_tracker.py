@@ -29,7 +29,7 @@ from tests.support.tracked import (
     statuses,
     tags,
 )
-from tests.support.waiting import FOR_EVER
+from tests.support.waiting import FOR_EVER, until
 
 # A store that is there
 
@@ -362,3 +362,117 @@ def test_after_another_driver_has_taken_over_nothing_is_sent(
     assert metrics(database) == expected(rows(1, 4))
     assert statuses(database) == {OWNER: "FINISHED"}
     assert not (tmp_path / JOURNAL).exists(), "a later sync would send it"
+
+
+def test_a_doubtful_rejection_costs_no_value(
+    open_tracker: Callable[..., Tracker], database: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MLflow has one code for a request that is wrong and for an error of its database."""
+    send = mlflow_client.Client.log
+    errors = iter(range(tracking.DOUBTS - 1))
+
+    def failing(client: Any, run: str, **values: list[Any]) -> None:
+        if values.get("metrics") and next(errors, None) is not None:
+            raise mlflow_client.Doubtful("database is locked")
+        send(client, run, **values)
+
+    monkeypatch.setattr(mlflow_client.Client, "log", failing)
+    monkeypatch.setattr(tracking, "RETRY_SECONDS", (0.001,))
+    tracker = open_tracker()
+    tracker.start(OWNER, "run", params={})
+    tracker.log(OWNER, rows(1, 4))
+    assert tracker.flush()
+    assert tracker.close() is None
+    assert metrics(database) == expected(rows(1, 4))
+
+
+def test_a_request_that_is_doubtful_for_ever_is_refused_in_the_end(
+    open_tracker: Callable[..., Tracker], database: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send = mlflow_client.Client.log
+
+    def choosy(client: Any, run: str, **values: list[Any]) -> None:
+        if any(name == "train/norm" for name, *_ in values.get("metrics", ())):
+            raise mlflow_client.Doubtful("out of range for this column")
+        send(client, run, **values)
+
+    monkeypatch.setattr(mlflow_client.Client, "log", choosy)
+    monkeypatch.setattr(tracking, "RETRY_SECONDS", (0.001,))
+    tracker = open_tracker()
+    tracker.start(OWNER, "run", params={})
+    tracker.log(OWNER, rows(1, 4))
+    tracker.end(OWNER, "FINISHED")
+    assert tracker.flush()
+    assert tracker.close() == "MLflow refused some values: out of range for this column"
+    assert metrics(database) == [value for value in expected(rows(1, 4)) if value[0] == "train/loss"]
+    assert statuses(database) == {OWNER: "FINISHED"}
+
+
+def test_runs_are_not_opened_twice_where_the_search_for_them_is_rejected(
+    open_tracker: Callable[..., Tracker], database: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = open_tracker()
+    first.start(OWNER, "run", params={})
+    first.log(OWNER, rows(1, 2))
+    assert first.close() is None
+    search = mlflow_client.Client.existing_runs
+    answers = iter([mlflow_client.Refused("404"), KeyError("orchestrator.key")])
+
+    def failing(client: Any, owner: str) -> Any:
+        if error := next(answers, None):
+            raise error
+        return search(client, owner)
+
+    monkeypatch.setattr(mlflow_client.Client, "existing_runs", failing)
+    monkeypatch.setattr(tracking, "RETRY_SECONDS", (0.001,))
+    second = open_tracker(resuming=True)
+    second.start(OWNER, "run", params={})
+    second.log(OWNER, rows(2, 3))
+    second.end(OWNER, "FINISHED")
+    assert second.close() is None
+    assert statuses(database) == {OWNER: "FINISHED"}
+    assert metrics(database) == expected(rows(1, 3))
+
+
+# Files that the store of artifacts does not take
+
+
+def test_files_that_cannot_be_stored_keep_nothing_else_back(
+    open_tracker: Callable[..., Tracker], database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = [tmp_path / name for name in ("record.json", "report.html", "machine.json")]
+    for file in files:
+        file.write_text("x")
+    store_file = mlflow_client.Client.files
+    failing = {"report.html", "machine.json"}
+    stored: list[str] = []
+
+    def choosy(client: Any, run: str, paths: Any) -> None:
+        (path,) = paths
+        if Path(path).name in failing:
+            raise OSError("507 for url")
+        store_file(client, run, [path])
+        stored.append(Path(path).name)
+
+    monkeypatch.setattr(mlflow_client.Client, "files", choosy)
+    monkeypatch.setattr(tracking, "RETRY_SECONDS", (0.001,))
+    tracker = open_tracker()
+    tracker.start(OWNER, "run", params={})
+    for file in reversed(files):
+        tracker.files(OWNER, [file])
+    tracker.log(OWNER, rows(1, 3))
+    tracker.end(OWNER, "FINISHED")
+    until(lambda: stored)
+    assert not tracker.flush(timeout=0.05)
+    failing.remove("machine.json")
+    until(lambda: len(stored) == 2)
+    assert (tracker.unsent, stored) == (1, ["record.json", "machine.json"])
+    told = tracker.close(timeout=0)
+    assert told is not None
+    assert "Not everything was sent to MLflow (OSError: 507 for url)" in told
+    assert metrics(database) == expected(rows(1, 3))
+    assert statuses(database) == {OWNER: "FINISHED"}
+    failing.clear()
+    assert open_tracker(resuming=True).close() is None
+    assert stored == ["record.json", "machine.json", "report.html"]
+    assert not (tmp_path / JOURNAL).exists()
