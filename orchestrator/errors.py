@@ -11,8 +11,11 @@ DONE, FAILED, USAGE, UNAVAILABLE, PARTIAL, REFUSED, INTERRUPTED = 0, 1, 2, 3, 4,
 
 
 _SECRET = r"password|passwd|token|secret|signature|credential|(?:api|access|auth)[_-]?key"
-QUERY = re.compile(rf"(?i)([?&](?:[\w.-]*(?:{_SECRET})|sig|key)=)[^&\s\"'<>]+")
-"""A secret in the query of an address, as in signed addresses of S3, GCS and Azure."""
+QUERY = re.compile(rf"(?i)([?&](?:[\w.-]*(?:{_SECRET})|sig|key|odbc_connect)=)[^&\s\"'<>]+")
+"""A secret in the query of an address, as in signed addresses of S3, GCS and Azure, and a whole ODBC connection."""
+
+ODBC = re.compile(r"(?i)(;\s*(?:pwd|password)=)[^;&\s\"']+")
+"""The password in the text of an ODBC connection."""
 
 
 class UserError(Exception):
@@ -126,7 +129,7 @@ def mask(text: str) -> str:
     """Hide the passwords and tokens in all addresses of a text, such as the message of a library."""
     text = re.sub(r"://([^/\s:@]*):(?!\d+/)\S{0,300}@", r"://\1:***@", text)
     text = re.sub(r"://(?!git@)[^/\s:@]+@", "://***@", text)
-    return QUERY.sub(r"\1***", text)
+    return ODBC.sub(r"\1***", QUERY.sub(r"\1***", text))
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:

@@ -133,7 +133,7 @@ def initialised_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
         utils._get_latest_schema_revision = cache(latest_revision)
     base = tmp_path_factory.getbasetemp()
     home = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "store"
-    store.ensure(embedded_uri(home))
+    store.ensure(embedded_uri(home), home)
     return home / "mlflow.db"
 
 

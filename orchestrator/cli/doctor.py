@@ -17,14 +17,14 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, metadata, requires, version
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from orchestrator.cli import describe
 from orchestrator.cluster import connection, preflight
 from orchestrator.errors import DONE, UNAVAILABLE, UserError, mask
 from orchestrator.runs import driver_status
 from orchestrator.storage import conditional, disk, notifications, remote, run_lookup
-from orchestrator.storage.settings import NAMES, Settings
+from orchestrator.storage.settings import NAMES, Settings, sqlite_file
 from workloads.c_compiler import has_compiler
 from workloads.data.datasets import DATASETS
 
@@ -41,7 +41,6 @@ LOW_SHARED_MEMORY = GIB
 BUSY_DRIVER = 0.8
 NETWORK_SECONDS = 3.0
 PROBE_SECONDS = 30.0  # a GPU driver may hang; importing PyTorch from a cold disk may take 10 s
-DATABASE_PORTS = {"postgresql": 5432, "mysql": 3306, "mssql": 1433}
 
 TORCH_PROBE = """
 import json, torch
@@ -213,15 +212,14 @@ def _mlflow(settings: Settings) -> Iterator[Check]:
         yield Check("mlflow", "ok", f"{installed}; tracking is off")
         return
     preflight.tracking(settings)
-    if uri.startswith("sqlite:///"):
-        yield _database(Path(uri.removeprefix("sqlite:///")), installed)
+    if file := sqlite_file(uri):
+        yield _database(file, installed)
     elif uri.startswith("http"):
         theirs = preflight.server_version(uri)
         same = theirs.partition(".")[0] == installed.partition(".")[0]
         fix = "Install the server's major version here, or upgrade the server"
         yield Check("mlflow", "ok" if same else "problem", f"{uri} runs {theirs!r}, and here is {installed}", fix)
     else:
-        _check_port("database", uri, DATABASE_PORTS, 0)
         yield Check("mlflow", "ok", f"{installed}; the server of {uri} answers")
 
 
@@ -229,7 +227,7 @@ def _database(file: Path, installed: str) -> Check:
     if not file.exists():
         return Check("mlflow", "ok", f"{installed}; the store is created at its first use: {file}")
     try:
-        with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True, timeout=NETWORK_SECONDS)) as store:
+        with closing(sqlite3.connect(f"file:{quote(str(file))}?mode=ro", uri=True, timeout=NETWORK_SECONDS)) as store:
             runs, models = (
                 store.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in ("runs", "registered_models")
             )

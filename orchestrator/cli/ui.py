@@ -29,7 +29,7 @@ def serve(settings: Settings, host: str, port: int) -> None:
         return
     if importlib.util.find_spec("flask") is None:  # the client's mlflow-skinny has the server's modules without it
         raise of_client("The UI needs MLflow's server", submit=False)
-    artifacts = store.ensure(settings.tracking)
+    artifacts = store.ensure(settings.tracking, settings.home)
     check_port(host, port)
     _run_server(settings.tracking, artifacts, host, port)
 

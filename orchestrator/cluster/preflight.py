@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-from orchestrator.cluster import mlflow_login, redirects
+from orchestrator.cluster import mlflow_login, redirects, tracking_database
 from orchestrator.cluster.connection import authenticate, check_fit, check_is_ray, check_reachable, slots, this_machine
 from orchestrator.config import user_code, workload_loader
 from orchestrator.config.parsing import validate
@@ -21,7 +21,7 @@ from orchestrator.config.plan import Plan
 from orchestrator.config.spec import Resources
 from orchestrator.errors import UNAVAILABLE, USAGE, UserError
 from orchestrator.storage.disk import check_writable
-from orchestrator.storage.settings import Settings
+from orchestrator.storage.settings import Settings, sqlite_file
 from workloads.memory import free_bytes
 
 SERVER_SECONDS = 5.0
@@ -317,10 +317,12 @@ def tracking(settings: Settings) -> None:
     uri = settings.tracking
     if uri is None:
         return
-    if uri.startswith("sqlite:///"):
-        check_writable(Path(uri.removeprefix("sqlite:///")).parent, "tracking")
+    if file := sqlite_file(uri):
+        check_writable(file.parent, "tracking")
     elif uri.startswith("http"):
         _ask_server(uri.rstrip("/"))
+    else:
+        tracking_database.check(uri)
 
 
 def server_version(address: str) -> str:

@@ -81,7 +81,7 @@ class AuditLog:
         """Record an event before the alias is moved; return it with its id."""
         uri = self.settings.tracking
         assert uri is not None
-        experiment = Client(uri, EXPERIMENT, store.ensure(uri)).experiment
+        experiment = Client(uri, EXPERIMENT, store.ensure(uri, self.settings.home)).experiment
         run = self.client.create_run(
             experiment,
             tags={"mlflow.user": user(), "mlflow.source.name": provenance.command(), **_tags(event)},

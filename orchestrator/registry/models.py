@@ -62,7 +62,7 @@ def client(settings: Settings) -> Any:
     """An MlflowClient on the settings' store. Raises UserError when tracking is off."""
     if settings.tracking is None:
         raise UserError("There is no model registry with tracking off", fix="Leave out --tracking, or name a server")
-    store.ensure(settings.tracking)
+    store.ensure(settings.tracking, settings.home)
     from mlflow.tracking import MlflowClient
 
     return MlflowClient(settings.tracking, settings.tracking)

@@ -214,7 +214,7 @@ def _track(result: Mapping[str, Any], files: Sequence[Path], folder: Path, setti
         **{f"orchestrator.{name}": str(value).lower() for name, value in result["effort"].items()},
         **({"mlflow.note.content": note.read_text(encoding="utf-8")} if note else {}),
     }
-    artifacts = store.ensure(settings.tracking)
+    artifacts = store.ensure(settings.tracking, settings.home)
     tracker = Tracker(
         settings.tracking, settings.experiment or result["workload"], name, folder, artifacts=artifacts, resuming=True
     )

@@ -333,7 +333,7 @@ def open_tracker(
     """The tracker of a run, or None with ``--tracking none``."""
     if settings.tracking is None:
         return None
-    artifacts = store.ensure(settings.tracking)
+    artifacts = store.ensure(settings.tracking, settings.home)
     experiment = settings.experiment or user_code.label(str(folder.record["workload"]))
     return Tracker(
         settings.tracking,

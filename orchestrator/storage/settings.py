@@ -99,13 +99,17 @@ def resolve(flags: Mapping[str, str | None] | None = None) -> Settings:
     home = _path(pick("home", private_files.DEFAULT_HOME))
     file = _read_file(home / "config.yaml")
     user_code.ask_at(home)
+    storage = pick("storage", str(home / "storage"))
     tracking = pick("tracking", embedded_uri(home))
+    folders = [home] if storage and remote.is_uri(storage) else [home, storage]
+    if tracking != "none" and (path := next((path for path in map(str, folders) if "%" in path), None)):
+        raise UserError("The path contains %, which MLflow decodes", got=path, fix="Choose another, or tracking: none")
     gates = pick("gates", None)
     costs = pick("prices", None)
     target = pick("notify", None)
     return Settings(
         home=home,
-        storage=_storage(pick("storage", str(home / "storage")), home),
+        storage=_storage(storage, home),
         data=_data(pick("data", str(default_data_root()))),
         tracking=None if tracking == "none" else _tracking(tracking),
         experiment=pick("experiment", None),
@@ -122,7 +126,18 @@ def resolve(flags: Mapping[str, str | None] | None = None) -> Settings:
 
 
 def embedded_uri(home: Path) -> str:
-    return f"sqlite:///{home / 'mlflow.db'}"
+    return _sqlite_uri(home / "mlflow.db")
+
+
+def sqlite_file(uri: str) -> Path | None:
+    """The file of an address ``sqlite:///FILE``, as SQLAlchemy reads it; None for any other address."""
+    if not uri.startswith("sqlite:///"):
+        return None
+    return Path(unquote(uri.removeprefix("sqlite:///").partition("?")[0]))
+
+
+def _sqlite_uri(file: Path) -> str:
+    return "sqlite:///" + str(file).replace("%", "%25").replace("?", "%3F")
 
 
 def _tracking(uri: str | None) -> str:
@@ -135,9 +150,17 @@ def _tracking(uri: str | None) -> str:
             allowed="http(s)://HOST:PORT, sqlite:///FILE, a database URI, or none",
             fix="Files (mlruns, file:) are refused by MLflow since 3.7; leave it unset for the embedded store",
         )
-    if uri.startswith("sqlite:///"):  # workers change directory: with a relative path each would create a store
-        return f"sqlite:///{Path(uri.removeprefix('sqlite:///')).expanduser().absolute()}"
-    return _without_login(uri) if uri.startswith("http") else uri
+    if file := sqlite_file(uri):  # workers change directory: with a relative path each would create a store
+        return "".join((_sqlite_uri(file.expanduser().absolute()), *uri.partition("?")[1:]))
+    if uri.startswith("http"):
+        return _without_login(uri)
+    scheme, _, rest = uri.partition("://")
+    if "@" in rest and re.search(r":\d+/|\s", rest.partition("@")[0]):  # it would be shown: the digits may be a port
+        raise UserError(
+            "The tracking address is not valid", got=f"{scheme}://***@{rest.rpartition('@')[2]}",
+            fix="Write a slash in a password as %2F, and a blank as %20",
+        )  # fmt: skip
+    return uri
 
 
 def _without_login(uri: str) -> str:

@@ -10,9 +10,8 @@ from pathlib import Path
 
 from orchestrator.errors import UNAVAILABLE, UserError
 from orchestrator.provenance import private_files
+from orchestrator.storage.settings import sqlite_file
 from workloads.data.cache import file_lock
-
-SQLITE = "sqlite:///"
 
 QUIET = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -30,17 +29,18 @@ QUIET = {
 }
 
 
-def ensure(uri: str) -> Path | None:
-    """Create the SQLite store ``uri`` if it does not exist; return the folder of its artifacts, next to it.
+def ensure(uri: str, home: Path) -> Path | None:
+    """Create the SQLite store ``uri`` if it does not exist; return the folder of the artifacts of new experiments.
 
-    None for a tracking server or a database server, which define the location of artifacts themselves. Fast when the
-    store exists. Safe when many processes call it at once: concurrent migrations corrupt a new SQLite file, hence
-    the lock. Raises UserError (exit 3) when it cannot be written.
+    It lies next to the SQLite file, and of a database server in ``home``: MLflow's client would use the current
+    folder. None for a tracking server, which defines it itself. Fast when the store exists. Safe when many processes
+    call it at once: concurrent migrations corrupt a new SQLite file, hence the lock. Raises UserError (exit 3) when it
+    cannot be written.
     """
     quiet()
-    if not uri.startswith(SQLITE):
-        return None
-    database = Path(uri.removeprefix(SQLITE))
+    database = sqlite_file(uri)
+    if database is None:
+        return None if uri.startswith("http") else home / "artifacts"
     artifacts = database.parent / "artifacts"
     ready = database.with_suffix(".ready")
     if ready.exists() and database.exists():

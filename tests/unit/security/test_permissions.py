@@ -108,7 +108,7 @@ def test_clusters_that_start_at_once_have_one_token(token: Path) -> None:
 
 
 def make_store() -> None:
-    store.ensure(resolve().tracking or "")
+    store.ensure(resolve().tracking or "", resolve().home)
 
 
 def make_mirror() -> None:

@@ -152,6 +152,11 @@ def test_whatever_stops_a_check_is_a_line(settings: Settings) -> None:
             "postgresql://host/db?user=me&password=pw&sslmode=off",
             "postgresql://host/db?user=me&password=***&sslmode=off",
         ),
+        ("mssql+pyodbc:///?odbc_connect=DRIVER%3DX%3BPWD%3Dpw", "mssql+pyodbc:///?odbc_connect=***"),
+        (
+            "cannot connect: DRIVER={ODBC 17};UID=me;PWD=pw;Port=1",
+            "cannot connect: DRIVER={ODBC 17};UID=me;PWD=***;Port=1",
+        ),
         ("sqlite:////home/me@work/mlflow.db", "sqlite:////home/me@work/mlflow.db"),
         ("http://host:5000", "http://host:5000"),
         ("No MLflow answers at http://me:pw@host (refused)", "No MLflow answers at http://me:***@host (refused)"),

@@ -21,7 +21,7 @@ def test_a_registered_model_has_a_description_that_others_may_change(tmp_path: P
     from mlflow import MlflowClient
 
     uri = f"sqlite:///{tmp_path}/mlflow.db"
-    store.ensure(uri)
+    store.ensure(uri, tmp_path)
     client = MlflowClient(uri, uri)
     run = client.create_run("0", tags={"orchestrator.workload": "recommender"}).info.run_id
 

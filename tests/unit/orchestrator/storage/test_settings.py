@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.errors import USAGE, UserError
-from orchestrator.storage.settings import NAMES, resolve
+from orchestrator.storage.settings import NAMES, resolve, sqlite_file
 
 
 def configure(home: Path, text: str) -> None:
@@ -93,6 +93,42 @@ def test_an_address_that_can_not_work(uri: str) -> None:
     with pytest.raises(UserError, match=f"tracking address is not supported: got '{uri}'; allowed: http") as caught:
         resolve({"tracking": uri})
     assert caught.value.code == USAGE
+
+
+@pytest.mark.parametrize("name", ["my home", "q?home", "h#x"])
+def test_sqlalchemy_opens_the_file_below_a_home_of_any_name(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sqlalchemy import make_url
+
+    monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / name))
+    uri = resolve().tracking
+    assert uri is not None
+    assert make_url(uri).database == str(sqlite_file(uri)) == str(tmp_path / name / "mlflow.db")
+
+
+def test_mlflow_finds_no_file_below_a_path_with_a_percent_sign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = str(tmp_path / "feature%2Fpart")
+    for variable in ("ORCHESTRATOR_HOME", "ORCHESTRATOR_STORAGE"):
+        with monkeypatch.context() as patched:
+            patched.setenv(variable, home)
+            with pytest.raises(UserError, match=r"contains %, which MLflow decodes: got .*feature%2Fpart"):
+                resolve()
+            assert resolve({"tracking": "none"}).tracking is None
+
+
+def test_the_query_of_a_sqlite_address_is_not_of_its_file() -> None:
+    uri = resolve({"tracking": "sqlite:////tmp/a%3Fb.db?timeout=60"}).tracking
+    assert uri == "sqlite:////tmp/a%3Fb.db?timeout=60"
+    assert sqlite_file(uri) == Path("/tmp/a?b.db")
+    assert sqlite_file("postgresql://host/db") is None
+
+
+@pytest.mark.parametrize("password", ["12/34", "p w"])
+def test_a_password_that_no_pattern_hides_is_refused(password: str) -> None:
+    with pytest.raises(UserError, match=r"got mysql://\*\*\*@h/db\. Write a slash in a password as %2F") as caught:
+        resolve({"tracking": f"mysql://u:{password}@h/db"})
+    assert password not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["storage", "tracking", "ray_address"])

@@ -89,7 +89,7 @@ def test_an_experiment_is_marked_as_model_development_unless_it_has_a_kind(
     open_tracker: Callable[..., Tracker], database: Path, before: dict[str, str] | None, after: str
 ) -> None:
     if before is not None:
-        store.ensure(f"sqlite:///{database}")
+        store.ensure(f"sqlite:///{database}", database.parent)
         MlflowClient(f"sqlite:///{database}").create_experiment("toy", tags=before)
     tracker = open_tracker()
     tracker.start(OWNER, "a name", params={})
@@ -221,6 +221,13 @@ def test_thousands_of_trials_are_searched_for_once(
         asked.clear()
     assert len(statuses(database)) == 11
     assert all(metrics(database, f"{OWNER}/{number}") == expected(rows(1, 4)) for number in range(10))
+
+
+def test_where_the_artifacts_of_new_experiments_are(tmp_path: Path, database: Path) -> None:
+    """MLflow's client would put those of a database server into the current folder."""
+    assert store.ensure("http://host:5000", tmp_path) is None
+    assert store.ensure("postgresql+psycopg2://host/db", tmp_path) == tmp_path / "artifacts"
+    assert store.ensure(f"sqlite:///{database}", tmp_path) == database.parent / "artifacts"
 
 
 # What is refused
