@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -24,26 +24,16 @@ from orchestrator.config import workload_loader
 from orchestrator.config.parsing import validate_part
 from orchestrator.config.plan import Plan
 from orchestrator.config.spec import Resources
-from orchestrator.errors import UNAVAILABLE, USAGE, UserError
+from orchestrator.errors import UNAVAILABLE, UserError
 from orchestrator.storage.settings import resolve
 from orchestrator.sweeps import request
 from tests.support.pictures import class_folders
+from tests.support.refusals import refused
 from tests.support.waiting import FOR_EVER
 from workloads import catalog
 from workloads.contract import RESERVED
 from workloads.data import datasets, fingerprint
 from workloads.data.errors import DataUnreachable
-
-
-def refused(call: Callable[[], Any], *words: str, code: int = USAGE) -> str:
-    with pytest.raises(UserError) as caught:
-        call()
-    message = str(caught.value)
-    assert caught.value.code == code
-    assert "\n" not in message
-    for word in words:
-        assert word in message, message
-    return message
 
 
 class Taken(BaseModel):

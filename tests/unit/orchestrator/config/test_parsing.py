@@ -17,7 +17,7 @@ from orchestrator.config.parsing import (
     validate_part,
 )
 from orchestrator.config.plan import PLAN_KEYS, Plan
-from orchestrator.errors import USAGE, UserError
+from tests.support.refusals import refused
 
 
 class Model(BaseModel):
@@ -40,17 +40,6 @@ def file(folder: Path, text: str, name: str = "exp.yaml") -> Path:
     path = folder / name
     path.write_text(text)
     return path
-
-
-def refused(call: Any, *words: str) -> str:
-    with pytest.raises(UserError) as caught:
-        call()
-    message = str(caught.value)
-    assert caught.value.code == USAGE
-    assert "\n" not in message
-    for word in words:
-        assert word in message, message
-    return message
 
 
 # YAML
@@ -236,7 +225,7 @@ def test_text_becomes_the_fields_own_type() -> None:
     ],
 )
 def test_the_first_problem_in_one_sentence(values: dict[str, Any], message: str) -> None:
-    assert refused(lambda: validate(Model, values, "parameter")).startswith(message)
+    assert str(refused(lambda: validate(Model, values, "parameter"))).startswith(message)
 
 
 @pytest.mark.parametrize("values", [{"rate": 9}, {"laters": 1}])

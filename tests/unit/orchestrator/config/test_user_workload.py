@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from orchestrator.storage import records
 from orchestrator.storage.settings import resolve
 from tests.support.commands import typed
 from tests.support.readme_tree import ROOT
+from tests.support.refusals import refused
 from workloads.adapters import hugging_face
 
 EXAMPLE = (ROOT / "examples/functions/linreg.py").read_text()
@@ -34,13 +34,6 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(EXAMPLE + SPACE)
     return tmp_path / "mine.py"
-
-
-def refused(call: Callable[[], Any], *words: str) -> None:
-    with pytest.raises(UserError) as caught:
-        call()
-    assert all(word in str(caught.value) for word in words), str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def forget(home: Path) -> None:

@@ -17,13 +17,13 @@ import pytest
 import torch
 
 from orchestrator.config import workload_loader
-from orchestrator.errors import UserError
 from orchestrator.registry.export.model import Model
 from orchestrator.registry.retrieval import check_candidates, evaluate, rank_collection
 from orchestrator.registry.versions import Version
 from orchestrator.runs import worker
 from orchestrator.storage import look_ledger
 from orchestrator.storage.settings import Settings, resolve
+from tests.support.refusals import refused
 from tests.support.registered import register
 from tests.support.stores import copy_store
 from tests.unit.workloads.lifelong.test_conformance import SMALL as SMALL_LIFELONG
@@ -98,13 +98,6 @@ def beir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def measured(settings: Settings, model: str, target: Path, *data: str) -> dict[str, dict[str, float]]:
     return evaluate(settings, model, data, target, 20, lambda line: None)
-
-
-def refused(call: Callable[[], Any], *words: str) -> None:
-    with pytest.raises(UserError) as caught:
-        call()
-    assert all(word in str(caught.value) for word in words), str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def test_runs_hold_the_lists_and_the_mean_is_that_of_the_collections(

@@ -7,7 +7,6 @@ import json
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,13 @@ import pandas as pd
 import pytest
 from mlflow.types import ColSpec, DataType
 
-from orchestrator.errors import UserError
 from orchestrator.registry import models as registry
 from orchestrator.registry.served_model import Served, answers, current, load
 from orchestrator.registry.serving_formats import BadRequest, answer_lengths, as_json, batching, frame_of
 from orchestrator.storage.settings import Settings, resolve
 from tests.support.commands import Command, typed
 from tests.support.ports import free_port
+from tests.support.refusals import refused
 from tests.support.registered import register
 from tests.support.stores import copy_store
 
@@ -168,12 +167,6 @@ def models(tmp_path: Path, initialised_store: Path, monkeypatch: pytest.MonkeyPa
         register(settings, tmp_path / str(number), "rec", "recommender", {"backbone": "mf", "dim": dim})
     registry.client(settings).set_registered_model_alias("rec", "champion", "1")
     return settings
-
-
-def refused(call: Callable[[], Any], *words: str) -> None:
-    with pytest.raises(UserError) as caught:
-        call()
-    assert all(word in str(caught.value) for word in words), str(caught.value)
 
 
 def test_the_version_of_an_alias_is_loaded(models: Settings, home: Path) -> None:

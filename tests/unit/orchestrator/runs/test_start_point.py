@@ -18,7 +18,6 @@ from orchestrator.config import workload_loader
 from orchestrator.config.plan import Plan
 from orchestrator.config.spec import ExperimentSpec
 from orchestrator.engine import loop
-from orchestrator.errors import UserError
 from orchestrator.provenance import record as provenance
 from orchestrator.report import report
 from orchestrator.runs import start_point, worker
@@ -26,6 +25,7 @@ from orchestrator.runs.session import Result
 from orchestrator.storage import records, remote, run_lookup
 from orchestrator.storage.settings import resolve
 from tests.support.commands import typed
+from tests.support.refusals import refused
 from tests.support.toy import Toy
 from workloads.data import datasets, fingerprint
 
@@ -51,12 +51,6 @@ def losses(result: Result) -> dict[int, float]:
 
 def spec_of(result: Result) -> ExperimentSpec:
     return ExperimentSpec.model_validate(records.open_folder(result.folder).record["spec"]["experiment"])
-
-
-def refused(call: Callable[[], Any], *words: str) -> None:
-    with pytest.raises(UserError) as caught:
-        call()
-    assert all(word in str(caught.value) for word in words), str(caught.value)
 
 
 @pytest.mark.parametrize("slow", [False, True])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,21 +10,11 @@ import numpy as np
 import optuna
 import pytest
 
-from orchestrator.errors import USAGE, UserError
 from orchestrator.search import spaces
+from tests.support.refusals import refused
 from tests.support.toy import Params
 from workloads.catalog import catalog
 from workloads.recommender.backbones import BACKBONES
-
-
-def refused(call: Callable[[], Any], *words: str) -> None:
-    with pytest.raises(UserError) as caught:
-        call()
-    message = str(caught.value)
-    assert caught.value.code == USAGE
-    assert "\n" not in message
-    for word in words:
-        assert word in message, message
 
 
 def space(trial: Any) -> dict[str, Any]:

@@ -9,9 +9,9 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 
 from orchestrator.config.plan import Plan
 from orchestrator.config.spec import Resources, Search
-from orchestrator.errors import USAGE, UserError
 from orchestrator.search import strategy
 from orchestrator.search.spaces import Survey
+from tests.support import refusals
 from tests.support.toy import Params
 from workloads.contract import Objective
 
@@ -37,13 +37,7 @@ def settle(
 
 
 def refused(*words: str, **asked: Any) -> None:
-    with pytest.raises(UserError) as caught:
-        settle(**asked)
-    message = str(caught.value)
-    assert caught.value.code == USAGE
-    assert "\n" not in message
-    for word in words:
-        assert word in message, message
+    refusals.refused(lambda: settle(**asked), *words)
 
 
 # What is filled in

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,11 @@ import pytest
 from orchestrator import api
 from orchestrator.config import user_code
 from orchestrator.config.spec import SweepSpec
-from orchestrator.errors import UserError
 from orchestrator.provenance import record as provenance
 from orchestrator.report import report
 from orchestrator.search import trusted_spaces
 from orchestrator.storage import records
+from tests.support.refusals import refused
 
 MINE = """
 import numpy as np
@@ -72,13 +71,6 @@ def mine(toy_workload: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def sweep(mine: Path, **asked: Any) -> Any:
     given = {"trials": 4, "epochs": 10, "space": f"{mine}:space", "scheduler": "none", "tracking": "none", **asked}
     return api.sweep("toy", **given)
-
-
-def refused(call: Callable[[], Any], *words: str) -> None:
-    with pytest.raises(UserError) as caught:
-        call()
-    assert all(word in str(caught.value) for word in words), str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def test_a_sampler_and_a_pruner_of_the_user_decide(mine: Path) -> None:

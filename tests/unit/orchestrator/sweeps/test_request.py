@@ -12,9 +12,9 @@ import pytest
 from orchestrator.cluster import preflight
 from orchestrator.config import workload_loader
 from orchestrator.config.spec import Resources, SweepSpec
-from orchestrator.errors import USAGE, UserError
 from orchestrator.storage.settings import Settings, resolve
 from orchestrator.sweeps import estimate, request
+from tests.support.refusals import refused
 from tests.support.toy import Params
 from workloads import catalog
 
@@ -33,16 +33,6 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[float, float], None]:
 
     have(8, 0)
     return have
-
-
-def refused(call: Callable[[], Any], *words: str) -> None:
-    with pytest.raises(UserError) as caught:
-        call()
-    message = str(caught.value)
-    assert caught.value.code == USAGE
-    assert "\n" not in message
-    for word in words:
-        assert word in message, message
 
 
 def yaml(folder: Path, text: str) -> Path:

@@ -28,6 +28,7 @@ from orchestrator.sweeps import sweep as sweeps
 from orchestrator.sweeps.sweep import ResumeOptions
 from orchestrator.sweeps.trial_manager import TrialManager
 from tests.support import toy
+from tests.support.refusals import refused
 from tests.support.toy import Toy
 from workloads.contract import Objective
 
@@ -147,14 +148,6 @@ def rows(result: Result) -> list[dict[str, Any]]:
 
 def values(result: Result) -> list[float]:
     return [row["value"] for row in rows(result)]
-
-
-def refused(call: Callable[[], Any], *words: str) -> None:
-    with pytest.raises(UserError) as caught:
-        call()
-    assert caught.value.code == USAGE
-    for word in words:
-        assert word in str(caught.value), str(caught.value)
 
 
 # Grids
