@@ -7,9 +7,7 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import ModuleType
 
@@ -18,6 +16,7 @@ import pytest
 from moto import mock_aws
 
 from tests.support.waiting import HANG_SECONDS
+from tests.support.web import QuietHandler, serving
 from tests.unit.deploy.manifests import DEPLOY, ROOT
 
 SCRIPTS = DEPLOY / "docker"
@@ -94,24 +93,13 @@ def server() -> Iterator[tuple[str, list[dict[str, str | None]]]]:
     """A server that notes by what name and with what credentials it is asked; it answers 401 to a wrong one."""
     heard: list[dict[str, str | None]] = []
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
+    class Handler(QuietHandler):
+        def get(self) -> None:
             heard.append({name: self.headers.get(name) for name in ("Host", "Authorization")})
-            self.send_response(
-                200 if self.headers.get("Authorization") in ("Bearer right", "Basic bWU6cmlnaHQ=") else 401
-            )
-            self.end_headers()
+            self.respond(200 if self.headers.get("Authorization") in ("Bearer right", "Basic bWU6cmlnaHQ=") else 401)
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    listening = HTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=listening.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{listening.server_port}/api", heard
-    listening.shutdown()
-    listening.server_close()
-    thread.join()
+    with serving(Handler) as url:
+        yield f"{url}/api", heard
 
 
 def test_health_asks_as_a_client_would(

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 
 import pytest
 
@@ -16,6 +13,7 @@ from orchestrator.cluster.redirects import origin
 from orchestrator.errors import UNAVAILABLE, UserError
 from orchestrator.jobs.dashboard import Dashboard
 from orchestrator.storage.settings import resolve
+from tests.support.web import QuietHandler, serving
 
 SECRET = "hunter2"
 ANSWERS = {"/version": b"3.5.0", "/api/version": b'{"ray_version": "2.50.0", "version": "4"}', "/api/jobs/": b"[]"}
@@ -37,34 +35,22 @@ class Server:
 
 
 @contextmanager
-def serving() -> Iterator[Server]:
-    class Handler(BaseHTTPRequestHandler):
-        def answer(self) -> None:
+def redirecting() -> Iterator[Server]:
+    class Handler(QuietHandler):
+        def get(self) -> None:
             self.rfile.read(int(self.headers["Content-Length"] or 0))
             server.seen.append((self.path.partition("?")[0], self.headers["Authorization"]))
             target = next((server.moved[path] for path in server.moved if self.path.startswith(path)), None)
             if target is None:
-                self.send_response(200)
-                body = ANSWERS.get(self.path, b"{}")
+                self.respond(200, ANSWERS.get(self.path, b"{}"))
             else:
-                self.send_response(server.code)
-                self.send_header("Location", target + self.path)
-                body = b""
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+                self.respond(server.code, Location=target + self.path)
 
-        def __getattr__(self, name: str) -> Any:
-            return self.answer if name in ("do_GET", "do_POST") else super().__getattribute__(name)
+        post = get
 
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listening:
-        server = Server(f"http://127.0.0.1:{listening.server_port}")
-        threading.Thread(target=listening.serve_forever, args=(0.01,), daemon=True).start()
+    with serving(Handler) as url:
+        server = Server(url)
         yield server
-        listening.shutdown()
 
 
 @pytest.fixture
@@ -72,7 +58,7 @@ def servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Server, Server]]:
     """The server that is named, and another."""
     monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", SECRET)
     with ExitStack() as stack:
-        yield stack.enter_context(serving()), stack.enter_context(serving())
+        yield stack.enter_context(redirecting()), stack.enter_context(redirecting())
 
 
 @pytest.mark.parametrize("code", [301, 302, 303, 307, 308])

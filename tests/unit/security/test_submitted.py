@@ -6,9 +6,7 @@ import io
 import json
 import re
 import subprocess
-import threading
 import zipfile
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -18,6 +16,7 @@ from ray.job_submission import JobSubmissionClient
 from orchestrator.jobs import excludes
 from orchestrator.provenance.secret_files import secret_file
 from orchestrator.provenance.source import capture
+from tests.support.web import QuietHandler, serving
 
 CODE = (
     "train.py", "kept/data/code.py", "environment.yaml", "keys.py", "notes.keystore.md", "tokenizer.json",
@@ -57,42 +56,35 @@ def write(folder: Path, *names: str) -> None:
         (folder / name).write_text("hunter2")
 
 
-class Dashboard(BaseHTTPRequestHandler):
+class Dashboard(QuietHandler):
     """As much of a Ray dashboard as a submission talks to; it keeps the package."""
 
     package = b""
 
-    def do_GET(self) -> None:
+    def get(self) -> None:
         about = {"version": "4", "ray_version": ray.__version__, "ray_commit": ray.__commit__}
         self._answer(200 if self.path == "/api/version" else 404, about)
 
-    def do_PUT(self) -> None:
+    def put(self) -> None:
         type(self).package = self.rfile.read(int(self.headers["Content-Length"]))
         self._answer(200, {})
 
-    def do_POST(self) -> None:
+    def post(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
         self._answer(200, {"job_id": "1", "submission_id": "1"})
 
-    def log_message(self, *_: object) -> None:
-        pass
-
     def _answer(self, status: int, body: dict[str, str]) -> None:
-        self.send_response(status)
-        self.end_headers()
-        self.wfile.write(json.dumps(body).encode())
+        self.respond(status, json.dumps(body).encode())
 
 
 def sent(folder: Path, *apart: Path) -> set[str]:
     """The files in the package that Ray uploads of a folder."""
-    with HTTPServer(("127.0.0.1", 0), Dashboard) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        client = JobSubmissionClient(f"http://127.0.0.1:{server.server_port}")
+    with serving(Dashboard) as address:
+        client = JobSubmissionClient(address)
         client.submit_job(
             entrypoint="true",
             runtime_env={"working_dir": str(folder), "excludes": list(excludes.of(folder, apart).patterns)},
         )
-        server.shutdown()
     with zipfile.ZipFile(io.BytesIO(Dashboard.package)) as opened:
         return {name for name in opened.namelist() if not name.endswith("/")}
 

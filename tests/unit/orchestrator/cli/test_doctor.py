@@ -10,9 +10,7 @@ import socket
 import sqlite3
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, ClassVar
@@ -26,6 +24,7 @@ from orchestrator.errors import UserError, mask
 from orchestrator.runs.driver_status import DriverStatus, StatusPublisher
 from orchestrator.storage import records, remote, run_lookup
 from orchestrator.storage.settings import NAMES, Settings, resolve
+from tests.support.web import QuietHandler, serving
 from workloads.data import datasets
 
 
@@ -36,37 +35,24 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
 
 
 @pytest.fixture
-def server() -> Iterator[type[BaseHTTPRequestHandler]]:
+def server() -> Iterator[type[QuietHandler]]:
     """Speaks the two paths of an MLflow server that the doctor asks; gives its handler, to be set."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         version: ClassVar[str] = version("mlflow")
         refuses: ClassVar[int] = 200
         uri: ClassVar[str] = ""
         seen: ClassVar[list[str | None]] = []
 
-        def do_GET(self) -> None:
+        def get(self) -> None:
             self.seen.append(self.headers["Authorization"])
-            self._say(200, self.version if self.path == "/version" else "")
+            self.respond(200, self.version.encode() if self.path == "/version" else b"")
 
-        def do_POST(self) -> None:
-            self._say(self.refuses, "Invalid Host header")
+        def post(self) -> None:
+            self.respond(self.refuses, b"Invalid Host header")
 
-        def _say(self, code: int, text: str) -> None:
-            self.send_response(code)
-            self.send_header("Content-Length", str(len(text)))
-            self.end_headers()
-            self.wfile.write(text.encode())
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    web = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    Handler.uri = f"http://127.0.0.1:{web.server_port}"
-    threading.Thread(target=web.serve_forever, args=(0.01,), daemon=True).start()
-    yield Handler
-    web.shutdown()
-    web.server_close()
+    with serving(Handler) as Handler.uri:
+        yield Handler
 
 
 def found(check: Callable[[Settings], Iterable[Check]], settings: Settings) -> list[tuple[str, str]]:

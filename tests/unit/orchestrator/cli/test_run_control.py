@@ -8,10 +8,8 @@ import re
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,6 +29,7 @@ from orchestrator.storage.records import RunFolder
 from orchestrator.storage.settings import Settings, resolve
 from tests.support.ports import free_port
 from tests.support.waiting import HANG_SECONDS
+from tests.support.web import QuietHandler, serving
 
 DRIVER = """
 import sys
@@ -286,17 +285,14 @@ def test_a_named_cluster_that_is_away_is_not_an_unknown_id(settings: Settings, m
     assert caught.value.code == 3
 
 
-class Ailing(BaseHTTPRequestHandler):
+class Ailing(QuietHandler):
     """A dashboard that says that it lives, and no more."""
 
-    def do_GET(self) -> None:
-        alive = self.path == "/api/version"
-        self.send_response(200 if alive else 500)
-        self.end_headers()
-        if alive:
-            self.wfile.write(json.dumps({"version": "4", "ray_version": "2.60.0", "ray_commit": ""}).encode())
-
-    def log_message(self, *_: object) -> None: ...
+    def get(self) -> None:
+        if self.path == "/api/version":
+            self.respond(200, json.dumps({"version": "4", "ray_version": "2.60.0", "ray_commit": ""}).encode())
+        else:
+            self.respond(500)
 
 
 @pytest.mark.parametrize(("named", "code"), [(None, 2), ("flag", 3), ("environment", 3)])
@@ -304,9 +300,7 @@ def test_only_a_cluster_that_was_named_is_missed(
     named: str | None, code: int, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether it answers at first or not: what we tell Ray's client is not what the user named."""
-    with HTTPServer(("127.0.0.1", 0), Ailing) as server:
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        address = f"http://127.0.0.1:{server.server_port}"
+    with serving(Ailing) as address:
         monkeypatch.setattr(dashboard, "DEFAULT_ADDRESS", address)
         if named == "environment":
             monkeypatch.setenv("RAY_API_SERVER_ADDRESS", address)
@@ -317,7 +311,6 @@ def test_only_a_cluster_that_was_named_is_missed(
                 run_control.find(settings, "nobody", address if named == "flag" else None)
             assert caught.value.code == code
         assert os.environ.get(dashboard.VARIABLE) == before
-        server.shutdown()
 
 
 def test_the_address_comes_from_flag_then_environment_then_default(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import ssl
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -19,6 +17,7 @@ from cryptography.x509.oid import NameOID
 from orchestrator.cluster import mlflow_login, preflight
 from orchestrator.errors import UserError
 from orchestrator.storage.settings import resolve
+from tests.support.web import QuietHandler, serving
 
 VARIABLES = (
     "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_INSECURE_TLS",
@@ -52,17 +51,12 @@ def test_the_file_is_read_where_the_environment_has_no_login(tmp_path: Path, mon
     assert mlflow_login.user() == "bob"
 
 
-class Server(BaseHTTPRequestHandler):
+class Server(QuietHandler):
     """Answers only who has logged in."""
 
-    def do_POST(self) -> None:
+    def post(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
-        self.send_response(200 if self.headers["Authorization"] == BASIC["Authorization"] else 401)
-        self.end_headers()
-        self.wfile.write(b"{}")
-
-    def log_message(self, *args: object) -> None:
-        pass
+        self.respond(200 if self.headers["Authorization"] == BASIC["Authorization"] else 401, b"{}")
 
 
 @pytest.fixture
@@ -92,12 +86,8 @@ def address(certificate: Path) -> Iterator[str]:
     context.load_cert_chain(certificate)
     context.load_verify_locations(certificate)
     context.verify_mode = ssl.CERT_REQUIRED
-    server = HTTPServer(("127.0.0.1", 0), Server)
-    server.socket = context.wrap_socket(server.socket, server_side=True)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"https://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
+    with serving(Server, context) as url:
+        yield url
 
 
 @pytest.mark.parametrize("trust", ["MLFLOW_TRACKING_SERVER_CERT_PATH", "REQUESTS_CA_BUNDLE", "insecure"])

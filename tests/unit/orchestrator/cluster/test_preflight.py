@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -30,6 +29,7 @@ from orchestrator.sweeps import request
 from tests.support.pictures import class_folders
 from tests.support.refusals import refused
 from tests.support.waiting import FOR_EVER
+from tests.support.web import QuietHandler, serving
 from workloads import catalog
 from workloads.contract import RESERVED
 from workloads.data import datasets, fingerprint
@@ -318,26 +318,13 @@ def test_a_store_that_can_not_be_written(setting: str, tmp_path: Path) -> None:
     )  # fmt: skip
 
 
-class Server(BaseHTTPRequestHandler):
+class Server(QuietHandler):
     status = 200
     seen: ClassVar[list[tuple[str, str | None]]] = []
 
-    def do_POST(self) -> None:
+    def post(self) -> None:
         type(self).seen.append((self.path, self.headers["Authorization"]))
-        self.send_response(self.status)
-        self.end_headers()
-        self.wfile.write(b"Invalid Host header" if self.status == 403 else b"{}")
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
-
-@contextmanager
-def server(handler: type[Any]) -> Iterator[tuple[str, type[Any]]]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as listening:
-        threading.Thread(target=listening.serve_forever, args=(0.01,), daemon=True).start()
-        yield f"http://127.0.0.1:{listening.server_port}", handler
-        listening.shutdown()
+        self.respond(self.status, b"Invalid Host header" if self.status == 403 else b"{}")
 
 
 def answers(status: int) -> type[Server]:
@@ -349,7 +336,8 @@ def check(uri: str) -> None:
 
 
 def test_a_server_that_answers_is_asked_for_what_the_writer_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    with server(answers(200)) as (uri, handler):
+    handler = answers(200)
+    with serving(handler) as uri:
         check(f"{uri}/")
         monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "token")
         check(uri)
@@ -371,30 +359,25 @@ def test_a_server_that_answers_is_asked_for_what_the_writer_needs(monkeypatch: p
     ],
 )
 def test_a_server_that_refuses(status: int, words: tuple[str, ...]) -> None:
-    with server(answers(status)) as (uri, _):
+    with serving(answers(status)) as uri:
         refused(lambda: check(uri), f"MLflow at {uri} refuses", *words, code=UNAVAILABLE)
 
 
-class Experiments(BaseHTTPRequestHandler):
+class Experiments(QuietHandler):
     """A server with passwords that knows one experiment, whose tags this user may set or not."""
 
     may_write = True
     seen: ClassVar[list[str | None]] = []
 
-    def do_GET(self) -> None:
+    def get(self) -> None:
         self._say(200, b'{"experiment": {"experiment_id": "7"}}')
 
-    def do_POST(self) -> None:
+    def post(self) -> None:
         self._say(403 if self.path.endswith("set-experiment-tag") and not self.may_write else 200, b"{}")
 
     def _say(self, status: int, text: bytes) -> None:
         type(self).seen.append(self.headers["Authorization"])
-        self.send_response(status)
-        self.end_headers()
-        self.wfile.write(text)
-
-    def log_message(self, *_: Any) -> None:
-        pass
+        self.respond(status, text)
 
 
 @pytest.mark.parametrize("may_write", [True, False])
@@ -403,7 +386,8 @@ def test_an_experiment_that_one_may_not_write_to_is_told_before_training(
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "me")
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "secret")
-    with server(type("Handler", (Experiments,), {"may_write": may_write, "seen": []})) as (uri, handler):
+    handler = type("Handler", (Experiments,), {"may_write": may_write, "seen": []})
+    with serving(handler) as uri:
         settings = resolve({"tracking": uri, "storage": str(tmp_path)})
 
         def begin() -> None:

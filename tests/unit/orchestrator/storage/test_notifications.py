@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,6 +27,7 @@ from orchestrator.storage import notifications, records
 from orchestrator.storage.notifications import Notifier
 from orchestrator.storage.settings import resolve
 from tests.support.waiting import HANG_SECONDS, until
+from tests.support.web import QuietHandler, serving
 
 SECRET = "bba7b392"
 ABOUT = {"id": "run-1", "kind": "run", "workload": "toy"}
@@ -48,34 +48,24 @@ class Hook:
 def hook() -> Iterator[Hook]:
     found = Hook()
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
+    class Handler(QuietHandler):
+        def post(self) -> None:
             found.received.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
             answer = found.answers.pop(0) if len(found.answers) > 1 else found.answers[0]
             if answer < 0:
                 found.over.wait()
                 return
-            self.send_response(answer)
-            if answer in (301, 302, 307):
-                self.send_header("Location", f"{found.url}/elsewhere")
-            self.end_headers()
+            moved = {"Location": f"{found.url}/elsewhere"} if answer in (301, 302, 307) else {}
+            self.respond(answer, **moved)
 
-        def do_GET(self) -> None:
+        def get(self) -> None:
             found.gets += 1
-            self.send_response(200)
-            self.end_headers()
+            self.respond(200)
 
-        def log_message(self, *words: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    found.url = f"http://127.0.0.1:{server.server_address[1]}/services/{SECRET}"
-    yield found
-    found.over.set()
-    server.shutdown()
-    server.server_close()
+    with serving(Handler) as address:
+        found.url = f"{address}/services/{SECRET}"
+        yield found
+        found.over.set()
 
 
 @pytest.fixture(autouse=True)

@@ -8,50 +8,46 @@ import socket
 import threading
 import zipfile
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 
 from tests.support.tiny_dataset import FILES, lay_out, register
 from tests.support.waiting import HANG_SECONDS
+from tests.support.web import QuietHandler, serving
 from workloads.data import DATASETS, DataError, DataUnreachable, SourceFile, check, check_readable, download, fetch
 
 
 @pytest.fixture
-def server() -> Iterator[ThreadingHTTPServer]:
-    """A web server on this machine whose paths are file names, and ways to fail."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            way, _, name = self.path.strip("/").rpartition("/")
-            self.server.asked.append(name)
-            body = self.server.archive if name == "all.zip" else FILES[name]
-            if way == "absent":
-                self.send_error(404)
-                return
-            if way == "hang":
-                self.server.over.wait()
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write({"cut": body[:-9], "other": body[::-1]}.get(way, body))
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    web = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    web.asked, web.over = [], threading.Event()
+def server() -> Iterator[Any]:
+    """A web server on this machine whose paths are file names, and ways to fail; gives its handler, to be set."""
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
         for name, content in FILES.items():
             archive.writestr(f"tiny/{name}", content)
-    web.archive = packed.getvalue()
-    threading.Thread(target=web.serve_forever, args=(0.01,), daemon=True).start()
-    yield web
-    web.over.set()
-    web.shutdown()
-    web.server_close()
+
+    class Handler(QuietHandler):
+        url: ClassVar[str] = ""
+        asked: ClassVar[list[str]] = []
+        over: ClassVar[threading.Event] = threading.Event()
+        archive: ClassVar[bytes] = packed.getvalue()
+
+        def get(self) -> None:
+            way, _, name = self.path.strip("/").rpartition("/")
+            self.asked.append(name)
+            body = self.archive if name == "all.zip" else FILES[name]
+            if way == "absent":
+                self.send_error(404)
+                return
+            if way == "hang":
+                self.over.wait()
+            sent = {"cut": body[:-9], "other": body[::-1]}.get(way, body)
+            self.respond(200, sent, **{"Content-Length": str(len(body))})
+
+    with serving(Handler) as Handler.url:
+        yield Handler
+        Handler.over.set()
 
 
 @pytest.fixture
@@ -60,12 +56,12 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def url(server: ThreadingHTTPServer) -> str:
-    return f"http://127.0.0.1:{server.server_port}"
+def url(server: Any) -> str:
+    return server.url
 
 
 def test_brings_what_is_missing_or_damaged(
-    server: ThreadingHTTPServer, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: Any, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     register(monkeypatch, url)
     root, train = tmp_path / "new", tmp_path / "new" / "tiny" / "100k_train.csv"
@@ -106,9 +102,7 @@ def test_a_failure_changes_nothing(
     assert {path.name for path in train.parent.iterdir()} == {*FILES, ".fetch.lock"}
 
 
-def test_a_member_of_an_archive(
-    server: ThreadingHTTPServer, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_member_of_an_archive(server: Any, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     known = register(monkeypatch, url)
     files = tuple(
         dataclasses.replace(source, url=f"{url}/all.zip", member=f"tiny/{source.path}") for source in known.files
