@@ -9,30 +9,18 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import psycopg2
 
 from tests.support.commands import ROOT
-from tests.support.ports import free_port
-from tests.support.waiting import HANG_SECONDS
+from tests.support.ports import free_port, http_status
+from tests.support.waiting import until
 
 BINARIES = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: int(path.parent.name))
 """Where Debian puts PostgreSQL's programs, the newest last."""
-
-
-def until(condition: Callable[[], Any], seconds: float, why: Callable[[], object] = str) -> Any:
-    """Wait for a true ``condition()`` and give it back; fails with ``why()`` when time runs out."""
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline, f"waited {seconds} s in vain: {why()}"
-        time.sleep(0.1)
-    return found
 
 
 def postgres_binaries() -> Path | None:
@@ -169,22 +157,12 @@ class Mlflow:
 
     def wait(self) -> None:
         """Until it answers, and asks who is there."""
-        until(self._answers, HANG_SECONDS, self.log)
+        until(self._answers, pause=0.1, why=self.log)
 
     def _answers(self) -> bool:
         assert self._process is not None
         assert self._process.poll() is None, self.log()
-        return self.status("/api/2.0/mlflow/experiments/search") == 401
-
-    def status(self, path: str) -> int | None:
-        """The HTTP status of an anonymous request; None when nothing answers."""
-        try:
-            with urllib.request.urlopen(self.uri + path, timeout=5) as response:
-                return int(response.status)
-        except urllib.error.HTTPError as error:
-            return error.code
-        except OSError:
-            return None
+        return http_status(f"{self.uri}/api/2.0/mlflow/experiments/search", timeout=5) == 401
 
     def log(self) -> str:
         return (self._folder / "server.log").read_text()

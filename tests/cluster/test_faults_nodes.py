@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.services import until
 from tests.cluster.topology import CPUS, STARTING_SECONDS, User
-from tests.support.waiting import HANG_SECONDS
+from tests.support.waiting import until
 
 EPOCHS, EPOCH_SECONDS = 60, 0.25
 
@@ -41,4 +40,4 @@ def test_a_run_of_two_workers_goes_on_when_a_node_is_killed(cpus: int, user: Use
     silence = max(late - early for early, late in pairwise(times))
     print(f"\nnode killed: the next new epoch {silence:.1f} s after the last; rows lost 0, doubled 0")
     if cpus < CPUS:
-        assert len(until(user.topology.alive, HANG_SECONDS)) == 2, "nobody started the node again"
+        assert len(until(user.topology.alive, pause=0.1)) == 2, "nobody started the node again"

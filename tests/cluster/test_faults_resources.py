@@ -16,10 +16,9 @@ from typing import Any
 import pytest
 
 from tests.cluster.nodes import Node
-from tests.cluster.services import until
 from tests.cluster.topology import CPUS, Topology, User
 from tests.support.commands import SPACES, trials
-from tests.support.waiting import HANG_SECONDS
+from tests.support.waiting import until
 
 EPOCHS, EPOCH_SECONDS = 80, 0.25
 PACE = [f"epochs={EPOCHS}", f"slow={EPOCH_SECONDS}", "refit=false"]
@@ -169,7 +168,7 @@ def test_mlflows_artifacts_take_no_more(full: Callable[[Path], None], user: User
 
 def _gone(node: Node) -> None:
     """Its grace period is over: whoever comes next starts it again."""
-    until(lambda: not node.running(), HANG_SECONDS, node.log)
+    until(lambda: not node.running(), pause=0.1, why=node.log)
 
 
 def _saved(home: Path) -> list[Path]:

@@ -13,12 +13,11 @@ import pytest
 from orchestrator.runs.prometheus import DEVICE_SECONDS, EPOCHS, SPOOL, TRIALS
 from orchestrator.storage import run_lookup, usage_log
 from orchestrator.storage.usage_log import Span
-from tests.cluster.services import until
 from tests.support.clusters import groups, logical
 from tests.support.commands import SPACES, Start, starting
 from tests.support.dashboard import PROMETHEUS, names
 from tests.support.ports import free_port
-from tests.support.waiting import HANG_SECONDS
+from tests.support.waiting import until
 
 CPUS, GPUS, EPOCHS_EACH = 4, 4, 5
 SWEEP = ["sweep", "toy", "--space", f"{SPACES}:space", "--cpus-per-worker", "1", "--scheduler", "none"]
@@ -102,7 +101,7 @@ def test_neither_of_two_sweeps_starves_and_both_are_seen(home: Path, start: Star
 
     assert second.end() == 0, second.text()
     first.until(lambda: f"{CPUS} of {CPUS} at once: no other" in first.text())
-    until(lambda: not of(scraped(port), TRIALS, id="second"), HANG_SECONDS, lambda: "what ended is exported for ever")
+    until(lambda: not of(scraped(port), TRIALS, id="second"), pause=0.1, why=lambda: "what ended is exported for ever")
     first.ctrl_c()
     assert first.end() == 130, first.text()
     assert groups() == []

@@ -16,9 +16,9 @@ import psutil
 from mlflow import MlflowClient
 
 from tests.cluster.nodes import Node
-from tests.cluster.services import Mlflow, Postgres, until
+from tests.cluster.services import Mlflow, Postgres
 from tests.support.commands import ROOT, THIRD_PARTY, Command, Store
-from tests.support.waiting import HANG_SECONDS
+from tests.support.waiting import until
 
 NODES, CPUS = 2, 2
 """Worker nodes, and the logical CPUs of each; the head has none, so that all work is theirs."""
@@ -69,7 +69,7 @@ class Topology:
         self.mlflow.wait()
         for node in self.nodes:
             node.wait()
-        until(lambda: len(self.alive()) == 1 + NODES, HANG_SECONDS, lambda: [node.log() for node in self.nodes])
+        until(lambda: len(self.alive()) == 1 + NODES, pause=0.1, why=lambda: [node.log() for node in self.nodes])
 
     @property
     def client_environment(self) -> dict[str, str]:
@@ -102,7 +102,7 @@ class Topology:
             ids = {identity for identity, ip in self.alive().items() if ip == node.ip}
             return len(ids) == 1 and not ids & before
 
-        until(there, HANG_SECONDS, node.log)
+        until(there, pause=0.1, why=node.log)
 
     def restart_postgres(self, mode: str = "fast") -> None:
         self.postgres.stop(mode)

@@ -15,17 +15,17 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from base64 import b64encode
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.ports import free_ports
+from tests.support.waiting import until
 from tests.unit.deploy.manifests import BACKUP, DEPLOY, EXAMPLE, ROOT, commands_after
 
 pytestmark = [pytest.mark.deploy, pytest.mark.timeout(3600)]
@@ -125,13 +125,6 @@ class Stack:
         return self.compose("exec", "-T", "postgres", "psql", "-qAt", "-U", "mlflow", "mlflow", "-c", query).strip()
 
 
-def until(condition: Callable[[], Any], told: Callable[[], str] = str) -> None:
-    deadline = time.monotonic() + 300
-    while not condition():
-        assert time.monotonic() < deadline, told()
-        time.sleep(1)
-
-
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     if shutil.which("docker") is None or subprocess.run(["docker", "compose", "ls"], capture_output=True).returncode:
@@ -150,11 +143,11 @@ def swept(stack: Stack) -> Stack:
     """A sweep that loses its worker's container and its driver, resumed to its end with a registered model."""
     first = stack.start("submit", "--", "sweep", *SWEEP, "--trials", "4", "--name", "mf", "--register", "mf")
     try:
-        until(lambda: stack.rows() > 20)
+        until(lambda: stack.rows() > 20, 300, pause=1)
         stack.compose("kill", "--signal", "KILL", "ray-worker")
         before = stack.rows()
         stack.compose("start", "ray-worker")
-        until(lambda: stack.rows() > before + 20)
+        until(lambda: stack.rows() > before + 20, 300, pause=1)
         stack.compose("exec", "-T", "ray-head", "pkill", "-KILL", "-f", "orchestrator sweep")
         assert first.wait(SECONDS) == 1
         assert "orchestrator submit -- sweep --resume mf" in first.communicate()[0]

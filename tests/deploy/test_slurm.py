@@ -11,7 +11,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,6 +22,7 @@ import pytest
 
 from tests.support import tracked
 from tests.support.commands import ROOT, SPACES, THIRD_PARTY, Store, trials
+from tests.support.waiting import until
 from tests.unit.deploy.manifests import DEPLOY
 
 pytestmark = [pytest.mark.deploy, pytest.mark.timeout(3600)]
@@ -80,10 +80,7 @@ class Job:
         return re.findall(r"JobState=(\w+)", slurm("scontrol", "show", "job", self.id))[0]
 
     def until(self, condition: Callable[[], Any]) -> None:
-        deadline = time.monotonic() + SECONDS
-        while not condition():
-            assert time.monotonic() < deadline, self.text()
-            time.sleep(0.5)
+        until(condition, SECONDS, pause=0.5, why=self.text)
 
     def has_ended(self) -> bool:
         return self.state() not in ("PENDING", "RUNNING", "COMPLETING")

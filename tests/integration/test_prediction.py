@@ -10,9 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +28,7 @@ from orchestrator.registry import prediction, tables
 from orchestrator.storage.settings import Settings, resolve
 from tests.support.commands import Store, typed
 from tests.support.stores import copy_store
-from tests.support.waiting import HANG_SECONDS
+from tests.support.waiting import HANG_SECONDS, until
 
 ROOT = Path(__file__).resolve().parents[2]
 K = 3
@@ -279,8 +277,13 @@ def test_served_over_http(registered: Registered, settings: Settings, port: int)
         [sys.executable, "-m", "mlflow", *words], env=environment, start_new_session=True,
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
+
+    def answers() -> bool:
+        assert server.poll() is None, "the server ended"
+        return ask(f"http://127.0.0.1:{port}/ping") is not None
+
     try:
-        until(lambda: ask(f"http://127.0.0.1:{port}/ping") is not None, server)
+        until(answers, pause=0.1)
         body = {"dataframe_split": {"columns": ["user"], "data": [[7], [599]]}, "params": {"k": K}}
         answer = ask(f"http://127.0.0.1:{port}/invocations", body)
     finally:
@@ -397,11 +400,3 @@ def ask(url: str, body: Any = None) -> bytes | None:
             return found
     except OSError:
         return None
-
-
-def until(condition: Callable[[], bool], process: subprocess.Popen[Any], seconds: float = HANG_SECONDS) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert process.poll() is None, "the server ended"
-        assert time.monotonic() < deadline, "the server does not answer"
-        time.sleep(0.1)

@@ -1,8 +1,10 @@
-"""Free ports of this machine."""
+"""Free ports of this machine, and who answers at one."""
 
 from __future__ import annotations
 
 import socket
+import urllib.error
+import urllib.request
 
 
 def free_ports(count: int) -> list[int]:
@@ -19,3 +21,14 @@ def free_ports(count: int) -> list[int]:
 def free_port() -> int:
     """A free port (not reserved)."""
     return free_ports(1)[0]
+
+
+def http_status(url: str, timeout: float) -> int | None:
+    """The HTTP status of an anonymous request; None when nothing answers."""
+    try:
+        with urllib.request.urlopen(url, timeout=timeout) as response:
+            return int(response.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+    except OSError:
+        return None

@@ -9,8 +9,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -18,7 +16,7 @@ from pathlib import Path
 import psutil
 
 from tests.support.commands import ROOT, THIRD_PARTY
-from tests.support.ports import free_ports
+from tests.support.ports import free_ports, http_status
 from tests.support.waiting import HANG_SECONDS
 
 ORCHESTRATOR = [sys.executable, "-m", "orchestrator"]
@@ -69,13 +67,7 @@ class Head:
         assert self.answer() == 401, "the head must ask for its token"
 
     def answer(self) -> int | None:
-        try:
-            with urllib.request.urlopen(f"{self.address}/api/version", timeout=2) as response:
-                return int(response.status)
-        except urllib.error.HTTPError as error:
-            return error.code
-        except OSError:
-            return None
+        return http_status(f"{self.address}/api/version", timeout=2)
 
     def kill(self) -> None:
         """All its processes, the jobs' included: they live in sessions of their own."""

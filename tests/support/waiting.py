@@ -13,13 +13,19 @@ FOR_EVER = 3600.0
 """A limit that is never reached: pytest ends the test first."""
 
 
-def until(condition: Callable[[], Any], seconds: float = HANG_SECONDS, pause: float = 0.01) -> Any:
+def until(
+    condition: Callable[[], Any],
+    seconds: float = HANG_SECONDS,
+    *,
+    pause: float = 0.01,
+    why: Callable[[], object] = str,
+) -> Any:
     """Return the first true value of ``condition()``, called every ``pause`` seconds.
 
-    Raises AssertionError after ``seconds``.
+    Raises AssertionError with ``why()`` after ``seconds``.
     """
     deadline = time.monotonic() + seconds
     while not (value := condition()):
-        assert time.monotonic() < deadline, f"waited {seconds:g} s in vain"
+        assert time.monotonic() < deadline, f"waited {seconds:g} s in vain: {why()}"
         time.sleep(pause)
     return value
