@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from tests.support.readme_tree import ROOT
+from tests.support.spoiled import prepared_from
 from workloads.data.retrieval.load import load_retrieval
 from workloads.data.retrieval.types import Retrieval
 from workloads.lifelong import dataset, workload
@@ -37,8 +38,7 @@ class LifelongConformance(Conformance):
         """The seconds that embedding took are in the state, and are never the same twice."""
         monkeypatch.setattr(workload, "time", SimpleNamespace(perf_counter=lambda: 0.0))
 
-    @contextmanager
-    def spoiled_test(self) -> Iterator[None]:
+    def spoiled_test(self) -> AbstractContextManager[None]:
         """Every second query of the test part is judged no longer."""
 
         def spoiled(name: str, root: Path, unknown: Any = "refuse") -> Retrieval:
@@ -47,11 +47,7 @@ class LifelongConformance(Conformance):
             kept = whole.judgements[~np.isin(whole.judgements[:, 0], tested)]
             return replace(whole, judgements=kept)
 
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(dataset, "load_retrieval", spoiled)
-            dataset._prepare.cache_clear()
-            yield
-        dataset._prepare.cache_clear()
+        return prepared_from(dataset, load_retrieval=spoiled)
 
 
 class TestRankingAlignment(LifelongConformance):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -16,10 +16,9 @@ import pytest
 import torch
 
 from tests.support.readme_tree import ROOT
+from tests.support.spoiled import half_tested, prepared_from
 from workloads.contract import Runtime
 from workloads.data import DataError
-from workloads.data.retrieval.load import load_retrieval
-from workloads.data.retrieval.types import Retrieval
 from workloads.encoders.served_text import passages
 from workloads.losses.ranknet import bounded, margin_ranking_loss, ranknet_loss
 from workloads.testing import Conformance, values
@@ -42,23 +41,8 @@ class RankerConformance(Conformance):
     ranked: ClassVar[tuple[str, ...]] = ("bm25_weight",)  # the one that ranks the validation queries best
     compared: ClassVar[Mapping[str, Any]] = {"lr": 1e-6}
 
-    @contextmanager
-    def spoiled_test(self) -> Iterator[None]:
-        """Every second query of the test part is missing."""
-
-        def spoiled(name: str, root: Path, unknown: Any = "refuse") -> Retrieval:
-            whole = load_retrieval(name, root, unknown)
-            parts = whole.parts.copy()
-            tested = np.flatnonzero(parts == 3)
-            parts[tested[::2]] = 2
-            kept = whole.judgements[~np.isin(whole.judgements[:, 0], tested[::2])]
-            return replace(whole, judgements=kept, parts=parts)
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(dataset, "load_retrieval", spoiled)
-            dataset._prepare.cache_clear()
-            yield
-        dataset._prepare.cache_clear()
+    def spoiled_test(self) -> AbstractContextManager[None]:
+        return prepared_from(dataset, load_retrieval=half_tested)
 
 
 class TestCrossEncoder(RankerConformance):

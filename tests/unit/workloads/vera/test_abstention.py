@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.support.small_vera import BASELINE, RUNTIME, build
+from tests.support.spoiled import prepared_from
 from tests.unit.workloads.vera.test_predictor import inputs_of
 from workloads.abstention.decision import KEY
 from workloads.contract import Servable
@@ -87,13 +88,10 @@ def test_labels_that_are_held_out_change_nothing_but_the_table() -> None:
         answer[rows] = whole.answer[rows][::-1]
         return replace(whole, answer=answer)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dataset, "load_questions", spoiled)
-        dataset._prepare.cache_clear()
+    with prepared_from(dataset, load_questions=spoiled):
         other = trained()
         metrics = [vera.evaluate("test").metrics for vera in (usual, other)]
         first, second = (vera.servable() for vera in (usual, other))
-    dataset._prepare.cache_clear()
     assert metrics[0] == metrics[1]
     different = {n for n, side in first.weights.items() if not np.array_equal(side.numpy(), second.weights[n].numpy())}
     assert different == {"abstention.losses"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -18,10 +18,9 @@ from numpy.typing import NDArray
 
 from tests.support.readme_tree import ROOT
 from tests.support.small_vera import RUNTIME, SMALL, build
+from tests.support.spoiled import half_tested, prepared_from
 from workloads.data.questions.load import load_questions
 from workloads.data.questions.types import GraphQuestions
-from workloads.data.retrieval.load import load_retrieval
-from workloads.data.retrieval.types import Retrieval
 from workloads.encoders.pooling import normalised
 from workloads.encoders.text import encode
 from workloads.schedule import Progress
@@ -40,8 +39,7 @@ class VeraConformance(Conformance):
     earlier: ClassVar[tuple[Path, ...]] = (ROOT / "tests/recorded/predictors/vera.py",)
     ranked: ClassVar[tuple[str, ...]] = ("threshold", "*_low", "*_high", "calib/ece*", "selective/*", "success_at_*")
 
-    @contextmanager
-    def spoiled_test(self) -> Iterator[None]:
+    def spoiled_test(self) -> AbstractContextManager[None]:
         """The test part has lost half of its questions."""
 
         def spoiled(name: str, root: Path) -> GraphQuestions:
@@ -50,11 +48,7 @@ class VeraConformance(Conformance):
             part[np.flatnonzero(part == 2)[::2]] = 3
             return replace(whole, part=part)
 
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(dataset, "load_questions", spoiled)
-            dataset._prepare.cache_clear()
-            yield
-        dataset._prepare.cache_clear()
+        return prepared_from(dataset, load_questions=spoiled)
 
 
 class TestVera(VeraConformance):
@@ -83,20 +77,8 @@ class TestPlateauOverDocuments(VeraConformance):
     }  # fmt: skip
     test_two_processes_equal_one = None  # type: ignore[assignment]  # dear; the first one's holds
 
-    @contextmanager
-    def spoiled_test(self) -> Iterator[None]:
-        def spoiled(name: str, root: Path, unknown: Any = "refuse") -> Retrieval:
-            whole = load_retrieval(name, root, unknown)
-            parts = whole.parts.copy()
-            parts[np.flatnonzero(parts == 3)[::2]] = 2
-            kept = whole.judgements[~np.isin(whole.judgements[:, 0], np.flatnonzero(whole.parts == 3)[::2])]
-            return replace(whole, judgements=kept, parts=parts)
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(dataset, "load_retrieval", spoiled)
-            dataset._prepare.cache_clear()
-            yield
-        dataset._prepare.cache_clear()
+    def spoiled_test(self) -> AbstractContextManager[None]:
+        return prepared_from(dataset, load_retrieval=half_tested)
 
 
 def weights(vera: Vera, part: str) -> torch.Tensor:
