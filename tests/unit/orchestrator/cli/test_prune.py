@@ -49,6 +49,28 @@ def kinds(found: list[Orphan]) -> dict[str, str]:
     return {orphan.path.name: orphan.kind for orphan in found}
 
 
+@pytest.fixture
+def mirrored(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """The storage is an object store, the folder ``bucket``."""
+    monkeypatch.setattr(lease, "SETTLE_SECONDS", 0.0)
+    settings = resolve()
+    object.__setattr__(settings, "storage", remote.mirror_of(f"file://{tmp_path}/bucket", home))
+    return settings
+
+
+def half_stored(settings: Settings, *empty: str, status: Any = "finished", code: int = 0) -> RunFolder:
+    """A run that has ended: its history and ``empty`` files are stored, ``late`` was written later and is not."""
+    folder = create(settings, "one")
+    following = folder.start_sync()
+    write(folder, "history.jsonl")
+    write(folder, *empty, content="")
+    folder.release(status, code)
+    assert following is not None
+    assert following.close() is None
+    write(folder, "late")
+    return folder
+
+
 def test_an_empty_storage_has_nothing_to_clean(settings: Settings) -> None:
     assert orphans(settings) == []
     assert prune.as_text([], [], removed=False) == "Nothing to clean"
@@ -177,44 +199,24 @@ def test_only_what_is_old(settings: Settings) -> None:
     assert len(orphans(settings, older_than=1)) == 1
 
 
-def test_a_copy_goes_only_when_all_of_it_is_stored(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease, "SETTLE_SECONDS", 0.0)
-    settings = resolve()
-    object.__setattr__(settings, "storage", remote.mirror_of(f"file://{tmp_path}/bucket", home))
-    folder = create(settings, "one")
-    following = folder.start_sync()
-    write(folder, "history.jsonl")
-    folder.release("finished", 0)
-    assert following is not None
-    assert following.close() is None
-    write(folder, "late")
-    assert orphans(settings) == []
+def test_a_copy_goes_only_when_all_of_it_is_stored(mirrored: Settings, tmp_path: Path) -> None:
+    folder = half_stored(mirrored)
+    assert orphans(mirrored) == []
     (folder.path / "late").unlink()
     stored = tmp_path / "bucket" / "one" / "history.jsonl"
     stored.rename(tmp_path / "moved")
-    assert orphans(settings) == []
+    assert orphans(mirrored) == []
     (tmp_path / "moved").rename(stored)
-    (orphan,) = orphans(settings)
+    (orphan,) = orphans(mirrored)
     assert (orphan.kind, orphan.path) == (prune.COPY, folder.path)
     assert remove([orphan]) == ([orphan], [])
     assert stored.exists()
-    assert run_lookup.find(settings.storage, "one").status() == "finished"
+    assert run_lookup.find(mirrored.storage, "one").status() == "finished"
 
 
-def test_what_is_removed_here_is_removed_from_the_storage(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lease, "SETTLE_SECONDS", 0.0)
-    settings = resolve()
-    object.__setattr__(settings, "storage", remote.mirror_of(f"file://{tmp_path}/bucket", home))
-    folder = create(settings, "one")
-    following = folder.start_sync()
-    write(folder, "history.jsonl", "tracking.jsonl", content="")
-    folder.release("finished", 0)
-    assert following is not None
-    following.close()
-    write(folder, "only here")
-    (orphan,) = orphans(settings)
+def test_what_is_removed_here_is_removed_from_the_storage(mirrored: Settings, tmp_path: Path) -> None:
+    half_stored(mirrored, "tracking.jsonl")
+    (orphan,) = orphans(mirrored)
     assert orphan.kind == "delivered journal"
     assert (tmp_path / "bucket" / "one" / "tracking.jsonl").exists()
     assert remove([orphan]) == ([orphan], [])
@@ -252,18 +254,9 @@ def test_what_a_run_needs_again_by_now_stays(settings: Settings) -> None:
     assert (folder.path / "history.jsonl").exists()
 
 
-def test_what_another_machine_drives_by_now_stays(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease, "SETTLE_SECONDS", 0.0)
-    settings = resolve()
-    object.__setattr__(settings, "storage", remote.mirror_of(f"file://{tmp_path}/bucket", home))
-    folder = create(settings, "one")
-    following = folder.start_sync()
-    write(folder, "history.jsonl", "tracking.jsonl", content="")
-    folder.release("interrupted", 130)
-    assert following is not None
-    following.close()
-    write(folder, "only here")
-    found = orphans(settings)
+def test_what_another_machine_drives_by_now_stays(mirrored: Settings, tmp_path: Path) -> None:
+    folder = half_stored(mirrored, "tracking.jsonl", status="interrupted", code=130)
+    found = orphans(mirrored)
     assert [orphan.kind for orphan in found] == ["delivered journal"]
     place = remote.location_of(folder.path)
     assert place is not None
