@@ -191,6 +191,16 @@ def toy_workload(monkeypatch: pytest.MonkeyPatch) -> str:
     return "toy"
 
 
+@pytest.fixture
+def no_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run writes no page, whose plots take their time, and no patch of the tree that somebody works in."""
+    from orchestrator.provenance import record
+    from orchestrator.report import report
+
+    monkeypatch.setattr(report, "write_page", lambda *of: None)
+    monkeypatch.setattr(record, "sources", lambda **of: ())
+
+
 @pytest.fixture(autouse=True)
 def mlflow_as_it_was() -> Iterator[None]:
     """MLflow keeps the store of a fluent call in globals and in the environment: none of it reaches the next test."""

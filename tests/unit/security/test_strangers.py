@@ -13,10 +13,8 @@ import pytest
 
 from orchestrator.console import Console
 from orchestrator.errors import RunFailed, UserError
-from orchestrator.provenance import record as provenance
 from orchestrator.registry import models as registry
 from orchestrator.registry import prediction
-from orchestrator.report import report
 from orchestrator.reproduce import repeat_run
 from orchestrator.runs import driver, model_upload
 from orchestrator.runs.session import adopt
@@ -38,9 +36,7 @@ def canary(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def settings(toy_workload: str, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    monkeypatch.setattr(report, "write_page", lambda *of: None)
-    monkeypatch.setattr(provenance, "sources", lambda **of: ())
+def settings(toy_workload: str, no_page: None) -> Settings:
     return resolve({"tracking": "none"})
 
 

@@ -12,9 +12,7 @@ import pytest
 from orchestrator import api
 from orchestrator.config import user_code, workload_loader
 from orchestrator.errors import RunFailed, UserError
-from orchestrator.provenance import record as provenance
 from orchestrator.registry import models as registry
-from orchestrator.report import report
 from orchestrator.storage import records
 from orchestrator.storage.settings import resolve
 from tests.support.commands import typed
@@ -27,9 +25,7 @@ SPACE = "\n\ndef space(trial):\n    return {'lr': trial.suggest_float('lr', 0.05
 
 
 @pytest.fixture
-def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(report, "write_page", lambda *of: None)
-    monkeypatch.setattr(provenance, "sources", lambda **of: ())
+def mine(tmp_path: Path, no_page: None, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(user_code, "_named", set())
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(EXAMPLE + SPACE)

@@ -18,9 +18,7 @@ import pytest
 from orchestrator.cli import app
 from orchestrator.console import Console
 from orchestrator.errors import UserError
-from orchestrator.provenance import record as provenance
 from orchestrator.report import audit as view
-from orchestrator.report import report
 from orchestrator.report.audit import Audit, audits
 from orchestrator.runs import driver
 from orchestrator.runs.driver import Options
@@ -37,9 +35,7 @@ pytestmark = pytest.mark.usefixtures("toy_workload")
 
 
 @pytest.fixture
-def settings(home: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    monkeypatch.setattr(report, "write_page", lambda *of: None)
-    monkeypatch.setattr(provenance, "sources", lambda **of: ())
+def settings(home: Path, no_page: None) -> Settings:
     return resolve({"tracking": "none"})
 
 

@@ -18,8 +18,6 @@ from orchestrator.config import workload_loader
 from orchestrator.config.plan import Plan
 from orchestrator.config.spec import ExperimentSpec
 from orchestrator.engine import loop
-from orchestrator.provenance import record as provenance
-from orchestrator.report import report
 from orchestrator.runs import start_point, worker
 from orchestrator.runs.session import Result
 from orchestrator.storage import records, remote, run_lookup
@@ -34,10 +32,7 @@ MINE = "def space(trial):\n    return {'lr': trial.suggest_float('lr', 0.01, 0.2
 
 
 @pytest.fixture
-def run(toy_workload: str, monkeypatch: pytest.MonkeyPatch) -> Run:
-    monkeypatch.setattr(report, "write_page", lambda *of: None)
-    monkeypatch.setattr(provenance, "sources", lambda **of: ())
-
+def run(toy_workload: str, no_page: None) -> Run:
     def started(workload: str | None = toy_workload, **asked: Any) -> Result:
         return api.run(workload, **{"tracking": "none", **asked})
 

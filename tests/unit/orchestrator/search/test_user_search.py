@@ -10,8 +10,6 @@ import pytest
 from orchestrator import api
 from orchestrator.config import user_code
 from orchestrator.config.spec import SweepSpec
-from orchestrator.provenance import record as provenance
-from orchestrator.report import report
 from orchestrator.search import trusted_spaces
 from orchestrator.storage import records
 from tests.support.refusals import refused
@@ -61,9 +59,7 @@ helper = 3
 
 
 @pytest.fixture
-def mine(toy_workload: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(report, "write_page", lambda *of: None)
-    monkeypatch.setattr(provenance, "sources", lambda **of: ())
+def mine(toy_workload: str, tmp_path: Path, no_page: None) -> Path:
     (tmp_path / "mine.py").write_text(MINE)
     return tmp_path / "mine.py"
 

@@ -17,8 +17,6 @@ from orchestrator.cluster.interrupts import Interrupts
 from orchestrator.config.spec import Search, SweepSpec
 from orchestrator.console import Console
 from orchestrator.errors import DONE, FAILED, PARTIAL, USAGE, Interrupted, RunFailed, UserError
-from orchestrator.provenance import record as provenance
-from orchestrator.report import report
 from orchestrator.runs import driver, worker
 from orchestrator.runs.session import Result
 from orchestrator.storage import run_lookup
@@ -55,10 +53,7 @@ def file(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def settings(toy_workload: str, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    # What takes its time, and is not what this is about: plots, and the patch of a tree that somebody works in.
-    monkeypatch.setattr(report, "write_page", lambda *of: None)
-    monkeypatch.setattr(provenance, "sources", lambda **of: ())
+def settings(toy_workload: str, no_page: None) -> Settings:
     return resolve({"tracking": "none"})
 
 

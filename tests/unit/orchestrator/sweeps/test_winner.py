@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from orchestrator.console import Console
-from orchestrator.provenance import record as provenance
-from orchestrator.report import report, run_page
+from orchestrator.report import run_page
 from orchestrator.runs import driver, model_upload
 from orchestrator.runs.session import Result
 from orchestrator.search import winners
@@ -39,11 +38,8 @@ def space(trial):
 
 
 @pytest.fixture
-def settings(toy_workload: str, database: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    # What takes its time, and is not what this is about: the page, the tree that somebody works in, the model.
-    monkeypatch.setattr(report, "write_page", lambda *of: None)
-    monkeypatch.setattr(provenance, "sources", lambda **of: ())
-    monkeypatch.setattr(model_upload, "deliver", lambda *of: None)
+def settings(toy_workload: str, database: Path, no_page: None, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    monkeypatch.setattr(model_upload, "deliver", lambda *of: None)  # takes its time, too
     return resolve()
 
 
