@@ -12,7 +12,7 @@ import json
 import os
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
@@ -20,7 +20,7 @@ import pytest
 
 from benchmarks import harness
 from orchestrator.errors import UNAVAILABLE
-from tests.support.commands import SPACES, Command, Start, Store, starting, trials
+from tests.support.commands import SPACES, Command, Start, Store, trials
 
 VICTIMS = ("driver", "TrialActor", "raylet/raylet", "gcs_server")
 ROUNDS = int(os.environ.get("KILL_ROUNDS", len(VICTIMS)))
@@ -29,12 +29,6 @@ TRIALS, EPOCHS = 4 * ROUNDS, 12
 NOT_STARTED = "Cannot start a Ray cluster on this machine"
 
 pytestmark = [pytest.mark.faults, pytest.mark.long]
-
-
-@pytest.fixture
-def start(home: Path, database: Path) -> Iterator[Start]:
-    with starting(home) as begin:
-        yield begin
 
 
 def test_a_sweep_ends_whole_after_random_kills(home: Path, start: Start, capsys: pytest.CaptureFixture[str]) -> None:

@@ -49,6 +49,12 @@ def out() -> io.StringIO:
 
 
 @pytest.fixture
+def pretrained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The toy begins with pretrained weights. Named before ``settled``, which trains it."""
+    monkeypatch.setattr(Toy, "pretrained", True, raising=False)
+
+
+@pytest.fixture
 def settled(settings: Settings, tmp_path: Path, out: io.StringIO) -> Result:
     """A sweep of two trials, named ``s``, whose winner was refitted for all its epochs."""
     (tmp_path / "mine.py").write_text(SPACE)
@@ -131,18 +137,11 @@ def test_a_shorter_second_winner_is_whole_in_mlflow(
 
 
 def test_a_second_winner_that_is_untouched_has_steps_of_its_own(
-    settings: Settings, tmp_path: Path, database: Path, resume: Callable[..., Result], out: io.StringIO,
+    pretrained: None, settled: Result, database: Path, resume: Callable[..., Result], out: io.StringIO,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """Pretrained weights: the first winner is trained for all epochs, the second for none."""
-    monkeypatch.setattr(Toy, "pretrained", True, raising=False)
-    (tmp_path / "mine.py").write_text(SPACE)
-    spec = request.sweep(
-        "toy", settings, overrides={"epochs": EPOCHS}, local=True,
-        search={"space": f"{tmp_path / 'mine.py'}:space", "scheduler": "none", "trials": 2},
-    )  # fmt: skip
-    first = sweep.sweep(spec, settings, driver.Options(local=True, name="s"), console(out))
-    assert (first.extra["epochs"], "orchestrator.untouched" in tags(database, "s")) == (EPOCHS, False)
+    """The first winner is trained for all epochs, the second for none."""
+    assert (settled.extra["epochs"], "orchestrator.untouched" in tags(database, "s")) == (EPOCHS, False)
     assert "Training has made" not in out.getvalue()
 
     evaluate = Toy.evaluate
@@ -155,7 +154,7 @@ def test_a_second_winner_that_is_untouched_has_steps_of_its_own(
     monkeypatch.setattr(Toy, "evaluate", untouched_is_best)
     second = resume(more_trials=1)
     assert (second.extra["best_trial"], second.extra["epochs"]) == (2, 0)
-    steps = [(EPOCHS, first.metrics["test/error"]), (EPOCHS + 1, 0.125)]
+    steps = [(EPOCHS, settled.metrics["test/error"]), (EPOCHS + 1, 0.125)]
     assert logged(database, "test/error") == steps
     assert tags(database, "s")["orchestrator.untouched"] == "true"
     assert out.getvalue().count("No trained epoch beats the pretrained weights") == 1
