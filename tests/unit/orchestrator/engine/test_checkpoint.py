@@ -8,10 +8,9 @@ import multiprocessing
 import os
 import pickle
 import shutil
-import signal
 import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -284,23 +283,26 @@ def test_a_writer_that_fails_leaves_the_old_one_whole(tmp_path: Path, monkeypatc
     assert same(STATE, checkpoint.read(folder).state)
 
 
-def _write_for_ever(folder: str) -> None:
+def kill_while_writing(write_for_ever: Callable[[Path], None], folder: Path, seconds: float) -> None:
+    """Kill ``write_for_ever(folder)`` ``seconds`` after there were two checkpoints: old ones go as new ones come."""
+    process = multiprocessing.get_context("fork").Process(target=write_for_ever, args=(folder,))
+    process.start()
+    until(lambda: len(list(folder.glob("checkpoint-*"))) >= 2, pause=0.001)
+    time.sleep(seconds)
+    process.kill()
+    process.join()
+
+
+def _write_for_ever(folder: Path) -> None:
     for order in range(1, 1_000_000):
-        write(Path(folder) / checkpoint.name(order), {"order": order, "weights": torch.full((20_000,), float(order))})
-        checkpoint.keep(Path(folder))
+        write(folder / checkpoint.name(order), {"order": order, "weights": torch.full((20_000,), float(order))})
+        checkpoint.keep(folder)
 
 
 def test_a_writer_that_is_killed_leaves_a_whole_one(tmp_path: Path) -> None:
     for round_ in range(6):
         folder = tmp_path / str(round_)
-        writer = multiprocessing.get_context("fork").Process(target=_write_for_ever, args=(str(folder),))
-        writer.start()
-        assert writer.pid is not None
-        # Any two: old ones are removed as new ones come.
-        until(lambda folder=folder: len(list(folder.glob("checkpoint-*"))) >= 2, pause=0.001)
-        time.sleep(0.004 * round_)
-        os.kill(writer.pid, signal.SIGKILL)
-        writer.join()
+        kill_while_writing(_write_for_ever, folder, 0.004 * round_)
         found = checkpoint.latest(folder)
         assert found is not None
         state = checkpoint.read(found).state

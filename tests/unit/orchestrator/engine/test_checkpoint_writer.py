@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import shutil
-import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +18,7 @@ from orchestrator.engine import checkpoint, checkpoint_writer, tensor_file
 from orchestrator.engine.checkpoint import META, SELECTED, TENSORS, BestEpoch, Checkpoint
 from orchestrator.engine.checkpoint_writer import CheckpointWriter
 from orchestrator.errors import UNAVAILABLE, UserError
-from tests.support.waiting import until
+from tests.unit.orchestrator.engine.test_checkpoint import kill_while_writing
 
 UNITS = {"id": torch.arange(2**17), "ndcg": torch.rand(2**17)}  # 1.5 MiB, above SHARED_BYTES
 
@@ -213,9 +211,9 @@ def test_an_error_is_that_of_the_next_save_or_of_the_end(
         _save(tmp_path, 1, ZeroDivisionError())
 
 
-def _train_for_ever(folder: str) -> None:
+def _train_for_ever(folder: Path) -> None:
     best_epoch = BestEpoch()
-    with CheckpointWriter(Path(folder), 2) as writer:
+    with CheckpointWriter(folder, 2) as writer:
         for order in range(1, 10**6):
             best_epoch = BestEpoch() if order % 5 == 0 else best_epoch
             writer.save(state(order, best_epoch), order)
@@ -225,13 +223,7 @@ def _train_for_ever(folder: str) -> None:
 def test_a_kill_at_any_byte_leaves_one_of_the_two_newest(tmp_path: Path) -> None:
     for round_ in range(5):
         folder = tmp_path / str(round_)
-        process = multiprocessing.get_context("fork").Process(target=_train_for_ever, args=(str(folder),))
-        process.start()
-        assert process.pid is not None
-        until(lambda folder=folder: len(list(folder.glob("checkpoint-*"))) >= 2, pause=0.001)
-        threading.Event().wait(0.003 * round_)
-        os.kill(process.pid, signal.SIGKILL)
-        process.join()
+        kill_while_writing(_train_for_ever, folder, 0.003 * round_)
         found = checkpoint.latest(folder)
         assert found is not None
         orders = [int(path.name.strip(".").split(".")[0].split("-")[1]) for path in folder.glob("*checkpoint-*")]
