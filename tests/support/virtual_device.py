@@ -64,8 +64,8 @@ class DeviceError(RuntimeError):
 
 
 class Log:
-    """What happened on the device: ``launches`` of operations, and by place ``syncs``, blocking ``uploads`` and all
-    ``copies`` from the host, blocking or not.
+    """What happened on the device, by place: ``syncs``, blocking ``uploads`` and all ``copies`` from the host,
+    blocking or not.
 
     ``errors`` are the refused operations, of which there is at most one unless ``strict`` is False. Keys are
     (kind, place); a place is ``file:function`` of the innermost frame in ``workloads/``, or else ``file:line`` of the
@@ -99,7 +99,6 @@ class Log:
         self.lines[place].add(line)
 
     def clear(self) -> None:
-        self.launches = 0
         self.lines: defaultdict[str, set[int]] = defaultdict(set)
         self.errors: Counter[tuple[str, str]] = Counter()
         self.syncs: Counter[tuple[str, str]] = Counter()
@@ -174,7 +173,6 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if generator is not None and any(device_of(generator) != device_of(each) for each in tensors):
             self._log.refuse(f"{_name(func)}: the generator is on {device_of(generator)}, the tensor is not")
         if there:
-            self._log.launches += 1
             here = [each for each in tensors if not _on_device(each) and not _anywhere(each)]
             written = tree_leaves([args[i] if i < len(args) else kwargs.get(name) for i, name in _written(func)])
             self._check(func, args, here, written)

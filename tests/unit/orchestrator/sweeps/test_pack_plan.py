@@ -96,7 +96,6 @@ class Book:
         self.folder, self.specs, self.stops = folder, list(specs), dict(stops or {})
         self.given: list[int] = []
         self.told: dict[int, list[dict[str, Any]]] = {}
-        self.under_way: list[int] = []
 
     def next(self) -> dict[str, Any] | None:
         number = len(self.given)

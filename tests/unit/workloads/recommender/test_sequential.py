@@ -126,7 +126,6 @@ def test_searched_and_listed_pairs_are_one_set() -> None:
 
 # --- samplers: one user of ten items, three of them observed
 
-LISTS = [[1, 4, 8], [1, 2, 4], [2, 4], [2]]
 LEFT = [0, 2, 3, 5, 6, 7, 9]
 
 
