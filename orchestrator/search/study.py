@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -23,8 +24,8 @@ from optuna.trial import FrozenTrial, TrialState
 from orchestrator.config import objectives
 from orchestrator.config.spec import SweepSpec
 from orchestrator.engine.loop import Row
-from orchestrator.errors import UserError
-from orchestrator.search import grid, samplers, spaces, unit_values
+from orchestrator.errors import UserError, one_line
+from orchestrator.search import grid, samplers, spaces, unit_values, user_search
 from orchestrator.search.constraints import OF_MODEL, SECONDS, Constraint, violations
 from orchestrator.search.journal import JOURNAL, Journal
 from orchestrator.search.ranking import REPEAT
@@ -60,6 +61,14 @@ class Trial:
     repeat_of: int | None = None
 
 
+class DrawFailed(Exception):
+    """The search space failed for a trial, or its parameters cannot be recorded. The message is one sentence."""
+
+    def __init__(self, seed_run: int, cause: str) -> None:
+        self.seed_run = seed_run
+        super().__init__(cause)
+
+
 class Study(SweepTrials):
     """Runs the trials of one sweep. Not thread-safe: only the driver's main thread asks and tells."""
 
@@ -84,7 +93,8 @@ class Study(SweepTrials):
         """The next seed run: interrupted ones first, then further seeds, retries and new trials, then finalists.
 
         None when none can start now; :meth:`exhausted` says whether one can later. With ``fresh=False`` only started
-        trials continue, and, unless ``final`` is False too, the finalists are repeated.
+        trials continue, and, unless ``final`` is False too, the finalists are repeated. Raises DrawFailed for a trial
+        without parameters, which is to be failed.
         """
         if self._interrupted:
             interrupted = self._interrupted.popleft()
@@ -119,7 +129,8 @@ class Study(SweepTrials):
         if not self._repeats_wait():
             self._ahead = self._ask()
             if self._ahead is not None:
-                spaces.suggest(self._space, self._ahead, self.spec.fixed)
+                with suppress(Exception):  # it is raised again when the trial begins
+                    spaces.suggest(self._space, self._ahead, self.spec.fixed)
 
     def discard_ahead(self, cause: str) -> None:
         """Discard the trial that was asked ahead, if there is one: it does not start any more."""
@@ -136,7 +147,7 @@ class Study(SweepTrials):
         if final and self._finalists_due():
             return False
         trials = self.trials
-        enough = len(trials) >= self.target or self.is_ended_by_gain
+        enough = len(trials) >= self.target or self.is_ended_by_gain or self.is_ended_by_sampler
         complete = enough and all(trial.state != TrialState.WAITING for trial in trials)
         return complete or not (fresh or (final and self._repeats_wait()))
 
@@ -241,7 +252,7 @@ class Study(SweepTrials):
         """A new trial or a retry. None when all trials exist."""
         trials = self.trials
         waiting = any(trial.state == TrialState.WAITING for trial in trials)
-        if not waiting and (len(trials) >= self.target or self._only_noise_is_left()):
+        if not waiting and (len(trials) >= self.target or self.is_ended_by_sampler or self._only_noise_is_left()):
             return None
         number = len(self.optuna_study.get_trials(deepcopy=False))
         if self._grid is not None and not waiting:
@@ -268,12 +279,20 @@ class Study(SweepTrials):
         return None
 
     def _begin(self, trial: optuna.Trial) -> Trial:
-        suggested = spaces.suggest(self._space, trial, self.spec.fixed)
-        about = trial.user_attrs
-        if "params" not in about:  # otherwise it was started before or is a retry
-            trial.set_user_attr("params", suggested)
         seed_run = trial.number * self.spec.search.seeds
         self._open[seed_run] = trial
+        about = trial.user_attrs
+        try:
+            suggested = spaces.suggest(self._space, trial, self.spec.fixed)
+            if "params" not in about:  # otherwise it was started before or is a retry
+                trial.set_user_attr("params", suggested)
+        except user_search.CodeFailed:
+            raise
+        except UserError as error:
+            raise DrawFailed(seed_run, str(error)) from error
+        except Exception as error:
+            cause = f"The search space failed: {type(error).__name__}: {one_line(error)}"
+            raise DrawFailed(seed_run, cause) from error
         self._rungs.begin(trial.number)
         params = about.get("params", suggested)
         origin = about.get("seed_of", trial.number)

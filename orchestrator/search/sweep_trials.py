@@ -11,7 +11,7 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from orchestrator.config.spec import SweepSpec
-from orchestrator.search import gain, selection
+from orchestrator.search import gain, selection, user_search
 from orchestrator.search.constraints import violated
 from orchestrator.search.journal import JOURNAL, Journal, open_study
 from orchestrator.search.ranking import REPEAT, ranked, repeats
@@ -178,6 +178,11 @@ class SweepTrials:
     def is_ended_by_gain(self) -> bool:
         """Whether the search has ended by ``--until-gain``. With ``--more-trials`` it goes on to its last trial."""
         return bool(self.optuna_study.user_attrs.get(ENDED) == self.spec.search.trials)
+
+    @property
+    def is_ended_by_sampler(self) -> bool:
+        """Whether a user's sampler has ended the search: it has no further point."""
+        return user_search.STOPPED in self.optuna_study.user_attrs
 
     def _only_noise_is_left(self) -> bool:
         """Estimate the gain of further trials, each time a tenth more trials have ended. Record when it is noise."""

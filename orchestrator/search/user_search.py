@@ -17,6 +17,13 @@ from orchestrator.errors import UserError, one_line
 
 T = TypeVar("T")
 
+STOPPED = "ended by sampler"
+"""Attribute of the study: a sampler has called its ``stop()``, as BruteForceSampler does after the last point."""
+
+
+class CodeFailed(UserError):
+    """A sampler or scheduler of the user failed. Every other trial would fail, too."""
+
 
 def named(search: Search) -> list[str]:
     """The code of users that a search executes: its space, its sampler and its scheduler, where they are named."""
@@ -60,7 +67,7 @@ def _running(text: str, kind: str, call: Callable[[], T]) -> T:
     try:
         return call()
     except Exception as error:
-        raise UserError(f"The {kind} {text} failed: {type(error).__name__}: {one_line(error)}") from error
+        raise CodeFailed(f"The {kind} {text} failed: {type(error).__name__}: {one_line(error)}") from error
 
 
 class _Sampler(BaseSampler):  # type: ignore[misc]
@@ -88,4 +95,17 @@ class _Sampler(BaseSampler):  # type: ignore[misc]
         self._call("before_trial", study, trial)
 
     def after_trial(self, study: Study, trial: FrozenTrial, state: Any, values: Any) -> None:
-        self._call("after_trial", study, trial, state, values)
+        self._call("after_trial", _Stoppable(study), trial, state, values)
+
+
+class _Stoppable:
+    """A study whose ``stop()`` is recorded: Optuna's works only within its own loop."""
+
+    def __init__(self, study: Study) -> None:
+        self._study = study
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._study, name)
+
+    def stop(self) -> None:
+        self._study.set_user_attr(STOPPED, True)

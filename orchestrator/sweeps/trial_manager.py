@@ -23,7 +23,7 @@ from orchestrator.search.constraints import OF_MODEL, Constraint, unknown_metric
 from orchestrator.search.curves import Curves
 from orchestrator.search.pbt import MEMBER_CHECKPOINTS_KEPT, Population
 from orchestrator.search.progress import search_progress
-from orchestrator.search.study import STOPPED, Study, Trial, TrialDecision
+from orchestrator.search.study import STOPPED, DrawFailed, Study, Trial, TrialDecision
 from orchestrator.storage.usage_log import UsageLog
 from orchestrator.sweeps import steering
 from orchestrator.sweeps.budget import Budget
@@ -102,10 +102,10 @@ class TrialManager:
         if self.stopping():
             return None
         self._heed_requests()
-        trial = self._study.next(**self._room())
-        if trial is None:
+        begun = self._begun_trial()
+        if begun is None:
             return None
-        spec = self.experiment(trial.origin, trial.params, trial.seed)
+        trial, spec = begun
         self._open(trial, spec)
         population = isinstance(self._study, Population)
         return {
@@ -121,6 +121,22 @@ class TrialManager:
             "measure": self._measure,
             "pace": self.load.pace(self._spec.search.trial_timeout),
         }
+
+    def _begun_trial(self) -> tuple[Trial, ExperimentSpec] | None:
+        """The next trial. One whose parameters cannot be drawn or are not valid fails, and the next follows."""
+        while not self.stopping():
+            try:
+                trial = self._study.next(**self._room())
+            except DrawFailed as error:
+                self._ended(error.seed_run, self._study.fail(error.seed_run, str(error)), str(error))
+                continue
+            if trial is None:
+                return None
+            try:
+                return trial, self.experiment(trial.origin, trial.params, trial.seed)
+            except UserError as error:
+                self._ended(trial.seed_run, self._study.fail(trial.seed_run, str(error)), str(error))
+        return None
 
     def ask_ahead(self) -> None:
         """Compute the next trial's parameters before a device is free. Call it while no report waits."""
@@ -287,6 +303,8 @@ class TrialManager:
         spent = "the device-hour budget was spent" if self.budget.is_spent() else spent
         if spent and (self._study.unfinished() or not self._study.exhausted()):
             self._session.console.say(f"Stopped: {spent}")
+        elif self._study.is_ended_by_sampler:
+            self._session.console.say("Stopped: the sampler has no further point")
         elif self._study.is_ended_by_gain:
             self._session.console.say(f"Stopped: {self._study.gain or 'further trials gain no more than noise'}")
         elif not self._study.exhausted() and not self.budget.allows_another():
@@ -296,6 +314,8 @@ class TrialManager:
         if self.exhausted and not self.stopping():  # otherwise a resume starts it
             self._study.discard_ahead("the budget takes no further trial")
         tracker = self._session.tracker
+        if isinstance(self._study, Population) and self._study.best() is None:
+            spent = None  # no member ends before the last meeting: a resume, with a time budget of its own, goes on
         for seed_run in sorted({*self._study.unfinished(), *self._begun}):
             if spent and seed_run in self._study.unfinished():  # this cuts its other seeds too
                 self._study.discard(seed_run, spent)
@@ -348,6 +368,7 @@ class TrialManager:
 
     def _ended(self, seed_run: int, verdict: TrialDecision, detail: str) -> None:
         running = self._running.get(seed_run)
+        tracker = self._session.tracker if seed_run in self._begun else None
         self._stop_clock(seed_run)
         self._begun.discard(seed_run)
         self._done = sum(trial.state.is_finished() for trial in self._study.trials)
@@ -358,7 +379,7 @@ class TrialManager:
         first = self.failures.count(number, detail if failed else None)
         if verdict == "failed":
             self._trouble = f"{self._name(seed_run)}: {detail}"
-        if tracker := self._session.tracker:
+        if tracker:
             tracker.tag(
                 self._key(seed_run),
                 {"orchestrator.state": verdict, "orchestrator.device_seconds": f"{self.budget.of(seed_run):.1f}"}

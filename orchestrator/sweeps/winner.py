@@ -23,6 +23,7 @@ from orchestrator.runs import description, micro_batches, worker
 from orchestrator.runs.driver import Options, discard_checkpoints
 from orchestrator.runs.session import Result, Session
 from orchestrator.search import curves, winners
+from orchestrator.search.pbt import Population
 from orchestrator.search.ranking import front, repeats
 from orchestrator.search.selection import Selection
 from orchestrator.search.study import Study
@@ -125,6 +126,9 @@ def _why_none(study: Study) -> str:
     infeasible = sum(trial.state.name == "COMPLETE" for trial in study.trials)
     if infeasible:  # else one of them would be the best
         return f"none of the {infeasible} complete trials meets {' and '.join(study.spec.search.constraint)}"
+    if isinstance(study, Population) and study.unfinished():
+        why = "the budget was spent before a member of the population ran to its end"
+        return f"{why} (a resume has a new time budget, and the same device hours)"
     causes = [str(t.user_attrs["cause"]) for t in study.trials if "cause" in t.user_attrs]
     if not causes:
         return "no trial ran to its end"

@@ -126,6 +126,15 @@ def test_an_installed_class_needs_no_file(mine: Path) -> None:
     assert len(api.sweep(resume=found.id, more_trials=1, tracking="none").trials()) == 3, "named once, trusted"
 
 
+def test_a_sampler_without_further_points_ends_the_search(mine: Path) -> None:
+    """Optuna's own ``stop()`` works only within its own loop."""
+    mine.write_text(f"{MINE}\ndef two(trial):\n    return {{'lr': trial.suggest_categorical('lr', [0.1, 0.2])}}\n")
+    found = sweep(mine, sampler="optuna.samplers:BruteForceSampler", space=f"{mine}:two", trials=6)
+    assert sorted(found.trials()["params.lr"]) == [0.1, 0.2]
+    assert found.status == "finished"
+    assert len(api.sweep(resume=found.id, more_trials=1, tracking="none").trials()) == 2
+
+
 @pytest.mark.parametrize(
     ("asked", "words"),
     [

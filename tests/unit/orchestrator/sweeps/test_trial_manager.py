@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -169,6 +170,44 @@ def drive(toy_workload: str, tmp_path: Path) -> Drive:
 
 
 # What is handed out
+
+
+@pytest.mark.parametrize("seeds", [1, 2])
+@pytest.mark.parametrize(
+    ("draw", "cause"),
+    [
+        (lambda trial: 1 // 0, "The search space failed: ZeroDivisionError: integer division or modulo by zero"),
+        (lambda trial: None, "The search space must return the parameters: got NoneType; allowed: a dict."),
+        (lambda trial: {"lr": np.int64(1)}, "The search space failed: TypeError: "),
+        (lambda trial: {"lr": "much"}, "Parameter lr is not valid: got 'much'"),
+    ],
+)
+def test_parameters_that_cannot_be_drawn_are_a_failed_trial(
+    draw: Callable[[Any], Any], cause: str, seeds: int, drive: Drive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The probe before the start has seen the first draws alone."""
+    monkeypatch.setattr(sys.modules[__name__], "space", lambda trial: draw(trial) if trial.number == 1 else {"lr": 0.1})
+    driver = drive(seeds=seeds)
+    assert [driver.begin(), driver.begin()] == [0, 2 * seeds]
+    assert driver.states == ["RUNNING", "FAIL", "RUNNING"]
+    assert driver.study.trials[1].user_attrs["cause"].startswith(cause)
+    assert driver.lines[-1].startswith("trial 1")
+    assert not [key for key in driver.tracker.open if key.startswith("sweep/1")]
+    driver.die()
+    resumed = drive(seeds=seeds)
+    assert [resumed.begin(), resumed.begin()] == [0, 2 * seeds]
+
+
+def test_a_trial_that_an_earlier_version_could_not_draw_is_settled_by_a_resume(
+    drive: Drive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = drive()
+    driver.study.optuna_study.ask()  # the driver died of it
+    driver.die()
+    monkeypatch.setattr(sys.modules[__name__], "space", lambda trial: {"lr": 0.1 / trial.number})
+    resumed = drive()
+    assert resumed.begin() == 1
+    assert resumed.states == ["FAIL", "RUNNING"]
 
 
 def test_a_process_gets_all_that_it_needs(drive: Drive, tmp_path: Path) -> None:
@@ -437,10 +476,17 @@ def test_a_spent_budget_leaves_nothing_of_a_trial_in_parts(
     clock.sleep(120)
     assert driver.says(second, 1, 0.7) is population
     driver.manager.close()
-    assert set(driver.states) == {"FAIL"}
     assert driver.tracker.open == []
     assert {driver.tracker.ends[key] for key in driver.tracker.ends} <= {"FINISHED", "KILLED"}
-    assert driver.study.unfinished() == []
+    if population:  # with no member at its end there is no winner: a resume goes on
+        assert set(driver.states) == {"RUNNING"}
+        driver.die()
+        resumed = drive(**asked, **limit)
+        assert resumed.study.unfinished() == [first, second]
+        assert (resumed.manager.next() is None) == (cause == "device-hour")
+    else:
+        assert set(driver.states) == {"FAIL"}
+        assert driver.study.unfinished() == []
 
 
 def test_a_device_budget_takes_no_new_trial_but_ends_what_it_began(drive: Drive, clock: Clock) -> None:
