@@ -191,7 +191,7 @@ def _value(folder: RunFolder, looks: int) -> Value | None:
     """The run's test value with its intervals; None where it has no units."""
     import pyarrow.parquet as pq
 
-    metric = trials.objectives(folder)[0].metric
+    metric = recorded.objectives(folder)[0].metric
     value = _tested(folder).get(f"test/{metric}")
     for file in (part / TEST_UNITS for part in _outcomes(folder)):
         if value is None or not file.exists() or metric not in pq.read_schema(file).names:

@@ -29,7 +29,7 @@ def of_sweep(folder: RunFolder) -> dict[str, Figure | str]:
     Raises UserError when the sweep has no trials yet.
     """
     study = recorded.study(folder)
-    objectives = trials.objectives(folder)
+    objectives = recorded.objectives(folder)
     all_trials = recorded.own(study)
     complete = [trial for trial in all_trials if trial.state == TrialState.COMPLETE]
     winner = trials.best(folder, all_trials, objectives[0])

@@ -58,7 +58,7 @@ def best(folder: RunFolder, top: int) -> list[dict[str, Any]]:
     ``contenders``, the trials that cannot be separated from the best one, which is the first (None where that is not
     known); of a finished sweep it also has test metrics and its model. Raises UserError when no trial is complete.
     """
-    objectives = trials.objectives(folder)
+    objectives = recorded.objectives(folder)
     all_trials = recorded.trials(folder)
     selection = trials.selection(folder)
     winner = trials.best(folder, all_trials, objectives[0], selection)
@@ -156,7 +156,7 @@ def trial_rows(folder: RunFolder) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = json.loads(file.read_text())
         return rows
     return trials.rows(
-        recorded.trials(folder), trials.objectives(folder), recorded.spec(folder)["search"].get("seeds", 1)
+        recorded.trials(folder), recorded.objectives(folder), recorded.spec(folder)["search"].get("seeds", 1)
     )
 
 
@@ -170,7 +170,7 @@ def progress(folder: RunFolder) -> dict[str, Any]:
         all_trials = recorded.trials(folder, summary=True)
     except UserError:  # it has just started
         return {"trials": {}, "target": target, "best": None, "seconds_left": None}
-    objective = trials.objectives(folder)[0]
+    objective = recorded.objectives(folder)[0]
     state = search_progress(all_trials, target, objective, trials.best(folder, all_trials, objective))
     if folder.status() == "running":
         return state

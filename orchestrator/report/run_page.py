@@ -59,7 +59,7 @@ def of_sweep(folder: RunFolder, rows: Rows, drawn: Mapping[str, Figure | str] | 
 
 def of_run(folder: RunFolder) -> str:
     """The page of one run."""
-    objective = trials.objectives(folder)[0]
+    objective = recorded.objectives(folder)[0]
     values = curve(folder.path, f"validation/{objective.metric}")
     drawn = (
         [Plot(plot_style.svg(plots.learning({"": values}, "", objective), "learning"), "Learning curve")]
@@ -99,7 +99,7 @@ def request(folder: RunFolder) -> dict[str, Any]:
     dirty = code.get("mlflow.source.git.dirty") == "true"
     return {
         "by": folder.record.get("user"),
-        "objective": ", ".join(f"{o.metric} ({o.direction}) on validation" for o in trials.objectives(folder)),
+        "objective": ", ".join(f"{o.metric} ({o.direction}) on validation" for o in recorded.objectives(folder)),
         "fixed parameters" if "search" in spec else "parameters": _pairs(spec.get("fixed") or spec.get("params") or {}),
         "plan": _pairs(plan),
         "search": _pairs(search),
@@ -140,7 +140,7 @@ def _space(all_trials: Sequence[FrozenTrial]) -> Table:
 
 
 def _winner(folder: RunFolder, all_trials: Sequence[FrozenTrial]) -> Section:
-    objectives = trials.objectives(folder)
+    objectives = recorded.objectives(folder)
     selection = trials.selection(folder)
     best = trials.best(folder, all_trials, objectives[0], selection)
     if best is None:
@@ -198,7 +198,7 @@ def _plot(figure: Figure, caption: str) -> Plot:
 
 
 def _trials(folder: RunFolder, rows: Rows) -> Section:
-    objectives = trials.objectives(folder)
+    objectives = recorded.objectives(folder)
     if len(objectives) > 1:  # one column each
         rows = [_apart(row, [objective.metric for objective in objectives]) for row in rows]
     selection = trials.selection(folder)

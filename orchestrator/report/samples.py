@@ -92,7 +92,7 @@ def _run(folder: RunFolder, split: Split) -> Sample:
 def _winner(folder: RunFolder, split: Split) -> Iterator[Sample]:
     """The winner's entries: on validation one for each seed of its trial, on test one for its final model."""
     every = recorded.trials(folder)
-    best = trials.best(folder, every, trials.objectives(folder)[0])
+    best = trials.best(folder, every, recorded.objectives(folder)[0])
     if best is None:
         return
     if split == "validation":
@@ -110,7 +110,7 @@ def _trials(folder: RunFolder) -> Iterator[Sample]:
     every = recorded.trials(folder)
     kept = unit_values.read(folder.path)
     again = [trial for trial in every if REPEAT in trial.user_attrs]
-    for trial in ranked(every, trials.objectives(folder)[0]):
+    for trial in ranked(every, recorded.objectives(folder)[0]):
         for number, metrics in enumerate(_over_seeds(trial, again)):
             entry = _trial(folder, "validation", trial, number, metrics, None)
             yield replace(entry, kept=kept.get(_seed_run(trial, again, number)))
@@ -146,7 +146,7 @@ def _entry(
     data = str(trials.environment(folder).get("data") or params.get("dataset"))
     return Sample(
         folder.id, trial, split, folder.record["workload"], data, params, searched, metrics, units,
-        trials.objectives(folder),
+        recorded.objectives(folder),
     )  # fmt: skip
 
 

@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.cluster import preflight
-from orchestrator.config import workload_loader
-from orchestrator.config.objectives import of_workload
 from orchestrator.config.spec import SweepSpec
 from orchestrator.errors import UserError
 from orchestrator.provenance.record import ENVIRONMENT
@@ -25,17 +23,6 @@ from workloads.contract import Objective
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
-
-
-def objectives(folder: RunFolder) -> tuple[Objective, ...]:
-    """The objectives of a run or sweep, the selecting one first: as recorded, else those of its workload.
-
-    Raises UserError when the workload is not installed.
-    """
-    if pairs := folder.record.get("objectives"):
-        return tuple(Objective(metric, direction) for metric, direction in pairs)
-    names = tuple(recorded.spec(folder)["plan"].get("objective") or ())
-    return of_workload(workload_loader.code(folder.record["workload"]), names)
 
 
 def environment(folder: RunFolder) -> dict[str, Any]:
@@ -120,7 +107,7 @@ def best(
 
 def selection(folder: RunFolder) -> Selection | None:
     """The best trial of a sweep and those that cannot be separated from it. None if no trial is complete."""
-    return of_sweep(folder.path, recorded.trials(folder), objectives(folder)[0])
+    return of_sweep(folder.path, recorded.trials(folder), recorded.objectives(folder)[0])
 
 
 def command(folder: RunFolder, trial: FrozenTrial) -> str:

@@ -1,11 +1,14 @@
-"""Read what a sweep's folder records of its search: spec and trials. Nothing here writes."""
+"""Read what a sweep's folder records of its search: spec, objectives and trials. Nothing here writes."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.config import workload_loader
+from orchestrator.config.objectives import of_workload
 from orchestrator.errors import UserError
 from orchestrator.storage.records import RunFolder
+from workloads.contract import Objective
 
 if TYPE_CHECKING:
     import optuna
@@ -41,3 +44,14 @@ def spec(folder: RunFolder) -> dict[str, Any]:
     if values is None:
         raise UserError(f"The record of {folder.id} has no spec", fix="Restore its record.json")
     return values
+
+
+def objectives(folder: RunFolder) -> tuple[Objective, ...]:
+    """The objectives of a run or sweep, the selecting one first: as recorded, else those of its workload.
+
+    Raises UserError when the workload is not installed.
+    """
+    if pairs := folder.record.get("objectives"):
+        return tuple(Objective(metric, direction) for metric, direction in pairs)
+    names = tuple(spec(folder)["plan"].get("objective") or ())
+    return of_workload(workload_loader.code(folder.record["workload"]), names)
