@@ -34,6 +34,7 @@ def earlier_trials(
     """
     usable: list[FrozenTrial] = []
     lines = []
+    first = objectives[0].metric, objectives[0].direction
     constraints = [Constraint.parse(text) for text in spec.search.constraint]
     for reference in spec.search.warm_start:
         if reference == PUBLISHED:
@@ -41,7 +42,11 @@ def earlier_trials(
         source = run_lookup.find(settings.storage, reference, "sweep")
         _check(source, spec, settings)
         trials = recorded.own(open_study(source.path))
-        fitting = [trial for trial in trials if fitting_trial(source.id, trial, objectives, distributions)]
+        theirs = recorded.objectives(source)[0]
+        # Pruned trials are ranked by their values at epochs, which are of the source's first objective.
+        by_other = (theirs.metric, theirs.direction) != first
+        ranked = [trial for trial in trials if not (by_other and trial.state == TrialState.PRUNED)]
+        fitting = [trial for trial in ranked if fitting_trial(source.id, trial, objectives, distributions)]
         each = (fitting_trial(source.id, trial, objectives, distributions, constraints) for trial in fitting)
         learnt = [one for one in each if one]
         if not learnt:

@@ -15,7 +15,7 @@ from orchestrator.errors import UserError
 from orchestrator.search import warm_start
 from orchestrator.search.constraints import Constraint
 from orchestrator.search.study import Study
-from orchestrator.storage import records
+from orchestrator.storage import records, run_lookup
 from orchestrator.storage.settings import Settings, resolve
 from tests.support.searching import ERROR, at_rung, begin, complete, states, study, sweep
 from workloads.contract import Objective
@@ -223,6 +223,18 @@ def test_several_sweeps_teach_together(toy_workload: str, settings: Settings) ->
     found, lines = lessons(settings, "one", "two")
     assert [trial.user_attrs["warm_from"] for trial in found] == [f"{n}/{k}" for n in ("one", "two") for k in range(3)]
     assert lines == ["Learnt from 3 of 5 trials of one", "Learnt from 3 of 5 trials of two"]
+
+
+@pytest.mark.parametrize(("metric", "direction", "pruned"), [("error", "min", 1), ("x", "max", 0), ("error", "max", 0)])
+def test_pruned_trials_of_another_objective_are_left_out(
+    metric: str, direction: Any, pruned: int, toy_workload: str, settings: Settings
+) -> None:
+    """They are ranked by their values at epochs, which are of the earlier sweep's objective."""
+    kept(settings, "one")
+    run_lookup.find(settings.storage, "one", "sweep").update(objectives=[[metric, direction]])
+    found, lines = lessons(settings, "one")
+    assert [trial.state.name for trial in found] == ["COMPLETE"] * 2 + ["PRUNED"] * pruned
+    assert lines == [f"Learnt from {2 + pruned} of 5 trials of one"]
 
 
 def test_a_sweep_that_learnt_itself_teaches_its_own_alone(toy_workload: str, settings: Settings) -> None:
