@@ -55,7 +55,7 @@ def rows(trials: Sequence[FrozenTrial], objectives: Sequence[Objective], seeds: 
         if REPEAT in attributes:
             row[REPEAT] = attributes[REPEAT]
         if trial.constraints:
-            row["violates"] = ", ".join(violated(trial)) or None
+            row["violates"] = ", ".join(violated(trial, repeats(again, trial))) or None
         if seeds > 1:
             each = seed_values(trial)
             row |= {"seeds": each, "spread": summary(each).spread if each else None}

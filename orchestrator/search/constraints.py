@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.errors import UserError, unknown
@@ -84,6 +85,7 @@ def violations(constraints: Iterable[Constraint], attributes: Mapping[str, Any])
     return {str(constraint): constraint.violation(metrics) for constraint in constraints}
 
 
-def violated(trial: FrozenTrial) -> list[str]:
-    """The constraints that a trial violates, as text."""
-    return [constraint for constraint, violation in trial.constraints.items() if violation > 0]
+def violated(trial: FrozenTrial, repeats: Sequence[FrozenTrial] = ()) -> list[str]:
+    """The constraints that a trial violates, as text; of a finalist those that its mean over ``repeats`` violates."""
+    runs = [trial.constraints, *(repeat.constraints for repeat in repeats)]
+    return [constraint for constraint in runs[0] if fmean(run[constraint] for run in runs) > 0]

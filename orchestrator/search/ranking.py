@@ -24,7 +24,7 @@ def repeats(trials: Iterable[FrozenTrial], trial: FrozenTrial) -> list[FrozenTri
 def ranked(trials: Iterable[FrozenTrial], objective: Objective) -> list[FrozenTrial]:
     """The complete trials that violate no constraint, the best by ``objective`` (their first value) first.
 
-    Ties go to the earlier trial.
+    A finalist violates those that the mean over its runs violates. Ties go to the earlier trial.
     """
     sign = _sign(objective)
     return sorted(_complete(trials), key=lambda trial: (-sign * float(trial.values[0]), trial.number))
@@ -58,8 +58,8 @@ def _sign(objective: Objective) -> float:
 
 
 def _complete(trials: Iterable[FrozenTrial]) -> list[FrozenTrial]:
-    return [trial for trial in trials if _may_win(trial)]
-
-
-def _may_win(trial: FrozenTrial) -> bool:
-    return trial.state.name == "COMPLETE" and REPEAT not in trial.user_attrs and not violated(trial)
+    """The complete trials that may win: no repeats, and none that violates a constraint."""
+    complete = [trial for trial in trials if trial.state.name == "COMPLETE"]
+    again = [trial for trial in complete if REPEAT in trial.user_attrs]
+    first = (trial for trial in complete if REPEAT not in trial.user_attrs)
+    return [trial for trial in first if not violated(trial, repeats(again, trial))]

@@ -140,7 +140,7 @@ def candidates(
 ) -> list[Candidate]:
     """The complete trials that violate no constraint, by the value of their first run, best first.
 
-    The repeats of a finalist are among its seeds.
+    The repeats of a finalist are among its seeds. It violates the constraints that its mean over them violates.
     """
     complete = []
     again = [trial for trial in trials if REPEAT in trial.user_attrs]

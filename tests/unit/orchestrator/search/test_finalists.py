@@ -110,6 +110,25 @@ def test_a_repeat_is_never_pruned_and_never_wins(tmp_path: Path) -> None:
     assert best.number == 0
 
 
+@pytest.mark.parametrize(("others", "best"), [((0.6, 0.7), 1), ((0.4, 0.6), 0)])
+def test_constraints_are_about_the_mean_over_seeds(others: tuple[float, float], best: int, tmp_path: Path) -> None:
+    """x<=0.5 holds in the first run of trial 0."""
+    running = study(tmp_path, trials=3, finalists=2, finalist_seeds=3, constraint=("x<=0.5",))
+    for value in (0.1, 0.2, 0.3):
+        complete(running, begin(running).seed_run, value, x=0.4)
+    for x in (*others, 0.1, 0.1):
+        further = begin(running)
+        complete(running, further.seed_run, 0.1 if further.repeat_of == 0 else 0.2, x=x)
+    winner, found, first = running.winner(), running.selection(), running.best()
+    assert winner is not None
+    assert found is not None
+    assert first is not None
+    assert winner.number == found.best == first.number == best
+    assert (0 in {one.trial for one in found.estimates}) == (best == 0)
+    rows = trials.rows(running.trials, [ERROR], 1)
+    assert rows[0]["violates"] == ("x<=0.5" if best else None)
+
+
 def test_a_killed_driver_repeats_none_twice(tmp_path: Path) -> None:
     first = searched(tmp_path, 0.3, 0.1, 0.2)
     complete(first, begin(first).seed_run, 0.1)
