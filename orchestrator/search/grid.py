@@ -6,28 +6,48 @@ from collections.abc import Mapping
 from typing import Any
 
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from pydantic import BaseModel
 
-from orchestrator.errors import UserError
+from orchestrator.errors import UserError, one_line
 from orchestrator.search import spaces
 
 LIMIT = 100_000
 
 
-def points(space: spaces.Space, fixed: Mapping[str, Any], most: int | None = None) -> list[dict[str, Any]]:
+class NoGrid(UserError):
+    """A space that has no grid, or one of too many points."""
+
+
+def points(
+    space: spaces.Space, fixed: Mapping[str, Any], most: int | None = None, params: type[BaseModel] | None = None
+) -> list[dict[str, Any]]:
     """All points of ``space`` in a fixed order, as parameter values.
 
-    The space is called once per point, since its parameters may depend on earlier values. Raises UserError for a
-    parameter without steps and for a grid of more than ``most`` points, by default :data:`LIMIT`.
+    The space is called once per point, since its parameters may depend on earlier values. Raises :class:`NoGrid` for a
+    parameter without steps and for a grid of more than ``most`` points, by default :data:`LIMIT`. Raises UserError for
+    a point at which the space fails, or gives parameters that are not valid as ``params``.
     """
     most = LIMIT if most is None else most
     points_found: list[dict[str, Any]] = []
     path: list[tuple[int, int]] = []  # choice at each parameter, and number of choices
     while True:
         trial = _Walk(path)
-        spaces.suggest(space, trial, fixed)
+        try:
+            values = spaces.suggest(space, trial, fixed)
+            if params:
+                spaces.validated(values, params)
+        except NoGrid:
+            raise
+        except Exception as error:
+            point = ", ".join(f"{name}={value}" for name, value in trial.values.items())
+            kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+            raise UserError(
+                f"The search space fails at a point of the grid, {point}: {kind}{one_line(error)}",
+                fix="Let the space leave it out, or mend it",
+            ) from None
         points_found.append(trial.values)
         if len(points_found) > most:
-            raise UserError(f"The grid has more than {most} points", fix="Take larger steps, or another sampler")
+            raise NoGrid(f"The grid has more than {most} points", fix="Take larger steps, or another sampler")
         path = trial.path
         while path and path[-1][0] + 1 == path[-1][1]:
             path.pop()
@@ -54,9 +74,7 @@ class _Walk:
         return self._take(name, FloatDistribution(low, high, log, step))
 
     def __getattr__(self, name: str) -> Any:
-        raise UserError(
-            f"A grid has no trial.{name}", fix="Have the space ask for values only, or take another sampler"
-        )
+        raise NoGrid(f"A grid has no trial.{name}", fix="Have the space ask for values only, or take another sampler")
 
     def _take(self, name: str, distribution: BaseDistribution) -> Any:
         if name in self.values:  # suggested twice
@@ -74,14 +92,14 @@ def _choices(name: str, distribution: BaseDistribution) -> list[Any]:
         return list(distribution.choices)
     assert isinstance(distribution, IntDistribution | FloatDistribution)
     if distribution.step is None:
-        raise UserError(
+        raise NoGrid(
             f"A grid needs steps, and {name} has none",
             got=f"suggest_float from {distribution.low} to {distribution.high}",
             fix="Give it step=, make it categorical, fix it, or take another sampler",
         )
     count = int((distribution.high - distribution.low) / distribution.step + 1e-9) + 1
     if count > LIMIT:
-        raise UserError(f"The grid has more than {LIMIT} points in {name} alone", fix="Take larger steps")
+        raise NoGrid(f"The grid has more than {LIMIT} points in {name} alone", fix="Take larger steps")
     low = distribution.low
     high = distribution.high
     step = distribution.step

@@ -134,8 +134,7 @@ def probe(
                 f"The search space failed: {type(error).__name__}: {one_line(error)}",
                 fix="It is called with an Optuna trial",
             ) from None
-        complete = validate(params, values, "parameter from the search space")
-        _check_plain(values)
+        complete = validated(values, params)
         check(complete.model_dump(mode="json"))
         shapes.add(tuple(sorted(trial.params)))
         for name, distribution in trial.distributions.items():
@@ -144,8 +143,9 @@ def probe(
     return Survey(distributions, conditional=len(shapes) > 1)
 
 
-def _check_plain(values: Mapping[str, Any]) -> None:
-    """Raise UserError for values that are not JSON, the format of the study."""
+def validated(values: Mapping[str, Any], params: type[BaseModel]) -> BaseModel:
+    """The complete parameters of a trial. Raises UserError, also for values that are not JSON, the study's format."""
+    complete = validate(params, values, "parameter from the search space")
     for name, value in values.items():
         try:
             json.dumps(value)
@@ -155,6 +155,7 @@ def _check_plain(values: Mapping[str, Any]) -> None:
                 got=type(value).__name__,
                 allowed="numbers, text, lists and dicts of them",
             ) from None
+    return complete
 
 
 class _Fixing:

@@ -166,13 +166,13 @@ def sweep(
     why = None
     if chosen.sampler == "auto":
         points: int | None = None
-        with suppress(UserError):  # it is no grid, or a larger one
-            points = len(grid.points(space, fixed, chosen.trials))
+        with suppress(grid.NoGrid):
+            points = len(grid.points(space, fixed, chosen.trials, params))
         sampler, why = strategy.choose_sampler(chosen, selects_by, points)
         chosen = chosen.model_copy(update={"sampler": sampler})
         say(f"Sampler: {sampler} ({why}; --sampler sets it)")
     if chosen.sampler == "grid":
-        size = len(grid.points(space, fixed))
+        size = len(grid.points(space, fixed, params=params))
         asked_for = chosen.trials if "trials" in chosen.model_fields_set else size
         chosen = chosen.model_copy(update={"trials": min(size, asked_for)})
     for note in sorted(filter(None, notes)):

@@ -7,8 +7,10 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import optuna
 import pytest
+from pydantic import BaseModel
 
 from orchestrator.errors import UserError
 from orchestrator.search import grid
@@ -106,6 +108,41 @@ def test_more_points_than_anybody_wants(shape: str, monkeypatch: pytest.MonkeyPa
 
     with pytest.raises(UserError, match="The grid has more than 30 points"):
         grid.points(large, {})
+
+
+def unlucky(trial: Any) -> dict[str, Any]:
+    dim = trial.suggest_int("dim", 1, 90)
+    if dim == 77:
+        raise ValueError("no such dim")
+    return {"dim": dim, "kind": trial.suggest_categorical("kind", ["a", "b"])}
+
+
+class Params(BaseModel):
+    dim: int
+    kind: str | None = None
+
+
+@pytest.mark.parametrize(
+    ("space", "words"),
+    [
+        (unlucky, "The search space fails at a point of the grid, dim=77: ValueError: no such dim"),
+        (
+            lambda t: {"dim": "wide" if t.suggest_int("k", 1, 90) == 77 else 3},
+            "a point of the grid, k=77: Parameter from the search space dim is not valid: got 'wide'",
+        ),
+        (
+            lambda t: None if t.suggest_int("k", 1, 90) == 77 else {"dim": 3},
+            "a point of the grid, k=77: The search space must return the parameters",
+        ),
+        (
+            lambda t: {"dim": np.int64(3) if t.suggest_int("k", 1, 90) == 77 else 3},
+            "a point of the grid, k=77: Parameter dim from the search space is not a plain value",
+        ),
+    ],
+)
+def test_a_point_at_which_the_space_fails_is_named(space: Any, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        grid.points(space, {}, params=Params)
 
 
 # As a sweep

@@ -390,6 +390,21 @@ def test_a_grids_trials_are_its_points_or_fewer(
     assert fixed.search.trials == min(expected, 3)
 
 
+@pytest.mark.parametrize(("line", "words"), [("raise ValueError('odd')", "ValueError: odd"), ("size = 'odd'", "'odd'")])
+@pytest.mark.parametrize("sampler", ["grid", "auto"])
+def test_a_point_of_a_grid_that_cannot_be_trained(
+    sampler: str, line: str, words: str, settings: Settings, tmp_path: Path
+) -> None:
+    """Before the start, though none of the draws is such a point."""
+    (tmp_path / "mine.py").write_text(
+        "def rare(trial):\n    size = trial.suggest_int('batch_size', 1, 2000)\n"
+        f"    if size == 1999:\n        {line}\n    return {{'batch_size': size}}\n"
+    )
+    search = {"space": f"{tmp_path}/mine.py:rare", "sampler": sampler, "trials": 2000}
+    place = "The search space fails at a point of the grid, batch_size=1999: "
+    refused(lambda: request.sweep("recommender", settings, search=search, local=True), place, words)
+
+
 def test_several_objectives_are_searched_without_a_scheduler(settings: Settings) -> None:
     words = {"objective": "recall_at_20:max,ndcg_at_20"}
     found = request.sweep("recommender", settings, overrides=words)
