@@ -237,15 +237,19 @@ class SweepSpec(BaseModel):
             | _origin(self.origin)
         )
 
-    def trial(self, number: int, params: Mapping[str, Any], seed: int = 0) -> ExperimentSpec:
-        """The experiment of trial ``number``. Its seed depends on ``number``, with repeated seeds on ``seed`` only."""
+    def trial_seed(self, number: int, seed: int = 0) -> int:
+        """The experiment's seed. It depends on the trial's ``number``, with repeated seeds on ``seed`` only."""
         # Repeated seeds are the same for every configuration, so that chance does not distinguish configurations.
         offset = seed if self.search.seeds > 1 else number
+        return (self.seed + 1_000_003 * offset) % 2**31
+
+    def trial(self, number: int, params: Mapping[str, Any], seed: int = 0) -> ExperimentSpec:
+        """The experiment of trial ``number`` with one of its seeds; see :meth:`trial_seed`."""
         return ExperimentSpec(
             workload=self.workload,
             params=dict(params),
             plan=self.plan,
-            seed=(self.seed + 1_000_003 * offset) % 2**31,
+            seed=self.trial_seed(number, seed),
             resources=self.resources,
             population=self.fingerprint() if self.search.scheduler == "pbt" else None,
             origin=self.origin,

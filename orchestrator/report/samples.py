@@ -10,6 +10,7 @@ from typing import Any
 
 from orchestrator.cluster import preflight
 from orchestrator.config.plan import PLAN_KEYS
+from orchestrator.config.spec import SweepSpec
 from orchestrator.errors import UserError
 from orchestrator.report import trials
 from orchestrator.search import recorded, unit_values
@@ -99,11 +100,10 @@ def _winner(folder: RunFolder, split: Split) -> Iterator[Sample]:
         kept = unit_values.read(folder.path)
         for number, metrics in enumerate(_over_seeds(best, every)):
             units = None if number else _units(folder.path / "winner", split)  # all metrics of units: first seed only
-            yield replace(
-                _trial(folder, split, best, number, metrics, units), kept=kept.get(_seed_run(best, every, number))
-            )
+            run = _seed_run(best, every, number)
+            yield replace(_trial(folder, split, best, run, metrics, units), kept=kept.get((run[0].number, run[1])))
     else:
-        yield _trial(folder, split, best, 0, _settled(folder, split), _units(folder.path / "winner", split))
+        yield _trial(folder, split, best, (best, 0), _settled(folder, split), _units(folder.path / "winner", split))
 
 
 def _trials(folder: RunFolder) -> Iterator[Sample]:
@@ -112,25 +112,34 @@ def _trials(folder: RunFolder) -> Iterator[Sample]:
     again = [trial for trial in every if REPEAT in trial.user_attrs]
     for trial in ranked(every, recorded.objectives(folder)[0]):
         for number, metrics in enumerate(_over_seeds(trial, again)):
-            entry = _trial(folder, "validation", trial, number, metrics, None)
-            yield replace(entry, kept=kept.get(_seed_run(trial, again, number)))
+            run = _seed_run(trial, again, number)
+            entry = _trial(folder, "validation", trial, run, metrics, None)
+            yield replace(entry, kept=kept.get((run[0].number, run[1])))
 
 
-def _seed_run(trial: Any, every: list[Any], number: int) -> tuple[int, int]:
+def _seed_run(trial: Any, every: list[Any], number: int) -> tuple[Any, int]:
     """Trial and seed that trained seed ``number`` of a configuration: of a finalist the trial that repeats it."""
     further = repeats(every, trial)
-    return (further[number - 1].number, 0) if further and number else (trial.number, number)
+    return (further[number - 1], 0) if further and number else (trial, number)
 
 
 def _trial(
-    folder: RunFolder, split: Split, trial: Any, number: int, metrics: Mapping[str, float], units: Path | None
+    folder: RunFolder,
+    split: Split,
+    trial: Any,
+    run: tuple[Any, int],
+    metrics: Mapping[str, float],
+    units: Path | None,
 ) -> Sample:
+    """The entry of a trial; ``run`` is the trial and the seed that gave its values, see :func:`_seed_run`."""
     spec = recorded.spec(folder)
     own = trial.user_attrs["params"]
     with suppress(UserError):  # the defaults are unknown if the workload is not installed
         own = preflight.parameters(spec["workload"], own)
     plan = {name: spec["plan"].get(name) for name in PLAN_KEYS}
-    params = {**own, **plan, "seed": number, "id": folder.id, "trial": trial.number}
+    by, number = run
+    seed = SweepSpec.model_validate(spec).trial_seed(by.user_attrs.get("seed_of", by.number), number)
+    params = {**own, **plan, "seed": seed, "id": folder.id, "trial": trial.number}
     return _entry(folder, split, trial.number, params, frozenset(trial.params), metrics, units)
 
 

@@ -13,6 +13,7 @@ import pytest
 from orchestrator.errors import UserError
 from orchestrator.report import comparison_output, markdown
 from orchestrator.report.comparison import Comparison, compare
+from orchestrator.report.samples import entries
 from orchestrator.report.statistics import holm, over_seeds
 from orchestrator.search import unit_values
 from orchestrator.storage.names import TEST_UNITS, VALIDATION_UNITS
@@ -73,6 +74,25 @@ def test_one_run_twice_is_one(runs: list[RunFolder]) -> None:
 def test_the_same_experiment_again_is_no_further_seed(tmp_path: Path) -> None:
     again = [run(tmp_path, name, 1.0, seed=4) for name in ("one", "two")]
     assert compare(again).notes == ("1 of them have the parameters and seed of another: they are no additional seeds.",)
+
+
+def test_trials_of_a_sweep_have_seeds_of_their_own(tmp_path: Path) -> None:
+    """A repeat of trial 0, in the sweep or as a run, is another seed; a run with its real seed is none."""
+    folder = sweep(tmp_path, "s", [(3.0,), (4.0,), (3.2,)], repeat_of={2: 0})
+    params = {"lr": 0.01, "momentum": 0.9}
+    seeds = [entry.params["seed"] for entry in entries(folder, "validation", every=True)]
+    assert seeds == [0, 2 * 1_000_003, 1_000_003]
+    other = run(tmp_path, "other", 1.0, seed=4, **params)
+    assert not any("no additional seeds" in note for note in compare([folder, other], by=["lr"]).notes)
+    repeat = run(tmp_path, "repeat", 3.2, seed=2 * 1_000_003, **params)
+    assert any(note.startswith("1 of them have") for note in compare([folder, repeat], by=["lr"]).notes)
+
+
+def test_the_winners_of_two_sweeps_have_other_seeds(tmp_path: Path) -> None:
+    """Both are of one configuration."""
+    fixed = {"lr": 0.1, "momentum": 0.5}
+    first, second = (sweep(tmp_path, f"s{n}", [(2.0,)] * n + [(1.0,)], fixed=fixed) for n in (1, 2))
+    assert not any("no additional seeds" in note for note in compare([first, second]).notes)
 
 
 def test_one_seed_each_is_compared_by_its_units(tmp_path: Path) -> None:
