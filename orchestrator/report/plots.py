@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from matplotlib.colors import LinearSegmentedColormap, LogNorm, Normalize
@@ -26,15 +27,21 @@ def label(objective: Objective) -> str:
 
 
 @styled
-def history(trials: Sequence[FrozenTrial], objective: Objective) -> Figure:
-    """Values of the first objective by trial number, and the best value so far."""
+def history(trials: Sequence[FrozenTrial], objective: Objective, may_win: Container[int]) -> Figure:
+    """Values of the first objective by trial number, and the best value so far of the trials that ``may_win``."""
     figure, axes = canvas(3.2)
-    numbers = [t.number for t in trials]
-    values = [float(t.values[0]) for t in trials]
-    pick = max if objective.direction == "max" else min
-    best = [pick(values[: i + 1]) for i in range(len(values))]
-    axes.step([*numbers, numbers[-1]], [*best, best[-1]], where="post", color=ORANGE, label="best so far")
-    axes.plot(numbers, values, "o", color=BLUE, markersize=5, label="complete trial")
+    competing = [t for t in trials if t.number in may_win]
+    others = [t for t in trials if t.number not in may_win]
+    if competing:
+        numbers = [t.number for t in competing]
+        values = [float(t.values[0]) for t in competing]
+        best = [*accumulate(values, max if objective.direction == "max" else min)]
+        axes.step([*numbers, trials[-1].number], [*best, best[-1]], where="post", color=ORANGE, label="best so far")
+        axes.plot(numbers, values, "o", color=BLUE, markersize=5, label="complete trial")
+    if others:
+        label_of_others = "violates a constraint, or repeats a finalist"
+        values = [float(t.values[0]) for t in others]
+        axes.plot([t.number for t in others], values, "x", color=GREY, markersize=5, label=label_of_others)
     axes.set(xlabel="trial", ylabel=label(objective))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend()
@@ -108,23 +115,31 @@ def pareto(trials: Sequence[FrozenTrial], front: Sequence[int], objectives: Sequ
 
 
 @styled
-def parallel(trials: Sequence[FrozenTrial], names: Sequence[str], objective: Objective, best: int) -> Figure:
-    """Parallel coordinates: one axis for each parameter (logarithmic as in its distribution) and the objective."""
+def parallel(
+    trials: Sequence[FrozenTrial], names: Sequence[str], objective: Objective, best: int, may_win: Container[int]
+) -> Figure:
+    """Parallel coordinates: one axis for each parameter (logarithmic as in its distribution) and the objective.
+
+    Trials that ``may_win`` are shaded by their values, the others are dotted.
+    """
     figure = Figure(figsize=(max(WIDTH, 1.35 * (len(names) + 1)), 3.6))
     axes = figure.add_subplot()
     columns = [_column(trials, name) for name in names]
     columns.append(_numbers([float(t.values[0]) for t in trials], log=False))
     sign = 1.0 if objective.direction == "max" else -1.0
     scores = [sign * float(t.values[0]) for t in trials]
-    shade = Normalize(min(scores), max(scores) if max(scores) > min(scores) else min(scores) + 1)
+    shaded = [score for score, t in zip(scores, trials) if t.number in may_win] or scores
+    shade = Normalize(min(shaded), max(shaded) if max(shaded) > min(shaded) else min(shaded) + 1)
     xs = range(len(columns))
     for score, number, *ys in sorted(zip(scores, (t.number for t in trials), *(heights for heights, _ in columns))):
         won = number == best
-        colour = ORANGE if won else SCALE(shade(score))
+        competes = number in may_win
+        strength = float(shade(score)) if competes else 0.0
+        colour = ORANGE if won else SCALE(strength) if competes else GREY
         heights = [float("nan") if y is None else y for y in ys]
         axes.plot(
-            xs, heights, color=colour, linewidth=2.4 if won else 0.8 + 0.7 * shade(score), alpha=1 if won else 0.8,
-            marker=".", zorder=3 if won else 2,
+            xs, heights, color=colour, linewidth=2.4 if won else 0.8 + 0.7 * strength, alpha=1 if won else 0.8,
+            marker=".", zorder=3 if won else 2, linestyle="-" if competes else ":",
         )  # fmt: skip
     axes.set_xlim(-0.35, len(columns) - 0.5)
     axes.set_ylim(-0.06, 1.06)

@@ -30,7 +30,8 @@ CAPTIONS = {
     "history": "Optimization history",
     "learning": "Learning curves",
     "seeds": "The winner's seeds",
-    "parallel": "Parallel coordinates of the complete trials: darker blue is better, the winner is orange",
+    "parallel": "Parallel coordinates of the complete trials: darker blue is better, the winner is orange, dotted ones "
+    "violate a constraint",
     "importance": "Parameter importance",
 }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,10 +61,12 @@ def sweep(
     cause: str = "train/loss is nan at epoch 2",
     repeat_of: Mapping[int, int] | None = None,
     spreads: Sequence[float] | None = None,
+    violating: Container[int] = (),
 ) -> RunFolder:
     """A sweep with one trial per value: its objectives, or with repeated seeds the first of each; None: failed.
 
     ``repeat_of``: the finalists that trials repeat. ``spreads``: spread of each trial's values over 200 units.
+    ``violating``: trials that violate the constraint x<=0.5.
     """
     spec = SweepSpec(
         workload="toy", fixed=dict(fixed or {}), plan=PLAN, search=Search(trials=len(values) + 1, seeds=seeds)
@@ -77,6 +79,8 @@ def sweep(
         trial = _trial(number, value, seeds, dict(fixed or {}), cause)
         if number in (repeat_of or {}):
             trial.set_user_attr(REPEAT, (repeat_of or {})[number])
+        if number in violating:
+            trial.set_constraint("x<=0.5", 0.1)
         study.add_trial(trial)
     rng = np.random.default_rng(0)
     for number, spread in enumerate(spreads or ()):

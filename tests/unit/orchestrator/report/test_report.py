@@ -187,6 +187,51 @@ def test_the_front_is_empty_while_all_trials_violate_a_constraint() -> None:
     assert [*zip(points.get_xdata(), points.get_ydata())] == values
 
 
+def test_a_trial_that_cannot_win_is_not_the_best_so_far(tmp_path: Path) -> None:
+    """Trial 1 violates a constraint, trial 3 repeats trial 0."""
+    values = [(3.0,), (1.0,), (2.5,), (2.0,), (2.8,)]
+    drawn = figures.of_sweep(sweep(tmp_path, "s", values, repeat_of={3: 0}, violating={1}, settled=False))
+    history, parallel = drawn["history"], drawn["parallel"]
+    assert isinstance(history, Figure)
+    best, competing, others = history.axes[0].lines
+    assert [*zip(best.get_xdata(), best.get_ydata())] == [(0, 3.0), (2, 2.5), (4, 2.5), (4, 2.5)]
+    assert [*competing.get_xdata()] == [0, 2, 4]
+    assert [*others.get_xdata()] == [1, 3]
+    assert isinstance(parallel, Figure)
+    lines = [line for line in parallel.axes[0].lines if len(line.get_xdata()) == 3]
+    lines.sort(key=lambda line: line.get_ydata()[0])  # by lr: in the order of the trials
+    colours = [line.get_color() for line in lines]
+    assert [line.get_linestyle() for line in lines] == ["-", ":", "-", "-"]
+    assert len(colours) == 4, "a repeat is no configuration of its own"
+    assert colours[1:3] == [plot_style.GREY, plot_style.ORANGE]
+    assert colours[0] == plots.SCALE(0.0)
+
+
+def test_the_history_is_drawn_while_all_trials_violate_a_constraint(tmp_path: Path) -> None:
+    folder = sweep(tmp_path, "s", [(3.0,), (1.0,)], violating={0, 1}, settled=False)
+    drawn = figures.of_sweep(folder)
+    history = drawn["history"]
+    assert isinstance(history, Figure)
+    assert [[*line.get_xdata()] for line in history.axes[0].lines] == [[0, 1]]
+    assert isinstance(drawn["parallel"], Figure)
+
+
+def test_the_importance_is_that_of_the_sweeps_own_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = sweep(tmp_path, "s", [(3.0,), (1.0,), (2.5,), (2.0,), (2.8,)], repeat_of={3: 0}, settled=False)
+    study = recorded.study(folder)
+    learnt = study.get_trials()[0]
+    learnt.user_attrs["warm_from"] = "other/0"
+    study.add_trial(learnt)
+    counted: list[int] = []
+    monkeypatch.setattr(
+        figures, "get_param_importances", lambda study, **_: counted.append(len(study.trials)) or {"lr": 1.0}
+    )
+    drawn = figures.of_sweep(folder)["importance"]
+    assert counted == [4]
+    assert isinstance(drawn, Figure)
+    assert drawn.axes[0].get_xlabel() == "share (PED-ANOVA, 4 complete trials)"
+
+
 def _corners(line: object) -> list[tuple[float, float]]:
     """Every point of a step line, its corners included."""
     xs, ys = line.get_xdata(), line.get_ydata()  # type: ignore[attr-defined]
