@@ -183,6 +183,7 @@ def plan(
     fitting = 1 if local else connection.check_fit(nodes, resources)
     trials = 1
     seeds = 1
+    repeats = 0
     refit = spec.plan.refit not in (False, "only")
     expected = epochs = spec.plan.epochs
     capacities = _capacities(spec, fitting)
@@ -196,9 +197,10 @@ def plan(
         expected = math.ceil(trials * epochs * share + trials * survivors(spec) * (seeds - 1) * epochs)
         epochs = trials * seeds * epochs
         begun = trials * (1 + survivors(spec) * (seeds - 1))
-        expected += spec.search.repeats * spec.plan.epochs
-        epochs += spec.search.repeats * spec.plan.epochs
-        begun += spec.search.repeats
+        repeats = spec.search.repeats
+        expected += repeats * spec.plan.epochs
+        epochs += repeats * spec.plan.epochs
+        begun += repeats
         if spec.search.scheduler == "pbt":  # a member begins again after each meeting
             begun = trials * (1 + len(schedulers.rungs(spec.plan.epochs, "pbt")))
             kept = pbt.MEMBER_CHECKPOINTS_KEPT
@@ -211,7 +213,7 @@ def plan(
         at_most_hours = hours * (probe.epoch_seconds * epochs + alone)
         expected_hours = hours * (probe.epoch_seconds * expected + alone)
         wall = search / len(capacities) + alone
-        storage = probe.checkpoint_bytes * (kept * trials * seeds + worker.CHECKPOINTS_KEPT)
+        storage = probe.checkpoint_bytes * (kept * (trials * seeds + repeats) + worker.CHECKPOINTS_KEPT)
     return Forecast(
         kind="sweep" if isinstance(spec, SweepSpec) else "run",
         workload=spec.workload,

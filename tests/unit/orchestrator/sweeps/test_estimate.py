@@ -102,6 +102,13 @@ def test_further_seeds_are_trained_by_those_that_reach_the_end() -> None:
     assert planned(sweep(seeds=3)).epochs_expected == 3 * 486
 
 
+def test_repeats_of_finalists_are_trained_and_kept() -> None:
+    """Two further runs of each of 3."""
+    found = planned(sweep(finalists=3, finalist_seeds=3))
+    assert found.epochs_at_most == found.epochs_expected == 486 + 6 * 27
+    assert found.storage_bytes == 1000 * (2 * (18 + 6) + 2)
+
+
 def test_a_population_keeps_four_checkpoints_and_starts_anew_at_each_meeting() -> None:
     """20 epochs: nine meetings, ten starts of each of 4 members."""
     found = planned(sweep({"epochs": 20}, scheduler="pbt", trials=4))
