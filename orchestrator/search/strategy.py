@@ -26,6 +26,7 @@ def choose_sampler(search: Search, objectives: tuple[Objective, ...], points: in
     rules: tuple[tuple[bool, Sampler, str], ...] = (
         (search.scheduler == "pbt", "random", "the first population is drawn at random"),
         (points is not None and not search.warm_start, "grid", f"the space has {points} points"),
+        (points is not None, "tpe", "warm start: a grid learns nothing from it"),
         (len(objectives) > 1, "tpe", f"{len(objectives)} objectives"),
         (bool(search.constraint), "tpe", "it learns constraints"),
         (True, "tpe", f"{search.trials} trials, more points than trials"),

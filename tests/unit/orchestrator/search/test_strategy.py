@@ -150,18 +150,18 @@ def test_in_one_process_nobody_could_kill_a_trial() -> None:
 
 
 @pytest.mark.parametrize(
-    ("search", "objectives", "points", "sampler"),
+    ("search", "objectives", "points", "sampler", "reason"),
     [
-        ({"trials": 20}, (ERROR,), 20, "grid"),
-        ({"trials": 20, "scheduler": "pbt"}, (ERROR,), 20, "random"),
-        ({"trials": 20, "warm_start": ("published",)}, (ERROR,), 20, "tpe"),
-        ({"trials": 5}, (ERROR, X), None, "tpe"),
-        ({"trials": 5, "constraint": ("x<=1",)}, (ERROR,), None, "tpe"),
-        ({"trials": 5}, (ERROR,), None, "tpe"),
+        ({"trials": 20}, (ERROR,), 20, "grid", "the space has 20 points"),
+        ({"trials": 20, "scheduler": "pbt"}, (ERROR,), 20, "random", "the first population is drawn at random"),
+        ({"warm_start": ("published",)}, (ERROR,), 20, "tpe", "warm start: a grid learns nothing from it"),
+        ({"trials": 5, "warm_start": ("old",)}, (ERROR,), None, "tpe", "5 trials, more points than trials"),
+        ({"trials": 5}, (ERROR, X), None, "tpe", "2 objectives"),
+        ({"trials": 5, "constraint": ("x<=1",)}, (ERROR,), None, "tpe", "it learns constraints"),
+        ({"trials": 5}, (ERROR,), None, "tpe", "5 trials, more points than trials"),
     ],
 )
 def test_the_sampler_is_chosen_by_the_space_and_the_budget(
-    search: dict[str, Any], objectives: tuple[Objective, ...], points: int | None, sampler: str
+    search: dict[str, Any], objectives: tuple[Objective, ...], points: int | None, sampler: str, reason: str
 ) -> None:
-    found, why = strategy.choose_sampler(Search(**search), objectives, points)
-    assert (found, bool(why)) == (sampler, True)
+    assert strategy.choose_sampler(Search(**search), objectives, points) == (sampler, reason)
