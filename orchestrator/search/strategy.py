@@ -54,6 +54,11 @@ def complete(
         raise UserError(f"{of_model[0]} of trials of several workers is not measured", fix="Leave the constraint out")
     if search.finalists:
         _check_finalists(search, objectives)
+    elif "finalist_seeds" in given:
+        raise UserError(
+            "Seeds of finalists need finalists", got=f"--finalist-seeds {search.finalist_seeds}",
+            fix="Add --finalists N, or leave out --finalist-seeds",
+        )  # fmt: skip
     if search.sampler == "grid" and "published" in search.warm_start:
         raise UserError("A grid takes every point, in its own order (no --warm-start published)")
     if len(objectives) > 1:

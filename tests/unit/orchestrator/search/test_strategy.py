@@ -138,6 +138,12 @@ def test_cma_es_knows_one_objective_and_two_parameters() -> None:
     refused("CMA-ES needs at least two searched parameters: got lr", search={"sampler": "cmaes"}, searched=LR)
 
 
+def test_seeds_of_finalists_need_finalists() -> None:
+    refused("--finalist-seeds 5", "Add --finalists N", search={"finalist_seeds": 5})
+    refused("--finalist-seeds 3", search={"finalist_seeds": 3})
+    assert settle({"finalists": 2, "finalist_seeds": 5})[0].finalist_seeds == 5
+
+
 # Timeouts
 
 
