@@ -14,7 +14,7 @@ from orchestrator.errors import UserError, unknown
 from orchestrator.report import trials
 from orchestrator.report.statistics import summary
 from orchestrator.search import recorded
-from orchestrator.search.progress import search_progress
+from orchestrator.search.progress import search_progress, target
 from orchestrator.search.ranking import ranked
 from orchestrator.search.selection import Estimate
 from orchestrator.storage import run_lookup
@@ -165,13 +165,15 @@ def progress(folder: RunFolder) -> dict[str, Any]:
 
     If the sweep has no live driver, trials that its journal shows as running are counted as interrupted.
     """
-    target = recorded.spec(folder)["search"]["trials"]
+    requested = recorded.spec(folder)["search"]["trials"]
     try:
         all_trials = recorded.trials(folder, summary=True)
     except UserError:  # it has just started
-        return {"trials": {}, "target": target, "best": None, "seconds_left": None}
+        return {"trials": {}, "target": requested, "best": None, "seconds_left": None}
     objective = recorded.objectives(folder)[0]
-    state = search_progress(all_trials, target, objective, trials.best(folder, all_trials, objective))
+    state = search_progress(
+        all_trials, target(requested, all_trials), objective, trials.best(folder, all_trials, objective)
+    )
     if folder.status() == "running":
         return state
     counts = {"interrupted" if name == "running" else name: count for name, count in state["trials"].items()}
@@ -222,12 +224,15 @@ def _headline(record: Mapping[str, Any], metrics: Mapping[str, float]) -> tuple[
 
 
 def _counted(folder: RunFolder, result: Mapping[str, Any]) -> dict[str, int]:
-    """The numbers of finished and of planned trials."""
+    """The numbers of finished and of planned trials. The journal is read where they may differ from the requested."""
     counted: dict[str, int] = {}
     with suppress(UserError):
-        counted["trials_target"] = recorded.spec(folder)["search"]["trials"]
-        counted["trials_done"] = 0
-        if "trials" in result:
-            return counted | {"trials_done": result["trials"]}
-        counted["trials_done"] = sum(trial.state.is_finished() for trial in recorded.trials(folder, summary=True))
+        requested = recorded.spec(folder)["search"]["trials"]
+        done = result.get("trials", 0)
+        counted = {"trials_target": max(requested, done), "trials_done": done}
+        if done == requested:
+            return counted
+        every = recorded.trials(folder, summary=True)
+        counted["trials_target"] = target(requested, every)
+        counted["trials_done"] = sum(trial.state.is_finished() for trial in every)
     return counted

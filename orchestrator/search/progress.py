@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
+
+from orchestrator.search.ranking import REPEAT
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
     from workloads.contract import Objective
+
+
+def is_additional(trial: FrozenTrial) -> bool:
+    """Whether a trial is not one of those that the sweep was asked for: a retry, added while it ran, or a repeat."""
+    return any(name in trial.user_attrs for name in ("retry_of", "request", REPEAT))
+
+
+def target(requested: int, trials: Iterable[FrozenTrial]) -> int:
+    """Total number of trials of a sweep: the ``requested`` ones, and the additional ones among its ``trials``."""
+    return requested + sum(map(is_additional, trials))
 
 
 def search_progress(

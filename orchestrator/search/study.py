@@ -28,9 +28,10 @@ from orchestrator.errors import UserError, one_line
 from orchestrator.search import grid, samplers, spaces, unit_values, user_search
 from orchestrator.search.constraints import OF_MODEL, SECONDS, Constraint, violations
 from orchestrator.search.journal import JOURNAL, Journal
+from orchestrator.search.progress import is_additional
 from orchestrator.search.ranking import REPEAT
 from orchestrator.search.rungs import Rungs
-from orchestrator.search.sweep_trials import SweepTrials, is_additional, over_seeds
+from orchestrator.search.sweep_trials import SweepTrials, over_seeds
 from workloads.contract import Objective
 
 TrialDecision = Literal["go on", "paused", "pruned", "complete", "failed"]

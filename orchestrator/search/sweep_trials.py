@@ -14,6 +14,7 @@ from orchestrator.config.spec import SweepSpec
 from orchestrator.search import gain, selection, user_search
 from orchestrator.search.constraints import violated
 from orchestrator.search.journal import JOURNAL, Journal, open_study
+from orchestrator.search.progress import is_additional
 from orchestrator.search.ranking import REPEAT, ranked, repeats
 from orchestrator.search.selection import Selection
 from orchestrator.storage import disk
@@ -203,11 +204,6 @@ class SweepTrials:
 
     def _optuna_trial(self, number: int) -> optuna.Trial:
         return optuna.Trial(self.optuna_study, number)  # in a journal of one study a trial's id is its number
-
-
-def is_additional(trial: FrozenTrial) -> bool:
-    """Whether a trial is not one of those that the sweep was asked for: a retry, added while it ran, or a repeat."""
-    return any(name in trial.user_attrs for name in ("retry_of", "request", REPEAT))
 
 
 def over_seeds(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from orchestrator.search import grid, recorded, schedulers, spaces, strategy, tr
 from orchestrator.search.constraints import LEARNT_BY
 from orchestrator.search.journal import JOURNAL
 from orchestrator.search.pbt import Population
+from orchestrator.search.progress import target
 from orchestrator.search.study import Study
 from orchestrator.search.warm_start import PUBLISHED
 from orchestrator.search.winners import WINNER
@@ -36,6 +37,8 @@ from workloads import memory
 from workloads.data import skipped_images_warning
 
 if TYPE_CHECKING:
+    from optuna.trial import FrozenTrial
+
     from orchestrator.cluster.connection import Node
     from orchestrator.cluster.lost_devices import LostDevices
 
@@ -122,7 +125,7 @@ def resume(folder: RunFolder, settings: Settings, console: Console, again: Resum
     preflight.services(settings, resources, ray=not options.local, workload=spec.workload, register=options.register)
     folder.acquire()
     folder.update(spec={**folder.record["spec"], "sweep": spec.model_dump(mode="json")})
-    console.say(f"Resuming {folder.id}: {_ended_trials(folder)} of {spec.search.trials} trials have ended")
+    console.say(f"Resuming {folder.id}: {_ended_trials(folder, spec.search.trials)} trials have ended")
     spec = spec.model_copy(update={"resources": resources})
     with folder.guarded():
         return _drive(folder, spec, settings, options, console, again, resuming=True)
@@ -172,10 +175,12 @@ def _with_trusted_code(spec: SweepSpec, folder: RunFolder, settings: Settings, a
     return spec
 
 
-def _ended_trials(folder: RunFolder) -> int:
-    with suppress(UserError):
-        return sum(trial.state.is_finished() for trial in recorded.trials(folder, summary=True))
-    return 0  # no trial has started
+def _ended_trials(folder: RunFolder, requested: int) -> str:
+    """``7 of 16``, additional trials included."""
+    trials: list[FrozenTrial] = []
+    with suppress(UserError):  # no trial has started
+        trials = recorded.trials(folder, summary=True)
+    return f"{sum(trial.state.is_finished() for trial in trials)} of {target(requested, trials)}"
 
 
 def _with_more(spec: SweepSpec, more: int) -> SweepSpec:

@@ -162,6 +162,19 @@ def test_progress_counts_states_and_foretells_the_end(settings: Settings) -> Non
     )
 
 
+def test_additional_trials_are_part_of_the_target(settings: Settings) -> None:
+    """Two of the five repeat finalists: of four that were requested three have ended."""
+    values = [(0.1,), (0.2,), (0.3,), (0.2,), (0.2,)]
+    for settled in (True, False):
+        folder = sweep(settings.storage, f"s{settled}", values, settled=settled, repeat_of={3: 0, 4: 1})
+        spec = folder.record["spec"]
+        spec["sweep"]["search"]["trials"] = 4
+        folder.update(spec=spec)
+        (row,) = (one for one in listing.listed(settings, limit=9)[0] if one["id"] == folder.id)
+        assert (row["trials_done"], row["trials_target"]) == (5, 6)
+        assert listing.progress(folder)["target"] == 6
+
+
 def test_of_one_that_nobody_drives_nothing_is_running(settings: Settings) -> None:
     folder = sweep(settings.storage, "s", [(3.0,), (1.0,)], settled=False)
     open_study(folder.path).ask()
