@@ -143,7 +143,7 @@ def _run(folder: RunFolder) -> dict[str, Any]:
         folder = run_lookup.find(folder.path.parent, folder.id)
         state = folder.status()
     record = folder.record
-    result: Mapping[str, Any] = record.get("result") or {}
+    result = folder.result()
     code = FAILED if state == "lost" else None if state == "running" else record.get("exit_code")
     return {
         "id": folder.id,

@@ -92,7 +92,7 @@ def best(folder: RunFolder, top: int) -> list[dict[str, Any]]:
                 "command": trials.command(folder, trial),
             }
         )
-    result = folder.record.get("result") or {}
+    result = folder.result()
     if result.get("best_trial") == winner.number:
         metrics = result.get("metrics", {})
         best_trials[0]["test"] = {k.removeprefix("test/"): v for k, v in metrics.items() if k.startswith("test/")}
@@ -193,7 +193,7 @@ def progress_as_text(state: Mapping[str, Any]) -> str:
 
 def _row(folder: RunFolder) -> dict[str, Any]:
     record = folder.record
-    result: Mapping[str, Any] = record.get("result") or {}
+    result = folder.result()
     status = folder.status()
     ended = record.get("ended") or (datetime.now(UTC).isoformat() if status == "running" else None)
     started = record["started"]

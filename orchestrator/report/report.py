@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,8 @@ def write_page(folder: RunFolder, rows: Rows, result: Mapping[str, Any]) -> None
     from orchestrator.report import figures, run_page
     from orchestrator.runs import plot_style
 
-    settled = RunFolder(folder.path, {**folder.record, "result": dict(result)})
+    end = {"status": result["status"], "ended": datetime.now(UTC).isoformat()}
+    settled = RunFolder(folder.path, {**folder.record, **end, "result": dict(result)})
     drawn = figures.of_sweep(settled)
     for name in IMAGES:
         if not isinstance(figure := drawn.get(name, ""), str):

@@ -45,7 +45,7 @@ def of_sweep(folder: RunFolder, rows: Rows, drawn: Mapping[str, Figure | str] | 
     sections = [
         Section("Request", request(folder), folder.record["command"], tables=[_space(all_trials)]),
         _winner(folder, all_trials),
-        *_measured(folder.path / "winner"),
+        *(_measured(folder.path / "winner") if folder.result() else []),
         Section(
             "The search",
             plots=[_plot(figure, CAPTIONS[name]) for name, figure in drawn.items() if not isinstance(figure, str)],
@@ -81,8 +81,7 @@ def of_run(folder: RunFolder) -> str:
 def subtitle(folder: RunFolder) -> str:
     """Kind, workload, status, start time and duration."""
     record = folder.record
-    result = record.get("result") or {}
-    status = result.get("status") or folder.status()
+    status = folder.status()
     started = datetime.fromisoformat(record["started"])
     ended = datetime.fromisoformat(record["ended"]) if record.get("ended") else datetime.now(UTC)
     took = f", {duration((ended - started).total_seconds())}" if status != "lost" else ""
@@ -146,7 +145,7 @@ def _winner(folder: RunFolder, all_trials: Sequence[FrozenTrial]) -> Section:
     best = trials.best(folder, all_trials, objectives[0], selection)
     if best is None:
         return Section("The winner", notes=["No trial is complete."])
-    result = folder.record.get("result") or {}
+    result = folder.result()
     seeds = [seed["best_metrics"] for seed in trials.over_seeds(best, all_trials)]
     values = {}
     for objective, value in zip(objectives, best.values):
@@ -160,9 +159,15 @@ def _winner(folder: RunFolder, all_trials: Sequence[FrozenTrial]) -> Section:
         "The winner" if settled else "The best so far",
         {"trial": str(best.number), **values, **best.params, "model": result.get("model_uri")},
         trials.command(folder, best),
-        tables=_metrics(folder.path / "winner", objectives[0].metric),
-        notes=_opened(folder) if settled else ["The test split is opened once, at the end of the sweep."],
+        tables=_metrics(folder.path / "winner", objectives[0].metric) if settled else [],
+        notes=_opened(folder) if settled else [_unopened(folder)],
     )
+
+
+def _unopened(folder: RunFolder) -> str:
+    if winners.tested(folder):
+        return "The test split was opened for an earlier winner. It is opened again if another trial wins."
+    return "The test split is opened once, at the end of the sweep."
 
 
 def _opened(folder: RunFolder) -> list[str]:

@@ -13,7 +13,7 @@ from orchestrator.config.plan import PLAN_KEYS
 from orchestrator.config.spec import SweepSpec
 from orchestrator.errors import UserError
 from orchestrator.report import trials
-from orchestrator.search import recorded, unit_values
+from orchestrator.search import recorded, unit_values, winners
 from orchestrator.search.ranking import REPEAT, ranked, repeats
 from orchestrator.search.unit_values import UnitValues
 from orchestrator.storage.names import TEST_UNITS, VALIDATION_UNITS
@@ -98,8 +98,10 @@ def _winner(folder: RunFolder, split: Split) -> Iterator[Sample]:
         return
     if split == "validation":
         kept = unit_values.read(folder.path)
+        is_held = winners.holds(folder) in (None, best.number)  # else the units in the folder are an earlier winner's
         for number, metrics in enumerate(_over_seeds(best, every)):
-            units = None if number else _units(folder.path / "winner", split)  # all metrics of units: first seed only
+            # All metrics of units are kept of the first seed only.
+            units = _units(folder.path / "winner", split) if is_held and not number else None
             run = _seed_run(best, every, number)
             yield replace(_trial(folder, split, best, run, metrics, units), kept=kept.get((run[0].number, run[1])))
     else:
@@ -167,7 +169,7 @@ def _over_seeds(trial: Any, every: list[Any]) -> list[dict[str, float]]:
 
 
 def _settled(folder: RunFolder, split: Split) -> dict[str, float]:
-    metrics = _of((folder.record.get("result") or {}).get("metrics", {}), split)
+    metrics = _of(folder.result().get("metrics", {}), split)
     if not metrics:
         state = folder.status()
         finished = state in SETTLED

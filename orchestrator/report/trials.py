@@ -101,7 +101,7 @@ def best(
     The best so far is that of ``chosen``, if given, else the one with the best value.
     """
     order = ranked(trials, objective)
-    settled = (folder.record.get("result") or {}).get("best_trial", chosen and chosen.best)
+    settled = folder.result().get("best_trial", chosen and chosen.best)
     return next((trial for trial in order if trial.number == settled), order[0] if order else None)
 
 

@@ -273,6 +273,11 @@ class RunFolder:
             return "running"
         return "lost" if status == "running" else status
 
+    def result(self) -> dict[str, Any]:
+        """The recorded result; empty until the run has one, and while a sweep that had one is continued."""
+        result = self.record.get("result")
+        return dict(result) if result and self.status() in SETTLED else {}
+
 
 def create(
     storage: Path, kind: Kind, workload: str, spec: dict[str, Any], command: str, name: str | None = None

@@ -101,6 +101,13 @@ def sweep(
     return folder
 
 
+def continue_sweep(folder: RunFolder, value: float) -> None:
+    """What ``--resume --more-trials`` does with a finished sweep, until one more trial has ended with ``value``."""
+    folder.acquire()
+    study = open_study(folder.path)
+    study.add_trial(_trial(len(study.trials), [value], 1, {}, ""))
+
+
 def _trial(
     number: int, value: Sequence[float] | None, seeds: int, fixed: Mapping[str, Any], cause: str
 ) -> optuna.trial.FrozenTrial:

@@ -18,7 +18,7 @@ from orchestrator.report.statistics import holm, over_seeds
 from orchestrator.search import unit_values
 from orchestrator.storage.names import TEST_UNITS, VALIDATION_UNITS
 from orchestrator.storage.records import RunFolder
-from tests.support.finished import run, sweep
+from tests.support.finished import continue_sweep, run, sweep
 
 pytestmark = pytest.mark.usefixtures("toy_workload")
 
@@ -93,6 +93,20 @@ def test_the_winners_of_two_sweeps_have_other_seeds(tmp_path: Path) -> None:
     fixed = {"lr": 0.1, "momentum": 0.5}
     first, second = (sweep(tmp_path, f"s{n}", [(2.0,)] * n + [(1.0,)], fixed=fixed) for n in (1, 2))
     assert not any("no additional seeds" in note for note in compare([first, second]).notes)
+
+
+def test_a_continued_sweep_is_represented_by_its_best_so_far(tmp_path: Path) -> None:
+    """The units in its folder are those of the earlier winner."""
+    folder = sweep(tmp_path, "s", [(3.0,), (1.0,)])
+    (folder.path / "winner" / "trial.json").write_text("1")
+    (folder.path / "winner" / VALIDATION_UNITS).touch()
+    (entry,) = entries(folder, "validation", every=False)
+    assert (entry.trial, entry.units is not None) == (1, True)
+    continue_sweep(folder, 0.5)
+    (entry,) = entries(folder, "validation", every=False)
+    assert (entry.trial, entry.units) == (2, None)
+    with pytest.raises(UserError, match="s has no values on test: it is running"):
+        entries(folder, "test", every=False)
 
 
 def test_one_seed_each_is_compared_by_its_units(tmp_path: Path) -> None:

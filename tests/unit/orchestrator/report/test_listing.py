@@ -16,7 +16,7 @@ from orchestrator.search.journal import JOURNAL, open_study
 from orchestrator.storage import records, run_lookup
 from orchestrator.storage.names import RECORD
 from orchestrator.storage.settings import Settings, resolve
-from tests.support.finished import run, sweep
+from tests.support.finished import continue_sweep, run, sweep
 
 pytestmark = pytest.mark.usefixtures("toy_workload")
 
@@ -83,6 +83,21 @@ def test_the_best_so_far_of_one_that_runs(settings: Settings) -> None:
     assert [row["trial"] for row in rows] == [1, 2]
     assert "test" not in rows[0]
     assert [line.split()[0] for line in listing.best_as_text(rows).splitlines()] == ["TRIAL", "1", "2"]
+
+
+def test_the_best_so_far_of_one_that_is_continued(settings: Settings) -> None:
+    """Its record has the earlier result."""
+    folder = sweep(settings.storage, "s", [(3.0,), (1.0,)])
+    assert listing.progress(folder)["best"]["trial"] == 1
+    continue_sweep(folder, 0.5)
+    (row,) = listing.best(folder, 1)
+    assert row["trial"] == 2
+    assert "test" not in row
+    assert listing.progress(folder)["best"] == {"trial": 2, "error": 0.5}
+    (shown,) = listing.listed(settings, limit=9)[0]
+    assert (shown["status"], shown["value"], shown["trials_done"]) == ("running", None, 3)
+    folder.release("interrupted", 130)
+    assert listing.best(folder, 1)[0]["trial"] == 2
 
 
 def test_estimates_with_their_standard_errors_and_the_contenders(settings: Settings) -> None:

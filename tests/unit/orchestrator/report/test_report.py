@@ -16,7 +16,7 @@ from orchestrator.runs import plot_style
 from orchestrator.search import curves, recorded
 from orchestrator.search.curves import CURVES, Curves
 from orchestrator.storage.records import RunFolder
-from tests.support.finished import run, sweep
+from tests.support.finished import continue_sweep, run, sweep
 from workloads.contract import Objective
 
 pytestmark = pytest.mark.usefixtures("toy_workload")
@@ -133,6 +133,19 @@ def test_a_running_sweep_shows_the_best_so_far(tmp_path: Path) -> None:
     read = Reader(page(sweep(tmp_path, "s", [(3.0,), (1.0,)], settled=False)))
     assert "The best so far" in read.texts["h2"]
     assert "The test split is opened once, at the end of the sweep." in read.texts["p"]
+
+
+def test_a_continued_sweep_shows_the_best_so_far(tmp_path: Path) -> None:
+    folder = sweep(tmp_path, "s", [(3.0,), (1.0,)])
+    folder.update(winners=[{"trial": 1, "tested": True}])
+    assert "The winner" in Reader(page(folder)).texts["h2"]
+    continue_sweep(folder, 0.5)
+    read = Reader(page(folder))
+    assert "The best so far" in read.texts["h2"]
+    assert "sweep of toy, running" in " ".join(read.texts["p"])
+    assert "m-1" not in read.texts["dd"]
+    assert "9" not in read.texts["td"], "the test value of the earlier winner"
+    assert any("opened for an earlier winner" in text for text in read.texts["p"])
 
 
 def test_the_page_has_estimates_and_the_mean_of_a_finalist(tmp_path: Path) -> None:
