@@ -109,7 +109,12 @@ def _difference(
         passed = sign * (value - old) >= bar
         note = "of the whole split, without values of units"
         return GateResult(name, old, value, "pass" if passed else "refused", note)
-    pairs = before.units[[metric]].join(after.units[[metric]], lsuffix="_before", rsuffix="_after").dropna()
+    units = before.units[[metric]].join(after.units[[metric]], lsuffix="_before", rsuffix="_after")
+    lost = int((units[f"{metric}_after"].isna() & units[f"{metric}_before"].notna()).sum())
+    if lost:
+        trouble = f"{lost} of {len(units)} units have a value in version {before.version} and none in {after.version}"
+        return GateResult(name, old, value, "refused", trouble)
+    pairs = units.dropna()
     olds, news = (pairs[f"{metric}_{side}"].to_numpy(dtype="float64") for side in ("before", "after"))
     least = _least(sign * (news - olds), confidence)
     if least is None:
@@ -118,6 +123,8 @@ def _difference(
     wanted = f"above {bar:g}" if gate == "better" else f"from {bar:g}"
     method = "paired sign flips, exact" if len(pairs) < RESAMPLED_FROM else resampling(len(pairs))
     note = f"by {least:+.4g} or more at {confidence:.3g} over {len(pairs)} units ({method}); wanted {wanted}"
+    if missing := len(units) - len(pairs):
+        note += f"; units without a value, left out: {missing}"
     return GateResult(name, float(olds.mean()), float(news.mean()), "pass" if passed else "refused", note)
 
 

@@ -231,7 +231,19 @@ def test_units_without_a_value_are_left_out_on_both_sides() -> None:
     found = better(evidence("1", holes), evidence("2", values + 0.1))
     assert (found.verdict, found.before) == ("pass", pytest.approx(values[100:].mean()))
     assert "over 300 units" in found.note
+    assert found.note.endswith("; units without a value, left out: 100")
+    assert "left out" not in better(evidence("1", values), evidence("2", values + 0.1)).note
+    both = better(evidence("1", holes), evidence("2", holes + 0.1))
+    assert (both.verdict, both.note.endswith("; units without a value, left out: 100")) == ("pass", True)
     assert better(evidence("1", np.full(N, np.nan)), evidence("2", values)).verdict == "refused"
+
+
+@pytest.mark.parametrize("gate", [{"better": "ndcg_at_20"}, {"better": False, "guard": {"ndcg_at_20": 0.01}}])
+def test_units_that_lost_their_value_are_refused(gate: dict[str, Any]) -> None:
+    values = noise(0, 0.3)
+    holes = np.where(np.arange(N) < 360, np.nan, values + 0.1)
+    found = better(evidence("1", values), evidence("2", holes), **gate)
+    assert (found.verdict, found.note) == ("refused", "360 of 400 units have a value in version 1 and none in 2")
 
 
 @pytest.mark.parametrize(("units", "confidence", "least"), [(1, 0.6, 2), (2, 0.95, 5), (4, 0.95, 5), (9, 0.999, 10)])
