@@ -13,7 +13,7 @@ from orchestrator.config import workload_loader
 from orchestrator.config.objectives import chosen
 from orchestrator.errors import UserError
 from orchestrator.provenance.record import SPEC
-from orchestrator.registry.models import EPOCH_TAG, record_paths
+from orchestrator.registry.models import EPOCH_TAG, existing_run, record_paths
 from orchestrator.report.samples import on_what
 from orchestrator.storage.names import OUTCOME, VALIDATION_UNITS
 from workloads.contract import Objective
@@ -61,16 +61,9 @@ class Evidence:
 
 def gather(registry: Any, version: Any) -> Evidence:
     """Gather the evidence of a model version from its run. Raises MlflowException during an outage."""
-    if not version.run_id:
+    run = existing_run(registry, version.run_id)
+    if run is None:
         return Evidence(version.version, None, None, {}, None)
-    from mlflow.exceptions import MlflowException
-
-    try:
-        run = registry.get_run(version.run_id)
-    except MlflowException as error:
-        if error.get_http_status_code() == 404:
-            return Evidence(version.version, None, None, {}, None)
-        raise
     import pandas as pd
 
     spec = units = None

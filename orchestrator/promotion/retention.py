@@ -109,7 +109,7 @@ def _survey(settings: Settings, keep: int) -> Survey:
     experiments = [one.experiment_id for one in all_pages(client.search_experiments)]
     logged = all_pages(client.search_logged_models, experiments) if experiments else ()
     ours = {one.model_id: one for one in logged if registry.OUTCOME_TAG in one.tags}
-    runs = {one.source_run_id: client.get_run(one.source_run_id) for one in ours.values() if one.source_run_id}
+    runs = {run: registry.existing_run(client, run) for run in {one.source_run_id for one in ours.values()}}
     needed = _starting_points(settings, client, experiments)
     kept: Counter[str] = Counter()
     removable: list[Removable] = []

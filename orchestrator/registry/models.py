@@ -281,6 +281,18 @@ def outage_errors() -> tuple[type[Exception], ...]:
     return (MlflowException, OSError)
 
 
+def existing_run(mlflow_client: Any, run_id: str | None) -> Any | None:
+    """A run; None if it was erased, as by MLflow's garbage collection, or there is no id. An outage is raised."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return mlflow_client.get_run(run_id) if run_id else None
+    except MlflowException as error:
+        if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+            return None
+        raise
+
+
 def check_name(name: str) -> None:
     """Raise UserError for a name that MLflow or the forms NAME@ALIAS and NAME/VERSION do not allow."""
     if not re.fullmatch(r"(?![. ]+$)[^/\\:@'\"`\x00-\x1f\x7f]{1,250}", name) or name != name.strip():

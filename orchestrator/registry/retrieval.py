@@ -81,6 +81,8 @@ def evaluate(
         versions.download(settings, version, files)
         (Path(scratch) / "record").mkdir()
         spec = versions.record_json(settings, version, provenance.SPEC, Path(scratch) / "record")
+        if not spec:
+            raise UserError(f"{version.name} has no record, so the queries that it was trained on are not known")
         model = Model(version, files, settings, None, spec.get("params", {}))
         for name in collections.values():
             check_candidates(model, name)

@@ -20,7 +20,10 @@ _FILES = "artifacts/model"
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """A registered version: ``name`` (``MODEL/NUMBER``), its run's id and tags, its epochs, and its source."""
+    """A registered version: ``name`` (``MODEL/NUMBER``), its run's id and tags, its epochs, and its source.
+
+    Of a run that was erased the workload is the only tag.
+    """
 
     name: str
     run_id: str
@@ -47,11 +50,21 @@ def find(settings: Settings, reference: str) -> Version:
         else:
             model, _, number = model.partition("/")
         version = registry.version(client, model, number or None)
-        run = client.get_run(version.run_id)
+        run = registry.existing_run(client, version.run_id)
+        tags = dict(run.data.tags) if run else _workload(client, version.source)
     except registry.outage_errors() as error:
         raise _unavailable(reference, error) from None
     epochs = (version.tags or {}).get(registry.EPOCH_TAG)
-    return Version(f"{model}/{version.version}", run.info.run_id, dict(run.data.tags), epochs, version.source)
+    return Version(f"{model}/{version.version}", version.run_id or "", tags, epochs, version.source)
+
+
+def _workload(client: Any, source: str | None) -> dict[str, str]:
+    """The tag of the workload from the name of a logged model of this program, ``WORKLOAD-KIND``; else nothing."""
+    scheme, _, model_id = str(source).partition(":/")
+    if scheme != "models":
+        return {}
+    model = client.get_logged_model(model_id)
+    return {"orchestrator.workload": model.name.partition("-")[0]} if registry.OUTCOME_TAG in model.tags else {}
 
 
 def download(settings: Settings, version: Version, target: Path, names: Collection[str] | None = None) -> None:
@@ -79,6 +92,8 @@ def record_file(settings: Settings, version: Version, name: str, target: Path) -
     """A file of the version's record; None if there is none. Raises UserError."""
     client = registry.client(settings)
     try:
+        if registry.existing_run(client, version.run_id) is None:
+            return None
         path = registry.record_paths(client, version.run_id, version.source, version.epochs).get(name)
         return Path(client.download_artifacts(version.run_id, path, str(target))) if path else None
     except registry.outage_errors() as error:

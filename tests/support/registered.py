@@ -48,3 +48,10 @@ def register(
     run = run or client.create_run("0", tags=tags).info.run_id
     registry.log_model(settings, run, folder, name)
     return trained
+
+
+def erase(settings: Settings, run: str) -> None:
+    """Remove a run from the database, as ``mlflow gc --run-ids`` does. Its logged models stay."""
+    client = registry.client(settings)
+    client.delete_run(run)
+    client._tracking_client.store._hard_delete_run(run)

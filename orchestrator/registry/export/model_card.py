@@ -110,10 +110,10 @@ def _metrics(metrics: Mapping[str, float], units: Path | None) -> str:
 
 
 def _reproduction(version: Version) -> str:
-    lines = [f"orchestrator reproduce run {version.run_id}"]
-    if repeat := version.tags.get("orchestrator.repeat") or version.tags.get("orchestrator.command"):
-        lines.append(repeat)
-    return "## Reproduce\n\n```\n" + "\n".join(lines) + "\n```"
+    """The commands that repeat the run; nothing for one that was erased."""
+    repeat = version.tags.get("orchestrator.repeat") or version.tags.get("orchestrator.command")
+    lines = f"orchestrator reproduce run {version.run_id}\n{repeat}"
+    return f"## Reproduce\n\n```\n{lines}\n```" if repeat else ""
 
 
 def _tested(data: str) -> str:

@@ -13,9 +13,12 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pandas as pd
 import pytest
+from mlflow.exceptions import MlflowException
+from mlflow.protos.databricks_pb2 import ENDPOINT_NOT_FOUND
 
 from orchestrator.cli import app
 from orchestrator.errors import DONE, REFUSED, UNAVAILABLE, USAGE, UserError
@@ -587,6 +590,13 @@ def test_what_a_run_did_not_leave_is_missing(client: Any, rec: Callable[..., str
     for version in (alone, gone):
         found = gather(client, version)
         assert (found.spec, found.fingerprint, found.metric_names, found.units) == (None, None, set(), None)
+
+
+def test_a_gateways_404_does_not_mean_that_a_run_was_erased(client: Any) -> None:
+    gateways = MlflowException("failed with error code 404", error_code=ENDPOINT_NOT_FOUND)
+    with pytest.raises(MlflowException):
+        registry.existing_run(SimpleNamespace(get_run=Mock(side_effect=gateways)), "0" * 32)
+    assert registry.existing_run(client, "0" * 32) is None
 
 
 # As typed

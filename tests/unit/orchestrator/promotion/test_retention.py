@@ -18,6 +18,7 @@ from orchestrator.registry import models as registry
 from orchestrator.storage.settings import Settings, resolve
 from orchestrator.tracking.mlflow_globals import tracking_uri_set
 from tests.support.commands import typed
+from tests.support.registered import erase
 
 Add = Callable[..., str]
 
@@ -125,6 +126,16 @@ def test_models_without_a_name_and_of_others(settings: Settings, add: Add) -> No
         client.create_model_version("theirs", f"models:/{foreign.model_id}")
     assert [one.version for one in retention.survey(settings, 1).removable] == [None]
     assert len(retention.survey(settings, 3).removable) == 0
+
+
+def test_models_whose_run_was_erased_count_as_others_do(settings: Settings, add: Add) -> None:
+    add("rec")
+    add("rec")
+    lone = add(None)
+    for run in (*(one.run_id for one in registry.client(settings).search_model_versions("name = 'rec'")), lone):
+        erase(settings, run)
+    survey = retention.survey(settings, 1)
+    assert ([str(one) for one in survey.removable], survey.kept) == (["rec/1"], {retention.RECENT: 2})
 
 
 def test_only_the_last_version_of_a_sweep_is_its_winner(settings: Settings, add: Add) -> None:

@@ -19,12 +19,13 @@ import torch
 
 from orchestrator.errors import UNAVAILABLE
 from orchestrator.registry import models as registry
+from orchestrator.registry import versions
 from orchestrator.registry.export import export as exports
 from orchestrator.registry.export.export import export
 from orchestrator.storage.settings import Settings, resolve
 from tests.support.commands import typed
 from tests.support.refusals import refused
-from tests.support.registered import register
+from tests.support.registered import erase, register
 from tests.support.stores import copy_store
 from workloads.contract import Workload
 
@@ -39,6 +40,7 @@ PARAMS: dict[str, dict[str, Any]] = {
     "simclr": {"batch_size": 256, "eval_probe": "never"},
     "recommender": {"backbone": "mf", "dim": 8},
     "popular": {"backbone": "ease"},
+    "erased": {"backbone": "mf", "dim": 8},
 }  # fmt: skip
 TEXTS = ["a flute", "the man is surfing on a wave and plays", "", "flute flute flute flute flute " * 9]
 
@@ -58,7 +60,7 @@ class Registry:
 
     def workload(self, name: str) -> Workload:
         if name not in self.trained:
-            workload = {"popular": "recommender", "similarity": "bi_encoder"}.get(name, name)
+            workload = {"popular": "recommender", "erased": "recommender", "similarity": "bi_encoder"}.get(name, name)
             epochs = 2 if name == "lifelong" else 1
             self.trained[name] = register(
                 self.settings, self.folder / name, name, workload, PARAMS[name], epochs=epochs
@@ -184,6 +186,14 @@ def test_vectors_of_items_rank_as_the_model_does(models: Registry, tmp_path: Pat
         lambda: models.export("popular", "embeddings", tmp_path / "none"),
         "popular/1 has no embeddings: got backbone=ease",
     )
+
+
+def test_a_version_whose_run_was_erased_is_exported_without_a_record(models: Registry, tmp_path: Path) -> None:
+    models.workload("erased")
+    erase(models.settings, versions.find(models.settings, "erased/1").run_id)
+    assert "400 items of 8 numbers" in models.export("erased", "embeddings", tmp_path / "out")
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert ("A model of the workload `recommender`" in card, "## Reproduce" in card) == (True, False)
 
 
 def test_vectors_of_documents_find_what_the_model_finds(models: Registry, tmp_path: Path) -> None:

@@ -17,6 +17,8 @@ import pytest
 import torch
 
 from orchestrator.config import workload_loader
+from orchestrator.errors import UserError
+from orchestrator.registry import versions
 from orchestrator.registry.export.model import Model
 from orchestrator.registry.retrieval import check_candidates, evaluate, rank_collection
 from orchestrator.registry.versions import Version
@@ -194,6 +196,14 @@ def test_without_a_test_part_no_query_of_training_is_ranked(model: Any, tmp_path
     table = pd.read_parquet(tmp_path / "own" / "run.parquet")
     numbers = {name: number for number, name in enumerate(data.query_ids.to_pylist())}
     assert {numbers[name] for name in table["query"]} <= set(split_queries(data, seed=0).test.tolist())
+
+
+def test_a_version_without_a_record_is_not_evaluated(
+    settings: Settings, beir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its training queries would be ranked too."""
+    monkeypatch.setattr(versions, "record_file", lambda *of: None)
+    refused(lambda: measured(settings, "text_ranker/1", tmp_path / "x", str(beir)), "text_ranker/1 has no record")
 
 
 def test_bad_input_is_one_sentence(settings: Settings, model: Any, beir: Path, tmp_path: Path) -> None:
