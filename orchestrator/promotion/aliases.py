@@ -112,9 +112,8 @@ def _decide(audit_log: AuditLog, event: Event, verdicts: Sequence[GateResult]) -
 def _previous_version(events: Sequence[Event], current: str | None, model: str, alias: str) -> str:
     """The version of the alias before the promotion in force. Raises UserError (exit 5)."""
     promotions: list[Event] = []  # those in force, not rolled back
-    for number, event in enumerate(events):
-        if not _moved(event, events[number + 1 :], current):
-            continue
+    moved = [event for number, event in enumerate(events) if _moved(event, events[number + 1 :], current)]
+    for event in _chained(moved, current):
         if event.action == "promote":
             promotions.append(event)
         elif promotions:
@@ -134,6 +133,21 @@ def _previous_version(events: Sequence[Event], current: str | None, model: str, 
             code=REFUSED,
         )
     return promotions[-1].before
+
+
+def _chained(events: Sequence[Event], current: str | None) -> Sequence[Event]:
+    """Order events so that each begins at the version to which the one before it moved the alias.
+
+    Earlier versions of this program ordered them by their writers' clocks, which may differ. As given where that leaves
+    events over, as after a move by other means.
+    """
+    left = [*events]
+    chain: list[Event] = []
+    while last := next((event for event in reversed(left) if event.version == current), None):
+        left.remove(last)
+        chain.insert(0, last)
+        current = last.before
+    return events if left else chain
 
 
 def _moved(event: Event, later: Sequence[Event], current: str | None) -> bool:

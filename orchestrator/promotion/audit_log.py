@@ -84,12 +84,20 @@ class AuditLog:
         experiment = Client(uri, EXPERIMENT, store.ensure(uri, self.settings.home)).experiment
         run = self.client.create_run(
             experiment,
+            self._moment(event, experiment),
             tags={"mlflow.user": user(), "mlflow.source.name": provenance.command(), **_tags(event)},
             run_name=f"{event.action} {event.model}@{event.alias}",
         )
         event = replace(event, id=run.info.run_id)
         self.client.log_dict(event.id, event.to_json(), FILE)
         return event
+
+    def _moment(self, event: Event, experiment: str) -> int:
+        """The start of the event's run in milliseconds: after the model's other events, whatever their clocks say."""
+        query, order = f"tags.`orchestrator.model` = '{event.model}'", ["attributes.start_time DESC"]
+        latest = self.client.search_runs([experiment], query, order_by=order, max_results=1)
+        moment = int(datetime.fromisoformat(event.at).timestamp() * 1000)
+        return max([moment, *(int(run.info.start_time) + 1 for run in latest)])
 
     def close(self, event: Event, outcome: Outcome) -> Event:
         """Record the outcome of an event, also in two tags of the version."""
@@ -124,7 +132,7 @@ class AuditLog:
 
 
 def now() -> str:
-    """The time in UTC with milliseconds, which orders consecutive events."""
+    """The time in UTC with milliseconds, by this machine's clock."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 

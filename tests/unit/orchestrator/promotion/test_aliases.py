@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sqlite3
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -408,6 +410,37 @@ def test_back_and_back_again(settings: Settings, client: Any, rec: Callable[...,
     assert [(e.action, e.version) for e in history(settings, "rec")][3:] == [
         ("rollback", "2"), ("promote", "3"), ("rollback", "2"), ("rollback", "1"),
     ]  # fmt: skip
+
+
+def test_events_are_in_order_whatever_the_clocks_of_their_writers(
+    settings: Settings, rec: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for version in "123":
+        rec()
+        with monkeypatch.context() as patch:
+            if version == "2":
+                ahead = datetime.now(UTC) + timedelta(seconds=120)
+                patch.setattr(aliases, "now", ahead.isoformat)
+                mlflows = Mock(return_value=int(ahead.timestamp() * 1000))
+                patch.setattr("mlflow.tracking._tracking_service.client.get_current_time_millis", mlflows)
+            promote(settings, to(version))
+    assert [event.version for event in history(settings, "rec")] == ["1", "2", "3"]
+    assert [rollback(settings, "rec", "champion").version for _ in range(2)] == ["2", "1"]
+
+
+def test_a_log_that_different_clocks_put_out_of_order_can_be_undone(
+    settings: Settings, rec: Callable[..., str], database: Path
+) -> None:
+    for version in "123":
+        rec()
+        event = promote(settings, to(version))
+        if version == "2":
+            ahead = event.id
+    with closing(sqlite3.connect(database)) as connection:
+        connection.execute("UPDATE runs SET start_time = start_time + 120000 WHERE run_uuid = ?", (ahead,))
+        connection.commit()
+    assert [event.version for event in history(settings, "rec")] == ["1", "3", "2"]
+    assert [rollback(settings, "rec", "champion").version for _ in range(2)] == ["2", "1"]
 
 
 def test_refusals_are_nothing_to_go_back_from(settings: Settings, client: Any, rec: Callable[..., str]) -> None:
