@@ -281,6 +281,16 @@ def outage_errors() -> tuple[type[Exception], ...]:
     return (MlflowException, OSError)
 
 
+def is_outage(error: Exception) -> bool:
+    """Whether a model could not be loaded because a server was out of reach, and not for a file or its code."""
+    from mlflow.exceptions import MlflowException
+    from requests import RequestException
+
+    if isinstance(error, MlflowException):  # a file that is missing among several has no code of its own
+        return not refused(error) and "404 Client Error" not in str(error)
+    return isinstance(error, RequestException) and getattr(error.response, "status_code", 500) >= 500
+
+
 def existing_run(mlflow_client: Any, run_id: str | None) -> Any | None:
     """A run; None if it was erased, as by MLflow's garbage collection, or there is no id. An outage is raised."""
     from mlflow.exceptions import MlflowException

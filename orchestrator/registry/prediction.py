@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.errors import RunFailed, UserError, one_line, unknown
-from orchestrator.registry import abstention
+from orchestrator.registry import abstention, versions
 from orchestrator.registry import models as registry
 from orchestrator.registry.abstention import Summary
 from orchestrator.registry.tables import FORMATS, STREAM, WORDS, columns_of, empty, frames, output, typed
@@ -108,10 +108,15 @@ def _check_files(source: str, target: str) -> None:
 
 def _load(settings: Settings, model: str) -> Any:
     registry.client(settings)  # raises UserError when tracking is off
-    uri = registry.resolve(settings, model)
+    try:
+        uri = registry.resolve(settings, model)
+    except registry.outage_errors() as error:
+        raise versions.unavailable(model, error) from None
     try:
         return registry.load(settings, uri)
     except Exception as error:  # a model's code and packages can raise anything
+        if registry.is_outage(error):
+            raise versions.unavailable(model, error) from None
         raise UserError(
             f"The model {model} cannot be loaded", got=f"{type(error).__name__}: {one_line(error)}",
             fix="Check that its files exist, and install what its requirements.txt lists",

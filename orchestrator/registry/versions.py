@@ -53,7 +53,7 @@ def find(settings: Settings, reference: str) -> Version:
         run = registry.existing_run(client, version.run_id)
         tags = dict(run.data.tags) if run else _workload(client, version.source)
     except registry.outage_errors() as error:
-        raise _unavailable(reference, error) from None
+        raise unavailable(reference, error) from None
     epochs = (version.tags or {}).get(registry.EPOCH_TAG)
     return Version(f"{model}/{version.version}", version.run_id or "", tags, epochs, version.source)
 
@@ -83,7 +83,7 @@ def download(settings: Settings, version: Version, target: Path, names: Collecti
                 arrived = mlflow.artifacts.download_artifacts(artifact_uri=f"{uri}/{name}", dst_path=str(target))
                 Path(arrived).replace(target / name)  # it comes in folders of its own
     except registry.outage_errors() as error:
-        raise _unavailable(version.name, error) from None
+        raise unavailable(version.name, error) from None
     if not (target / servable.CONFIG).exists():
         raise UserError(f"The model {version.name} was not made by a run of this program")
 
@@ -97,7 +97,7 @@ def record_file(settings: Settings, version: Version, name: str, target: Path) -
         path = registry.record_paths(client, version.run_id, version.source, version.epochs).get(name)
         return Path(client.download_artifacts(version.run_id, path, str(target))) if path else None
     except registry.outage_errors() as error:
-        raise _unavailable(version.name, error) from None
+        raise unavailable(version.name, error) from None
 
 
 def record_json(settings: Settings, version: Version, name: str, target: Path) -> dict[str, Any]:
@@ -106,5 +106,6 @@ def record_json(settings: Settings, version: Version, name: str, target: Path) -
     return json.loads(file.read_text()) if file else {}
 
 
-def _unavailable(reference: str, error: Exception) -> UserError:
+def unavailable(reference: str, error: Exception) -> UserError:
+    """The error (exit 3) for a model whose registry or files are out of reach."""
     return UserError(f"The model {reference} cannot be fetched: {one_line(error)}", code=UNAVAILABLE)

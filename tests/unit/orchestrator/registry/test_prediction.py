@@ -5,15 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pandas as pd
 import pytest
+from mlflow.exceptions import MlflowException
 from mlflow.models.utils import _enforce_schema
+from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST
 from mlflow.types import ColSpec, DataType, ParamSpec, Schema
 from mlflow.types.schema import Array
+from requests import ConnectionError, HTTPError
 
-from orchestrator.errors import UserError
+from orchestrator.errors import UNAVAILABLE, USAGE, UserError
+from orchestrator.registry import models as registry
 from orchestrator.registry import prediction, tables
 from orchestrator.registry.abstention import Summary
 from orchestrator.registry.prediction import _check_params, _whole_lists
@@ -65,6 +70,40 @@ def test_lists_are_not_cut_at_the_end_of_a_batch(size: int) -> None:
     assert sum(batch["query"].nunique() for batch in cut) == 4
     alone = [ColSpec(DataType.string, "query")]  # no lists: batches stay as they are
     assert [len(batch) for batch in _whole_lists(iter(batches), alone)] == [len(batch) for batch in batches]
+
+
+def test_a_registry_that_is_away_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    away = MlflowException("API request to http://mlflow failed with exception: too many 503 error responses")
+    monkeypatch.setattr(registry, "client", Mock(**{"return_value.search_model_versions.side_effect": away}))
+    with pytest.raises(UserError, match=r"rec@champion cannot be fetched: .* too many 503 error") as caught:
+        prediction._load(Mock(), "rec@champion")
+    assert caught.value.code == UNAVAILABLE
+
+
+FILES = "The following failures occurred while downloading one or more artifacts from http://mlflow:\n## File a ##\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (MlflowException("API request failed with exception: too many 503 error responses"), UNAVAILABLE),
+        (MlflowException(f"{FILES}API request failed with exception: too many 503 error responses"), UNAVAILABLE),
+        (HTTPError(response=Mock(status_code=503)), UNAVAILABLE),
+        (ConnectionError("refused"), UNAVAILABLE),
+        (MlflowException(f"{FILES}404 Client Error: Not Found"), USAGE),
+        (MlflowException("No such artifact: ''", error_code=RESOURCE_DOES_NOT_EXIST), USAGE),
+        (HTTPError(response=Mock(status_code=404)), USAGE),
+        (FileNotFoundError("No such file or directory: weights.safetensors"), USAGE),
+    ],
+)
+def test_files_that_are_away_are_unavailable_and_missing_ones_are_not(
+    error: Exception, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "client", Mock())
+    monkeypatch.setattr(registry, "load", Mock(side_effect=error))
+    with pytest.raises(UserError, match="models:/m-1 cannot be") as caught:
+        prediction._load(Mock(), "models:/m-1")
+    assert caught.value.code == code
 
 
 def test_histories_are_numbered_through_all_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
