@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import codecs
 import json
 import os
 import reprlib
@@ -54,13 +55,24 @@ def frames(source: str, name: str, columns: Sequence[Any] | None) -> Iterator[pd
             return
         standard = nullcontext(cast("BufferedReader", sys.stdin.buffer))
         with standard if source == STREAM else Path(source).open("rb") as stream:
-            head = stream.peek(1).lstrip()
+            head, lines = _head(stream)
             if source.endswith(".jsonl") or (source == STREAM and head.startswith(b"{")):
-                yield from _json_lines(stream, name)
+                yield from _json_lines(stream, name, lines)
             elif head:
                 yield from _csv(stream, columns)
     except (OSError, ValueError, pa.ArrowException) as error:
         raise UserError(f"{name} cannot be read: {one_line(error)}") from None
+
+
+def _head(stream: BufferedReader) -> tuple[bytes, int]:
+    """The start of the rows, which stays in the stream, empty at the end; and the number of blank lines read before.
+
+    A pipe may have blank lines long before the rest.
+    """
+    lines = 0
+    while (head := stream.peek(1)) and not head.strip():
+        lines += stream.read(len(head)).count(b"\n")
+    return head.removeprefix(codecs.BOM_UTF8).lstrip(), lines
 
 
 def _parquet(source: str, name: str, columns: Sequence[Any] | None) -> Iterator[pd.DataFrame]:
@@ -79,10 +91,10 @@ def _csv(stream: IO[bytes], columns: Sequence[Any] | None) -> Iterator[pd.DataFr
     yield from pd.read_csv(stream, chunksize=BATCH_ROWS, dtype=texts, keep_default_na=False, na_values=[""])
 
 
-def _json_lines(stream: IO[bytes], name: str) -> Iterator[pd.DataFrame]:
+def _json_lines(stream: IO[bytes], name: str, before: int) -> Iterator[pd.DataFrame]:
     import pandas as pd
 
-    numbered = ((number, line) for number, line in enumerate(stream, 1) if line.strip())
+    numbered = ((number, line) for number, line in enumerate(stream, before + 1) if line.strip())
     while chunk := list(islice(numbered, BATCH_ROWS)):
         rows = []
         for number, line in chunk:

@@ -1,18 +1,21 @@
-"""Predictions of several batches in one file."""
+"""Rows from pipes and files, and predictions of several batches in one file."""
 
 from __future__ import annotations
 
+import codecs
+import io
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from orchestrator.errors import RunFailed
+from orchestrator.errors import RunFailed, UserError
 from orchestrator.registry import tables
-from orchestrator.registry.tables import output
+from orchestrator.registry.tables import STREAM, frames, output
 
 PAIRS = pd.DataFrame({"vector": [None, None], "similarity": np.array([0.5, 0.25], np.float32)})
 SENTENCES = pd.DataFrame({"vector": [[1.0, 2.0]], "similarity": np.array([np.nan], np.float32)})
@@ -80,3 +83,36 @@ def test_json_lines_take_any_columns(tmp_path: Path) -> None:
         write(SENTENCES[["vector"]])
         write(PAIRS[["similarity"]])
     assert target.read_text() == '{"vector":[1.0,2.0]}\n{"similarity":0.5}\n{"similarity":0.25}\n'
+
+
+class Pipe(io.RawIOBase):
+    """A pipe whose parts arrive one after the other."""
+
+    def __init__(self, *parts: bytes) -> None:
+        self._parts = list(parts)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        part = self._parts.pop(0) if self._parts else b""
+        buffer[: len(part)] = part
+        return len(part)
+
+
+def piped(monkeypatch: pytest.MonkeyPatch, *parts: bytes) -> list[dict[Any, Any]]:
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BufferedReader(Pipe(*parts))))
+    return [row for frame in frames(STREAM, "standard input", None) for row in frame.to_dict("records")]
+
+
+def test_blank_lines_of_a_pipe_may_arrive_before_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert piped(monkeypatch, b"\n", b" \r\n", b"a,b\n1,2\n") == [{"a": 1, "b": 2}]
+    assert piped(monkeypatch, b"\n", b'{"a": 1}\n') == [{"a": 1}]
+    assert piped(monkeypatch, b"\n", b"\n") == piped(monkeypatch) == []
+    with pytest.raises(UserError, match="Line 5 of standard input is not a JSON object: got x"):
+        piped(monkeypatch, b"\n\n", b"\n", b'{"a": 1}\nx\n')
+
+
+def test_json_lines_of_a_pipe_may_begin_with_a_mark(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert piped(monkeypatch, codecs.BOM_UTF8 + b'{"a": 1}\n{"a": 2}\n') == [{"a": 1}, {"a": 2}]
+    assert piped(monkeypatch, codecs.BOM_UTF8 + b"a\n1\n") == [{"a": 1}]
