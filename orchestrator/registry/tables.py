@@ -9,7 +9,7 @@ import os
 import reprlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from itertools import islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
@@ -53,8 +53,7 @@ def frames(source: str, name: str, columns: Sequence[Any] | None) -> Iterator[pd
         if Path(source).suffix == ".parquet":
             yield from _parquet(source, name, columns)
             return
-        standard = nullcontext(cast("BufferedReader", sys.stdin.buffer))
-        with standard if source == STREAM else Path(source).open("rb") as stream:
+        with _standard_input() if source == STREAM else Path(source).open("rb") as stream:
             head, lines = _head(stream)
             if source.endswith(".jsonl") or (source == STREAM and head.startswith(b"{")):
                 yield from _json_lines(stream, name, lines)
@@ -62,6 +61,13 @@ def frames(source: str, name: str, columns: Sequence[Any] | None) -> Iterator[pd
                 yield from _csv(stream, columns)
     except (OSError, ValueError, pa.ArrowException) as error:
         raise UserError(f"{name} cannot be read: {one_line(error)}") from None
+
+
+def _standard_input() -> AbstractContextManager[BufferedReader]:
+    """Standard input, which stays open. Raises UserError where the caller has closed it."""
+    if sys.stdin is None:
+        raise UserError("Standard input is closed", fix="Write the rows to it through a pipe, or name a file")
+    return nullcontext(cast("BufferedReader", sys.stdin.buffer))
 
 
 def _head(stream: BufferedReader) -> tuple[bytes, int]:

@@ -116,3 +116,14 @@ def test_blank_lines_of_a_pipe_may_arrive_before_the_rest(monkeypatch: pytest.Mo
 def test_json_lines_of_a_pipe_may_begin_with_a_mark(monkeypatch: pytest.MonkeyPatch) -> None:
     assert piped(monkeypatch, codecs.BOM_UTF8 + b'{"a": 1}\n{"a": 2}\n') == [{"a": 1}, {"a": 2}]
     assert piped(monkeypatch, codecs.BOM_UTF8 + b"a\n1\n") == [{"a": 1}]
+
+
+def test_closed_standard_input_is_one_sentence_and_no_matter_to_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", None)
+    with pytest.raises(UserError, match=r"^Standard input is closed\. Write the rows"):
+        list(frames(STREAM, "standard input", None))
+    (tmp_path / "in.csv").write_text("a\n1\n")
+    (frame,) = frames(str(tmp_path / "in.csv"), "in.csv", None)
+    assert frame["a"].tolist() == [1]
