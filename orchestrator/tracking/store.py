@@ -63,6 +63,16 @@ def ensure(uri: str, home: Path) -> Path | None:
             fix="Set ORCHESTRATOR_HOME to a folder that you can write to",
             code=UNAVAILABLE,
         ) from None
+    except Exception as error:
+        cause = error.__cause__ or error  # SQLAlchemy's error is raised from SQLite's
+        if not isinstance(cause, sqlite3.DatabaseError):
+            raise
+        raise UserError(
+            f"The MLflow store {database} cannot be used",
+            got=str(cause),
+            fix="Name another file, or move this one away",
+            code=UNAVAILABLE,
+        ) from None
     return artifacts
 
 
