@@ -27,6 +27,9 @@ NEEDED = "a record starts from it"
 RUNNING = "its run is running"
 INIT = "orchestrator.init"
 
+MLFLOW = "import sys; from mlflow.cli import cli; cli(sys.stdin.read().splitlines())"
+"""MLflow's command with arguments from standard input: everyone on the machine can read those of a command line."""
+
 
 @dataclass(frozen=True, slots=True)
 class Removable:
@@ -96,7 +99,8 @@ def free(settings: Settings, removed: Sequence[Removable]) -> str:
     if others := _deleted(settings):
         return mask(f"Files are not freed, since that would also erase {others}: mlflow {' '.join(words)}")
     words += ["--tracking-uri", str(settings.tracking)]
-    done = subprocess.run([sys.executable, "-m", "mlflow", *words], capture_output=True, text=True, check=False)
+    command = [sys.executable, "-c", MLFLOW]
+    done = subprocess.run(command, input="\n".join(words), capture_output=True, text=True, check=False)
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
         return mask(f"Files are not freed ({reason}): mlflow {' '.join(words)}")

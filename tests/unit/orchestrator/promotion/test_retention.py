@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -90,6 +91,18 @@ def test_a_command_to_free_files_hides_the_password(settings: Settings, monkeypa
     failed = subprocess.CompletedProcess([], 1, "", "no postgresql://mlflow:hunter2@db:5432/mlflow")
     monkeypatch.setattr(subprocess, "run", lambda *of, **options: failed)
     assert "hunter2" not in retention.free(there, removed)
+
+
+def test_the_password_is_not_on_a_command_line(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    uri = "postgresql://mlflow:hunter2@db:5432/mlflow"
+    monkeypatch.setattr(retention, "_deleted", lambda settings: None)
+    run = Mock(return_value=subprocess.CompletedProcess([], 0, "", ""))
+    monkeypatch.setattr(subprocess, "run", run)
+    there = replace(settings, tracking=uri)
+    assert retention.free(there, [retention.Removable("m-1", "rec", "1")]) == "The files of 1 model are freed"
+    assert "hunter2" not in str(run.call_args.args)
+    given = ["gc", "--backend-store-uri", uri, "--logged-model-ids", "m-1", "--tracking-uri", uri]
+    assert (run.call_args.kwargs["input"].splitlines(), "env" in run.call_args.kwargs) == (given, False)
 
 
 def test_what_is_needed_is_kept_and_the_rest_removed(settings: Settings, add: Add) -> None:
