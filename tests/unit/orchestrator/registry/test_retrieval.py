@@ -17,7 +17,6 @@ import pytest
 import torch
 
 from orchestrator.config import workload_loader
-from orchestrator.errors import UserError
 from orchestrator.registry import versions
 from orchestrator.registry.export.model import Model
 from orchestrator.registry.retrieval import check_candidates, evaluate, rank_collection
