@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
 from workloads.data.cache import cache_dir, file_lock, replacing
-from workloads.data.files import opened
+from workloads.data.files import files_below, folders_below, opened
 
 LARGE = 10_000
 """Files of a folder from which on a process does not look at each of them again."""
@@ -23,11 +22,13 @@ _FOLDERS: dict[Path, tuple[dict[Path, int], str]] = {}
 def sha256(path: Path) -> str:
     """SHA-256 of a file, in hex; for a .gz file of its decompressed content, for a folder of all files in it.
 
+    Symbolic links are followed.
+
     Raises:
         OSError: a file cannot be read.
     """
     if path.is_dir():
-        files = _below(path)
+        files = files_below(path)
         with ThreadPoolExecutor() as pool:
             lines = [f"{file.relative_to(path)} {checksum}" for file, checksum in zip(files, pool.map(sha256, files))]
         return hashlib.sha256("\n".join(lines).encode(errors="surrogateescape")).hexdigest()
@@ -49,7 +50,7 @@ def digest(path: Path) -> str:
         return seen[1]
     if not path.is_dir():
         return _digest(path)
-    below = [(Path(folder), len(files)) for folder, _, files in os.walk(path)]
+    below = [(folder, len(files)) for folder, files in folders_below(path)]
     times = {folder: _time(folder) for folder, _ in below}
     checksum = _digest(path)
     if sum(count for _, count in below) >= LARGE:
@@ -85,7 +86,7 @@ def _time(folder: Path) -> int:
 def _stamp(path: Path) -> tuple[str, int]:
     """Sizes and times of a file or of all files in a folder, and the latest time, in nanoseconds."""
     if path.is_dir():
-        files = _below(path)
+        files = files_below(path)
         stamps = [_stamp(file) for file in files]
         lines = [f"{file.relative_to(path)} {stamp}" for file, (stamp, _) in zip(files, stamps)]
         listed = hashlib.sha256("\n".join(lines).encode(errors="surrogateescape")).hexdigest()
@@ -94,10 +95,6 @@ def _stamp(path: Path) -> tuple[str, int]:
     # The change time also moves when a copy or `touch` puts an old modification time back.
     stamp = f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"
     return stamp, max(status.st_mtime_ns, status.st_ctime_ns)
-
-
-def _below(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
 def _recall(memo: Path, stamp: str) -> str | None:

@@ -1,4 +1,4 @@
-"""Dataset files, plain or compressed with gzip."""
+"""Dataset files, plain or compressed with gzip, and those in folders."""
 
 from __future__ import annotations
 
@@ -43,6 +43,25 @@ def content(path: Path) -> bytes:
     """The whole content of :func:`opened`."""
     with opened(path) as file:
         return file.read()
+
+
+def folders_below(folder: Path) -> Iterator[tuple[Path, list[Path]]]:
+    """A folder and all folders in it, each with its files. Symbolic links are followed, but not to a folder above."""
+    above: dict[str, frozenset[tuple[int, int]]] = {}
+    for path, names, files in os.walk(folder, followlinks=True):
+        status = os.stat(path)
+        here = status.st_dev, status.st_ino
+        containing = above.pop(path, frozenset())
+        if here in containing:
+            names.clear()
+            continue
+        above.update((os.path.join(path, name), containing | {here}) for name in names)
+        yield Path(path), [file for file in map(Path(path).joinpath, files) if file.is_file()]
+
+
+def files_below(folder: Path) -> list[Path]:
+    """All files in a folder and in the folders in it, sorted, as :func:`folders_below` finds them."""
+    return sorted(file for _, files in folders_below(folder) for file in files)
 
 
 HALF_CHARACTER = "the text has half of a character, as \\ud83d without its second half"

@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from workloads.data.errors import DataError
+from workloads.data.files import files_below
 from workloads.data.images.types import ImageSource, Listing, empty_listing
 
 ENDS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
@@ -81,10 +82,14 @@ def _is_image(path: Path) -> bool:
 def _listing(folder: Path, classes: tuple[str, ...], numbers: dict[str, int]) -> Listing:
     import numpy as np
 
+    found: dict[str, list[Path]] = {name: [] for name in classes}
+    for file in files_below(folder):  # what the digest is of
+        name = file.parts[len(folder.parts)]
+        if name in found and file.suffix.lower() in ENDS:
+            found[name].append(file)
     files: list[Path] = []
     labels: list[int] = []
-    for name in classes:
-        own = sorted(path for path in (folder / name).rglob("*") if _is_image(path))
+    for name, own in found.items():
         if not own:
             expected = f"files that end in {', '.join(ENDS)}"
             raise DataError("the class has no image", file=folder / name, expected=expected)

@@ -136,6 +136,27 @@ class TestDigest:
         (tmp_path / "set" / "b" / "3").write_text("new")
         assert digest(tmp_path / "set") == digests.sha256(tmp_path / "set") != first
 
+    def test_a_folder_without_links_has_the_digest_that_was_recorded(self, tmp_path: Path) -> None:
+        for name in ("b", "a/1", "a/c/2"):
+            (tmp_path / "set" / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / "set" / name).write_text(name)
+        assert digest(tmp_path / "set") == "e361647e57d8a9a93ca74bba156f1f30133a52acb4b6d16dde1d97ecb2a55a1f"
+
+    def test_of_a_large_folder_linked_folders_are_looked_at(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(digests, "LARGE", 1)
+        monkeypatch.setattr(digests, "_FOLDERS", {})
+        for name in ("set", "elsewhere"):
+            (tmp_path / name).mkdir()
+        (tmp_path / "elsewhere" / "1").write_text("one")
+        (tmp_path / "elsewhere" / "back").symlink_to(tmp_path / "set")
+        (tmp_path / "set" / "a").symlink_to(tmp_path / "elsewhere")
+        first = digest(tmp_path / "set")
+        time.sleep(0.02)  # a tick of the file system's clock
+        (tmp_path / "elsewhere" / "2").write_text("two")
+        assert digest(tmp_path / "set") == digests.sha256(tmp_path / "set") != first
+
     def test_a_damaged_memory_is_not_believed(self, tmp_path: Path, readings: list[Path]) -> None:
         path = tmp_path / "file"
         path.write_bytes(b"content")

@@ -211,6 +211,25 @@ def test_the_fingerprint_follows_every_file(folder: Path) -> None:
     assert verify(str(folder), folder) == []
 
 
+def test_the_fingerprint_follows_what_links_lead_to(folder: Path, tmp_path: Path) -> None:
+    """To class folders, and to folders in them; a link to a folder above it is not followed."""
+    class_folders(tmp_path / "elsewhere", {"a": 3, "b": 3, "more": 2})
+    for name in ("a", "b"):
+        (folder / name).symlink_to(tmp_path / "elsewhere" / name)
+    (tmp_path / "elsewhere" / "a" / "more").symlink_to(tmp_path / "elsewhere" / "more")
+    (tmp_path / "elsewhere" / "b" / "all").symlink_to(folder)
+    first = fingerprint(str(folder), folder)
+    images = load_images(str(folder), folder)
+    assert images.train.labels.tolist() == [0] * 5 + [1] * 3
+    assert (images.train.images[3] == picture("more", 0).transpose(2, 0, 1)).all()
+    for name in ("a/1", "more/1"):
+        Image.new("RGB", (8, 8), "red").save(tmp_path / "elsewhere" / f"{name}.png")
+        changed = fingerprint(str(folder), folder)
+        assert changed != first
+        first = changed
+    assert (load_images(str(folder), folder).train.images[[1, 4], 0] == 255).all()
+
+
 # The splits
 
 
