@@ -22,7 +22,7 @@ _FOLDERS: dict[Path, tuple[dict[Path, int], str]] = {}
 def sha256(path: Path) -> str:
     """SHA-256 of a file, in hex; for a .gz file of its decompressed content, for a folder of all files in it.
 
-    Symbolic links are followed.
+    Symbolic links are followed. Files and folders in it whose names begin with a dot do not count.
 
     Raises:
         OSError: a file cannot be read.

@@ -46,7 +46,10 @@ def content(path: Path) -> bytes:
 
 
 def folders_below(folder: Path) -> Iterator[tuple[Path, list[Path]]]:
-    """A folder and all folders in it, each with its files. Symbolic links are followed, but not to a folder above."""
+    """A folder and all folders in it, each with its files, without those whose names begin with a dot.
+
+    Symbolic links are followed, but not to a folder above.
+    """
     above: dict[str, frozenset[tuple[int, int]]] = {}
     for path, names, files in os.walk(folder, followlinks=True):
         status = os.stat(path)
@@ -55,12 +58,14 @@ def folders_below(folder: Path) -> Iterator[tuple[Path, list[Path]]]:
         if here in containing:
             names.clear()
             continue
+        names[:] = (name for name in names if not name.startswith("."))
         above.update((os.path.join(path, name), containing | {here}) for name in names)
-        yield Path(path), [file for file in map(Path(path).joinpath, files) if file.is_file()]
+        shown = (Path(path, name) for name in files if not name.startswith("."))
+        yield Path(path), [file for file in shown if file.is_file()]
 
 
 def files_below(folder: Path) -> list[Path]:
-    """All files in a folder and in the folders in it, sorted, as :func:`folders_below` finds them."""
+    """The files that :func:`folders_below` finds, sorted."""
     return sorted(file for _, files in folders_below(folder) for file in files)
 
 

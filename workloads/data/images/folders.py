@@ -1,7 +1,8 @@
 """A folder with a sub-folder of image files for each class, as torchvision's ImageFolder reads it.
 
 The class folders are in the folder itself, or in its parts ``train`` and ``test``. If ``test`` is missing or has no
-class of train, ``val`` is the test part, as is usual for ImageNet, whose own test part has no labels.
+class of train, ``val`` is the test part, as is usual for ImageNet, whose own test part has no labels. Files and folders
+whose names begin with a dot, such as thumbnails, are no part of the dataset.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ ENDS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp
 """Endings of image files; torchvision's list."""
 
 _TESTS = ("test", "val")
+_NOT_HIDDEN = ("[!.]*", "[!.]*/[!.]*")  # in a folder, and one deeper
 
 
 def parts(folder: Path) -> tuple[str, ...]:
@@ -39,7 +41,7 @@ def is_class_folders(folder: Path) -> bool:
         classes = _subfolders(folder / "train" if divided else folder)
     except OSError:
         return False
-    holding = sum(any(_is_image(file) for form in ("*", "*/*") for file in below.glob(form)) for below in classes)
+    holding = sum(any(_is_image(file) for form in _NOT_HIDDEN for file in below.glob(form)) for below in classes)
     return 0 < len(classes) <= 2 * holding
 
 

@@ -19,7 +19,7 @@ from PIL import Image
 from pyarrow import parquet
 
 from tests.support.pictures import class_folders, picture
-from workloads.data import DataError, dataset
+from workloads.data import DataError, dataset, fingerprint
 from workloads.data.images.archives import CIFAR_10, CIFAR_100, read_cifar, read_stl10, read_tiny_imagenet
 from workloads.data.images.kind import is_images
 from workloads.data.images.load import load_images
@@ -94,6 +94,22 @@ def test_images_may_lie_deeper_and_hidden_folders_do_not_count(tmp_path: Path) -
     source = read(str(tmp_path), tmp_path)
     assert source.classes == ("a", "b")
     assert source.train.labels.tolist() == [0, 0, 1]
+
+
+def test_hidden_files_and_folders_of_a_class_do_not_count(tmp_path: Path) -> None:
+    folder = tmp_path / "pictures"
+    class_folders(folder, {"a": 1, "b": 1})
+    first = fingerprint(str(folder), folder)
+    class_folders(folder / "a", {".thumbnails": 1, "deeper/.ipynb_checkpoints": 1})
+    (folder / "b" / "._0.png").write_bytes(b"Mac OS X")
+    source = read(str(folder), folder)
+    assert [source.train.name(place) for place in range(len(source.train))] == [
+        str(folder / name / "0.png") for name in ("a", "b")
+    ]
+    assert fingerprint(str(folder), folder) == first
+    for name in ("a", "b"):
+        (folder / name / "0.png").unlink()
+    assert not is_images(folder)
 
 
 def test_pictures_below_a_folder_of_other_things_do_not_make_it_images(tmp_path: Path) -> None:
