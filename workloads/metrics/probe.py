@@ -36,12 +36,12 @@ def knn_scores(
         queries: (Q, d), of length one.
 
     Returns:
-        (Q, classes), each vote relative to that of a feature equal to the query.
+        (Q, classes), each vote relative to that of the query's nearest feature, which is 1 at any temperature.
     """
     votes = queries.new_zeros(len(queries), classes)
     for first, last in _blocks(len(queries), len(bank), queries.device):
         near, places = (queries[first:last] @ bank.T).topk(min(k, len(bank)))
-        votes[first:last].scatter_add_(1, labels[places], ((near - 1) / temperature).exp())
+        votes[first:last].scatter_add_(1, labels[places], ((near - near[:, :1]) / temperature).exp())
     return votes
 
 

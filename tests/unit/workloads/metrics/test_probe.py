@@ -29,9 +29,16 @@ def test_neighbours_vote_by_their_similarity(k: int) -> None:
     for row, query in enumerate(queries):
         cosines = [float(query @ one) for one in bank]
         for place in sorted(range(40), key=lambda place: -cosines[place])[:k]:
-            expected[row, labels[place]] += math.exp((cosines[place] - 1) / 0.1)
+            expected[row, labels[place]] += math.exp((cosines[place] - max(cosines)) / 0.1)
     found = probe.knn_scores(bank, labels, queries, classes=3, k=k, temperature=0.1)
     torch.testing.assert_close(found, expected)
+
+
+def test_neighbours_that_are_far_vote_at_a_low_temperature() -> None:
+    bank = torch.eye(3)[:2]
+    queries = functional.normalize(torch.tensor([[0.1, 0.2, 1.0], [0.2, 0.1, 1.0]]), dim=1)
+    votes = probe.knn_scores(bank, torch.tensor([0, 1]), queries, classes=2, temperature=1e-3)
+    assert votes.argmax(1).tolist() == [1, 0]
 
 
 def test_neighbours_in_blocks_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
