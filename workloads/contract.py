@@ -107,6 +107,9 @@ class Evaluation:
     ``label`` make a scatter plot (an embedding). Otherwise the first column is the horizontal axis and each further
     column of real numbers is a line (curves, densities, a reliability diagram with its diagonal), with a gap at NaN.
     Columns of integers or text, such as counts, are not drawn.
+
+    A run with a metric that is not finite has diverged. In the final test this holds for objectives only: other such
+    metrics are left out with a warning.
     """
 
     metrics: Metrics

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -13,7 +15,7 @@ from orchestrator.config import objectives
 from orchestrator.config.plan import Plan
 from orchestrator.engine.checkpoint import BestEpoch, Checkpoint
 from orchestrator.engine.checkpoint_writer import copy
-from orchestrator.engine.loop import End, EpochReport, Progress, Row, named, run_epochs
+from orchestrator.engine.loop import Diverged, End, EpochReport, Progress, Row, named, run_epochs
 from workloads.contract import Columns, Evaluation, State, Workload
 
 if TYPE_CHECKING:
@@ -33,8 +35,8 @@ class Outcome:
     """Result of a finished experiment.
 
     ``epochs`` is the number of epochs of the final model. ``metrics`` are the validation values of the selected epoch
-    and the test values of the final model, under their full names. ``validation_units`` are those of the selected
-    epoch, empty if the selection was made elsewhere.
+    and the finite test values of the final model, under their full names. ``validation_units`` are those of the
+    selected epoch, empty if the selection was made elsewhere.
     """
 
     workload: Workload
@@ -260,9 +262,21 @@ class Experiment:
             epochs = progress.best_epoch
         self.before_test(epochs)
         test = workload.evaluate("test")
-        metrics = dict(selected.best_metrics) | named("test", workload, "evaluate", test)
+        metrics = dict(selected.best_metrics) | self._finite(named("test", workload, "evaluate", test), epochs)
         ended = selected.ended(self.plan) or "epochs"
         self.outcome = Outcome(workload, epochs, self._phase == "refit", ended, metrics, seconds, test, self._units)
+
+    def _finite(self, tested: Mapping[str, float], epochs: int) -> dict[str, float]:
+        """The test metrics without those that are NaN or infinite, with a warning. Raises Diverged for an objective."""
+        workload, _ = self._now()
+        lost = {name: value for name, value in tested.items() if not math.isfinite(value)}
+        for objective in objectives.of_workload(workload, self.plan.objective):
+            if (name := f"test/{objective.metric}") in lost:
+                raise Diverged(epochs, name, lost[name])
+        if lost and self.rank == 0:
+            values = ", ".join(f"{name} is {value}" for name, value in lost.items())
+            warnings.warn(f"{values}; what is not finite is left out of the results", stacklevel=2)
+        return {name: value for name, value in tested.items() if name not in lost}
 
     def _now(self) -> tuple[Workload, EpochReport]:
         assert self._workload is not None

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from orchestrator.engine.experiment import Experiment, Outcome
 from orchestrator.engine.loop import Diverged, EpochReport, Row
 from orchestrator.runs import worker
 from tests.support.toy import BEST_EPOCH, TEST_OPTIMUM, CountedToy, Params, PretrainedToy, Toy
-from workloads.contract import Evaluation, Objective, Runtime, Workload
+from workloads.contract import Evaluation, Objective, Runtime, Split, Workload
 
 pytestmark = pytest.mark.usefixtures("clock")
 
@@ -249,6 +250,36 @@ def test_a_loss_that_is_not_finite_ends_it_without_an_outcome(nan_at: int, repor
     assert [*rows, *(row.epoch for row in caught.value.rows)] == reported
     assert experiment.outcome is None
     assert bench.calls("test") == 0
+
+
+class LostOnTest(Toy):
+    """A toy with NaN for a metric of the test split."""
+
+    lost: ClassVar[str]
+
+    def evaluate(self, split: Split) -> Evaluation:
+        found = super().evaluate(split)
+        lost = {self.lost: float("nan")} if split == "test" else {}
+        return replace(found, metrics={**found.metrics, **lost})
+
+
+@pytest.mark.parametrize("refit", [False, True, "only"])
+def test_a_test_metric_that_is_not_finite_is_left_out_with_a_warning(refit: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(LostOnTest, "lost", "x", raising=False)
+    with pytest.warns(UserWarning, match="test/x is nan; what is not finite is left out"):
+        metrics = finish(Bench(cls=LostOnTest).experiment(refit)).metrics
+    assert "test/error" in metrics
+    assert all(map(math.isfinite, metrics.values()))
+    assert "test/x" not in metrics
+
+
+@pytest.mark.parametrize("refit", [False, True, "only"])
+def test_an_objective_that_is_not_finite_on_test_ends_it_without_an_outcome(refit: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(LostOnTest, "lost", "error", raising=False)
+    experiment = Bench(cls=LostOnTest).experiment(refit)
+    with pytest.raises(Diverged, match="test/error is nan at epoch"):
+        finish(experiment)
+    assert experiment.outcome is None
 
 
 # Stopping and going on
