@@ -40,8 +40,14 @@ class DataError(ValueError):
 
     def advise(self, fix: str) -> DataError:
         """The same error with a fix, if it has none."""
-        own = self.fix or fix
-        return type(self)(self.what, file=self.file, line=self.line, got=self.got, expected=self.expected, fix=own)
+        return self._with(self.what, self.fix or fix)
+
+    def of(self, parameter: str) -> DataError:
+        """The same error, about the dataset that a parameter names: ``probe_dataset=NAME``."""
+        return self._with(f"{parameter}: {self.what}", self.fix)
+
+    def _with(self, what: str, fix: str | None) -> DataError:
+        return type(self)(what, file=self.file, line=self.line, got=self.got, expected=self.expected, fix=fix)
 
 
 class DataUnreachable(DataError):

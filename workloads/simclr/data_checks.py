@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from workloads.data.errors import DataError
 from workloads.simclr.losses import TIMM
 
 
@@ -27,6 +29,29 @@ def check_parts(dataset: str, batch_size: int, train: int, validation: int, test
                 f"dataset {dataset!r} has {images} images in its {split} part, which cannot be evaluated: "
                 "two or more are needed. Give it more images of each class"
             )
+
+
+def check_probe(dataset: str, train: int, test: int) -> None:
+    """Check that a classifier can be fitted and judged on the labelled images of ``probe_dataset``.
+
+    Raises:
+        ValueError: a part has none.
+    """
+    for part, images in (("training", train), ("test", test)):
+        if not images:
+            raise ValueError(
+                f"probe_dataset={dataset} has no labelled image in its {part} part. Give it two or more images of each "
+                "class, or leave it out"
+            )
+
+
+@contextmanager
+def errors_of_probe(dataset: str) -> Iterator[None]:
+    """Say in errors about the images of ``probe_dataset`` that they are of that one."""
+    try:
+        yield
+    except DataError as error:
+        raise error.of(f"probe_dataset={dataset}") from None
 
 
 def check_encoder(encoder: str | None, weights: str | None) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
@@ -19,8 +19,19 @@ from workloads.contract import MID_RUN
 from workloads.data.cache import local_path
 from workloads.data.datasets import check, check_kind, dataset
 from workloads.data.interactions.tables import is_path
-from workloads.simclr.data_checks import check_clusters, check_encoder, check_parts, loss_settings
+from workloads.simclr.data_checks import (
+    check_clusters,
+    check_encoder,
+    check_parts,
+    check_probe,
+    errors_of_probe,
+    loss_settings,
+)
 from workloads.simclr.losses import CONDITIONAL, FEATURES, LOSSES, METHODS, OPTIMIZERS, TIMM, combination_error
+
+if TYPE_CHECKING:
+    from workloads.data.images.splits import Parts
+    from workloads.data.images.types import Images
 
 Method: TypeAlias = Annotated[str, OneOf(METHODS)]
 Loss: TypeAlias = Annotated[str, OneOf(LOSSES)]
@@ -32,6 +43,11 @@ def _known(name: str) -> str:
         expected = f"{', '.join(map(repr, FEATURES))} or '{TIMM}NAME'"
         raise PydanticCustomError("literal_error", "Input should be {expected}", {"expected": expected})
     return name
+
+
+def _has_checksums(name: str) -> bool:
+    entry = dataset(name)
+    return bool(entry.files) and entry.verified
 
 
 Encoder: TypeAlias = Annotated[str, AfterValidator(_known)]
@@ -267,7 +283,7 @@ class Params(WorkloadParams):
     def check_data(self, root: Path, holdout: bool = True) -> None:
         """Check before a start that the dataset has enough images and classes for these parameters.
 
-        Datasets with checksums are not decoded for this.
+        Datasets with checksums are not decoded for this, unless their size is that of the images of ``probe_dataset``.
 
         Raises:
             ValueError: there are too few; the message has their numbers. The encoder's package or weights are missing.
@@ -275,20 +291,29 @@ class Params(WorkloadParams):
                 :func:`~workloads.data.images.load.load_images`.
         """
         check_encoder(self.encoder, self.encoder_weights)
-        if self.probe_dataset is not None:
-            check(self.probe_dataset, root)
-        entry = dataset(self.dataset)
-        if entry.files and entry.verified:  # it is large, and has several classes
+        if not _has_checksums(self.dataset):  # others are large, and have several classes
+            images, parts = self._split(self.dataset, root, self.dataset_size, holdout)
+            train, validation, test = (len(part) for part in (parts.train, parts.validation, parts.test))
+            check_parts(self.dataset, self.batch_size, train, validation, test, holdout)
+            check_clusters(self.dataset, self.clusters, self.granularities, train)
+            loss_settings(self.dataset, self.of_loss(), len(images.classes))
+        if (other := self.probe_dataset) is None:
             return
+        with errors_of_probe(other):
+            check(other, root)
+        if _has_checksums(other):
+            return
+        size = self.dataset_size or self._split(self.dataset, root, None, holdout)[0].size
+        with errors_of_probe(other):
+            images, parts = self._split(other, root, size, holdout)
+        check_probe(other, int((images.train.labels[parts.train] >= 0).sum()), len(parts.test))
+
+    def _split(self, name: str, root: Path, size: int | None, holdout: bool) -> tuple[Images, Parts]:
         from workloads.data.images.load import load_images
         from workloads.data.images.splits import split
 
-        images = load_images(self.dataset, root, self.dataset_size, self.dataset_corrupt)
-        parts = split(images, self.split_seed, holdout)
-        train, validation, test = (len(part) for part in (parts.train, parts.validation, parts.test))
-        check_parts(self.dataset, self.batch_size, train, validation, test, holdout)
-        check_clusters(self.dataset, self.clusters, self.granularities, train)
-        loss_settings(self.dataset, self.of_loss(), len(images.classes))
+        images = load_images(name, root, size, self.dataset_corrupt)
+        return images, split(images, self.split_seed, holdout)
 
     def check_accumulate(self) -> None:
         """Refuse micro-batches, since batch normalisation would use their statistics.

@@ -25,7 +25,7 @@ from workloads.normalisation import synchronised
 from workloads.precision import encoder_precision, fastest_convolutions
 from workloads.seeding import generator
 from workloads.simclr.batches import Batch, batches, buffer_size, place, steps_per_pass
-from workloads.simclr.data_checks import check_clusters, check_parts, loss_settings
+from workloads.simclr.data_checks import check_clusters, check_parts, check_probe, errors_of_probe, loss_settings
 from workloads.simclr.evaluation import LabelledFeatures, evaluation, evenly_spaced, transfer
 from workloads.simclr.evaluation import Views as EvaluatedViews
 from workloads.simclr.losses import METHODS, default_stem
@@ -80,7 +80,7 @@ class SimCLR:
 
         Raises:
             ValueError: the batch size is not divisible by workers and micro-batches, or there are too few images to
-                train or to evaluate on.
+                train or to evaluate on, or in ``probe_dataset``.
             workloads.data.DataError: the dataset is unknown, missing or damaged.
         """
         check_batch(params.batch_size, runtime, equal_parts=True)
@@ -93,9 +93,11 @@ class SimCLR:
         check_clusters(params.dataset, params.clusters, params.granularities, train)
         self.other: ImageData | None = None
         if params.probe_dataset is not None:
-            others = load_images(params.probe_dataset, runtime.data, self.data.size, params.dataset_corrupt)
-            too_large = not fits_memory(others, runtime.device)
-            self.other = prepare(others, params.split_seed, runtime.holdout, runtime.device, too_large)
+            with errors_of_probe(params.probe_dataset):
+                others = load_images(params.probe_dataset, runtime.data, self.data.size, params.dataset_corrupt)
+                too_large = not fits_memory(others, runtime.device)
+                self.other = prepare(others, params.split_seed, runtime.holdout, runtime.device, too_large)
+            check_probe(params.probe_dataset, int(self.other.train.labels.ge(0).sum()), len(self.other.test))
         self.settings = loss_settings(params.dataset, params.of_loss(), len(self.data.classes))
         view = params.view_size or self.data.size
         self.recipe = Recipe(view, self.data.size, scale=(params.crop, 1.0), strength=params.strength, blur=params.blur)

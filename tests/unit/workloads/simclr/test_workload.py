@@ -397,6 +397,25 @@ def test_another_set_is_probed_with_the_classifier(monkeypatch: pytest.MonkeyPat
         Params(probe_dataset="cifar-10-subset").check_data(Path("/nowhere"))
 
 
+@pytest.mark.parametrize("holdout", [True, False])
+def test_another_set_that_cannot_be_probed_is_refused_by_name(tmp_path: Path, holdout: bool) -> None:
+    class_folders(tmp_path / "single", {"a": 1, "b": 1})
+    class_folders(tmp_path / "damaged", {"a": 4, "b": 4})
+    (tmp_path / "damaged" / "b" / "1.png").write_bytes(b"")
+    class_folders(tmp_path / "enough", {"a": 4, "b": 4})
+    too_few = "no class has two labelled images" if holdout else "has no labelled image in its test part"
+    runtime = replace(RUNTIME, holdout=holdout)
+    for name, message in (("single", too_few), ("damaged", "an image cannot be decoded: got .*b/1.png")):
+        given: dict[str, Any] = {"probe_dataset": str(tmp_path / name)}
+        expected = f"probe_dataset={tmp_path / name}:? {message}"
+        with pytest.raises(ValueError, match=expected):
+            Params(**TINY, **given).check_data(tmp_path, holdout)
+        with pytest.raises(ValueError, match=expected):
+            _built(runtime, **given)
+    Params(**TINY, probe_dataset=str(tmp_path / "enough")).check_data(tmp_path, holdout)
+    assert _built(runtime, probe_dataset=str(tmp_path / "enough")).evaluate("test").metrics["transfer_top1"] >= 0
+
+
 def test_features_that_have_collapsed_are_warned_of() -> None:
     built = _built()
     with warnings.catch_warnings():
