@@ -196,7 +196,7 @@ def overlap(name: str, root: Path) -> Overlap | None:
 
 
 def skipped_images_warning(params: Mapping[str, Any], root: Path) -> str | None:
-    """A sentence about the examples of a run's dataset that are left out; None without one."""
+    """A sentence about the examples of a run's datasets that are left out; None without one."""
     entry = dataset(params["dataset"]) if params.get("dataset") is not None else None
     warning = KINDS[entry.kind].warning if entry else None
     return load_function(warning)(entry, params, root) if warning else None

@@ -117,6 +117,12 @@ class SimCLR:
         self.layout = layout
         self.optimizer = Optimizer(self.model, params)
 
+    @property
+    def skipped(self) -> tuple[str, ...]:
+        """Names of the images that cannot be decoded, of the dataset and of ``probe_dataset``."""
+        other = self.other.skipped if self.other else ()
+        return tuple(dict.fromkeys((*self.data.skipped, *other)))  # both may be one dataset
+
     @fastest_convolutions()  # batches have one shape
     def train_epoch(self, epoch: int) -> Metrics:
         """Train one pass, or ``runtime.steps_per_epoch`` steps of it.
@@ -146,7 +152,7 @@ class SimCLR:
             self.optimizer.step(lr)
             self.method.end_step(min(1.0, (step + 1) / (runtime.epochs * steps)))
         loss = reduce_sum(total).item() / (steps * runtime.world_size)
-        counts = {"skipped": len(data.skipped)} if params.dataset_corrupt == "skip" else {}
+        counts = {"skipped": len(self.skipped)} if params.dataset_corrupt == "skip" else {}
         if self.buffer is not None:
             counts["shuffle_buffer"] = self.buffer
         numbers = {name: value for name, value in used.items() if not isinstance(value, str)}
@@ -189,7 +195,7 @@ class SimCLR:
         metrics = self.runtime.broadcast({**evaluated.metrics, **further})
         if self.runtime.rank:
             return Evaluation(metrics)
-        left_out = {"skipped": {"image": np.array(self.data.skipped)}} if self.data.skipped else {}
+        left_out = {"skipped": {"image": np.array(self.skipped)}} if self.skipped else {}
         return Evaluation(metrics, evaluated.units, {**evaluated.tables, **left_out})
 
     def bank(self, part: Part | None = None, shared: bool = True) -> LabelledFeatures:

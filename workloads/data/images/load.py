@@ -158,14 +158,20 @@ def check(dataset: Dataset, root: Path, options: ReadOptions) -> None:
     load_images(dataset.name, root, options.size, cast("Corrupt", options.corrupt or "refuse"))
 
 
-def skipped_warning(dataset: Dataset, params: Mapping[str, Any], root: Path) -> str | None:
-    """A sentence about the images that ``dataset_corrupt=skip`` skips; None if there are none.
+def skipped_warning(entry: Dataset, params: Mapping[str, Any], root: Path) -> str | None:
+    """A sentence about the images that ``dataset_corrupt=skip`` skips, also of ``probe_dataset``; None without any.
 
     In a dataset with checksums every image can be decoded.
     """
-    if params.get("dataset_corrupt") != "skip" or dataset.verified:
+    if params.get("dataset_corrupt") != "skip":
         return None
-    skipped = load_images(dataset.name, root, params.get("dataset_size"), "skip").skipped
+    size = params.get("dataset_size")
+    skipped = () if entry.verified else load_images(entry.name, root, size, "skip").skipped
+    other = params.get("probe_dataset")
+    if other is not None and not dataset(other).verified:
+        size = size or load_images(entry.name, root, None, "skip").size
+        skipped = (*skipped, *load_images(other, root, size, "skip").skipped)
+    skipped = tuple(dict.fromkeys(skipped))  # both may be one dataset
     many = f"{len(skipped)} images cannot be decoded and are left out, the first of them"
     one = "1 image cannot be decoded and is left out:"
     return f"Warning: {one if len(skipped) == 1 else many} {skipped[0]}" if skipped else None

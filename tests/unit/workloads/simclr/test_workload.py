@@ -28,7 +28,7 @@ from orchestrator.search.spaces import presets
 from tests.support.pictures import class_folders
 from workloads import c_compiler, distributed
 from workloads.contract import Runtime
-from workloads.data import DataError
+from workloads.data import DataError, skipped_images_warning
 from workloads.data.images.resident import ImageData, prepare
 from workloads.losses.contrastive import alpha_from_auc
 from workloads.simclr import data_checks
@@ -198,6 +198,20 @@ def test_images_that_were_skipped_are_counted_and_named(monkeypatch: pytest.Monk
     built = _built(dataset_corrupt="skip")
     assert built.train_epoch(1)["skipped"] == 2
     assert built.evaluate("validation").tables["skipped"]["image"].tolist() == ["cat/7.png", "dog/1.png"]
+
+
+def test_skipped_images_of_another_set_are_counted_and_named(tmp_path: Path) -> None:
+    class_folders(tmp_path / "pictures", {"a": 4, "b": 4})
+    (tmp_path / "pictures" / "b" / "1.png").write_bytes(b"")
+    params = {**TINY, "probe_dataset": str(tmp_path / "pictures"), "dataset_corrupt": "skip"}
+    built = _built(**params)
+    assert built.train_epoch(1)["skipped"] == 1
+    (name,) = built.evaluate("validation").tables["skipped"]["image"]
+    for size in (TINY["dataset_size"], None):
+        told = skipped_images_warning({"dataset": "synthetic-images", **params, "dataset_size": size}, tmp_path)
+        assert told == f"Warning: 1 image cannot be decoded and is left out: {name}"
+    own = {**params, "dataset": str(tmp_path / "pictures")}
+    assert skipped_images_warning(own, tmp_path) == told, "the same images are counted once"
 
 
 def test_defaults_by_the_number_of_classes() -> None:
