@@ -14,6 +14,9 @@ from workloads.simclr.losses import TIMM
 from workloads.simclr.model import SimCLR
 from workloads.simclr.params import Params
 
+ENCODED = 512 * 32**2
+"""Pixels of the images that a served model encodes at once by default, as evaluation on a CPU does of small ones."""
+
 
 def trained_name(served: str) -> str:
     """The name in the trained model's state of a weight of the servable."""
@@ -55,7 +58,7 @@ def servable(
             "classes": list(classes),
         },
         example={"image": np.array([_png(image) for image in example], dtype=object)},
-        params={"unit_length": False, "batch_size": 256},
+        params={"unit_length": False, "batch_size": max(1, min(256, ENCODED // size**2))},
         requirements=("numpy", "pandas", "pillow", "torch", "torchvision", *needed),
     )
 

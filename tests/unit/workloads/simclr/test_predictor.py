@@ -72,6 +72,12 @@ def test_the_example_is_answered(trained: SimCLR, served: Predictor) -> None:
     np.testing.assert_allclose(np.stack(answer["embedding"]), expected.numpy(), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(("size", "at_once"), [(16, 256), (64, 128), (224, 10)])
+def test_fewer_large_images_are_encoded_at_once(size: int, at_once: int) -> None:
+    params = Params(dataset_size=size, encoder="tiny", batch_size=128, eval_probe="never")
+    assert SimCLR(params, RUNTIME).servable().params["batch_size"] == at_once
+
+
 def test_every_form_of_an_image_is_the_same_image(served: Predictor) -> None:
     picture = _picture()
     array = np.asarray(picture)
