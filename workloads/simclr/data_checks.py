@@ -55,18 +55,29 @@ def errors_of_probe(dataset: str) -> Iterator[None]:
 
 
 def check_encoder(encoder: str | None, weights: str | None) -> None:
-    """Check that the encoder's package and file of weights are there.
+    """Check that the encoder's package and file of weights are there, and the file's header and length.
 
     Raises:
-        ValueError: one is missing.
+        ValueError: one is missing, or the file is damaged.
     """
     if encoder is not None and encoder.startswith(TIMM) and find_spec("timm") is None:
         raise ValueError(
             f"encoder={encoder} needs the package timm, which is not installed. Install it: "
             "pip install 'ray-experiment-orchestrator[images]'"
         )
-    if weights is not None and not Path(weights).is_file():
+    if weights is None:
+        return
+    if not Path(weights).is_file():
         raise ValueError(f"encoder_weights={weights} is not a file on this machine. Set the path of a safetensors file")
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(weights, framework="numpy"):
+            pass
+    except (OSError, SafetensorError) as error:
+        raise ValueError(
+            f"encoder_weights={weights} cannot be read as a safetensors file: {error}. Set the path of another"
+        ) from None
 
 
 def check_clusters(dataset: str, clusters: int | None, granularities: int | None, train: int) -> None:

@@ -286,7 +286,8 @@ class Params(WorkloadParams):
         Datasets with checksums are not decoded for this, unless their size is that of the images of ``probe_dataset``.
 
         Raises:
-            ValueError: there are too few; the message has their numbers. The encoder's package or weights are missing.
+            ValueError: there are too few; the message has their numbers. The encoder's package or weights are missing,
+                or the weights are damaged.
             workloads.data.DataError: no image can be held out, or as for
                 :func:`~workloads.data.images.load.load_images`.
         """

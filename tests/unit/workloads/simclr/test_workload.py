@@ -466,6 +466,24 @@ def test_what_an_encoder_needs_is_checked_before_a_start(monkeypatch: pytest.Mon
         Params(encoder_weights="/none.safetensors").check_data(tmp_path)
 
 
+@pytest.mark.parametrize("damage", ["cut", "empty", "text"])
+def test_damaged_weights_are_refused_before_a_start(damage: str, tmp_path: Path) -> None:
+    file = tmp_path / "weights.safetensors"
+    save_file({"weight": torch.zeros(64)}, file)
+    Params(encoder_weights=str(file)).check_data(tmp_path)
+    whole = file.read_bytes()
+    file.write_bytes({"cut": whole[:-8], "empty": b"", "text": b"<html>" * 9}[damage])
+    with pytest.raises(ValueError, match=f"encoder_weights={file} cannot be read as a safetensors file: "):
+        Params(encoder_weights=str(file)).check_data(tmp_path)
+
+
+def test_to_look_at_weights_takes_no_pytorch(tmp_path: Path) -> None:
+    file = tmp_path / "weights.safetensors"
+    save_file({"weight": torch.zeros(64)}, file)
+    code = f"from workloads.simclr.data_checks import check_encoder; check_encoder(None, {str(file)!r}); import sys"
+    assert subprocess.run([sys.executable, "-c", f"{code}; sys.exit('torch' in sys.modules)"]).returncode == 0
+
+
 def test_a_vit_of_timm_is_trained_and_served(tmp_path: Path) -> None:
     pytest.importorskip("timm")
     small = {"encoder": "timm/vit_tiny_patch16_224", "dataset_size": 32, "view_size": 16, "batch_size": 64}
