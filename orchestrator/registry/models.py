@@ -281,13 +281,16 @@ def outage_errors() -> tuple[type[Exception], ...]:
     return (MlflowException, OSError)
 
 
+_NO_ANSWER = r"API request (?:to \S+ )?failed|5\d\d Server Error|Max retries exceeded|Connection(?: refused|Error)"
+
+
 def is_outage(error: Exception) -> bool:
     """Whether a model could not be loaded because a server was out of reach, and not for a file or its code."""
     from mlflow.exceptions import MlflowException
     from requests import RequestException
 
-    if isinstance(error, MlflowException):  # a file that is missing among several has no code of its own
-        return not refused(error) and "404 Client Error" not in str(error)
+    if isinstance(error, MlflowException):  # its code is that of an internal error, for a model's code too
+        return not refused(error) and re.search(_NO_ANSWER, str(error)) is not None
     return isinstance(error, RequestException) and getattr(error.response, "status_code", 500) >= 500
 
 

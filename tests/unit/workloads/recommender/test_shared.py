@@ -124,5 +124,5 @@ def test_an_incomplete_file_is_written_again(cache: Path) -> None:
 
 def test_a_cache_that_cannot_be_written_is_reported(cache: Path) -> None:
     cache.write_text("not a folder")
-    with pytest.raises(CacheUnwritable, match="Set ORCHESTRATOR_CACHE"):
+    with pytest.raises(CacheUnwritable, match="set ORCHESTRATOR_CACHE"):
         Recommender(Params(), RUNTIME)

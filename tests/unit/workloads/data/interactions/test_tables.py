@@ -205,7 +205,7 @@ def test_a_full_cache_is_no_fault_of_the_table(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(partition, "IN_MEMORY", 0)
     monkeypatch.setattr(os, "posix_fallocate", full)
     (tmp_path / "all.csv").write_text(ROWS)
-    with pytest.raises(CacheUnwritable, match=r"\(No space left on device\)\. Set ORCHESTRATOR_CACHE"):
+    with pytest.raises(CacheUnwritable, match=r"\(No space left on device\)\. Free space, or set ORCHESTRATOR_CACHE"):
         load_interactions(str(tmp_path / "all.csv"), tmp_path)
 
 
