@@ -95,6 +95,7 @@ def run(spec: ExperimentSpec, settings: Settings, options: Options, console: Con
         },
         provenance.command(),
         options.name,
+        **settings.recorded(),
     )
     with folder.guarded():
         return _drive(folder, spec, settings, options, console, spec.resources, resuming=False)

@@ -154,10 +154,7 @@ class Session:
     def _begin(self) -> None:
         self.console.log_to(self.folder.log)
         self.interrupts.__enter__()  # before the tracker, so that a signal cannot leave it half open
-        tracking = self.settings.tracking and mask(
-            self.settings.tracking
-        )  # the record must not contain a database's password
-        self.folder.update(tracking=tracking, experiment=self.settings.experiment)
+        self.folder.update(**self.settings.recorded())
         self._sync = self.folder.start_sync()
         if warning := self.folder.warning():
             self.console.say(warning)

@@ -280,9 +280,11 @@ class RunFolder:
 
 
 def create(
-    storage: Path, kind: Kind, workload: str, spec: dict[str, Any], command: str, name: str | None = None
+    storage: Path, kind: Kind, workload: str, spec: dict[str, Any], command: str, name: str | None = None, **more: Any
 ) -> RunFolder:
     """Create the folder of a new run or sweep, held by this process. Its id is ``name``, or generated.
+
+    ``more`` is added to the record, which is complete from its first moment: a process can be killed at any.
 
     Raises UserError for a name that is in use or not valid, and (exit 3) if the storage cannot be written.
     """
@@ -314,6 +316,7 @@ def create(
         "user": user(),
         "started": _now(),
         "status": "running",
+        **more,
     }
     folder = RunFolder(path, record)
     try:

@@ -11,7 +11,7 @@ from typing import Literal
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from orchestrator.config import user_code
-from orchestrator.errors import UserError, unknown
+from orchestrator.errors import UserError, mask, unknown
 from orchestrator.provenance import private_files
 from orchestrator.storage import notifications, prices, remote
 from orchestrator.storage.prices import Prices
@@ -67,6 +67,10 @@ class Settings:
         """A setting as it could be given: of a storage or data root in an object store the URI, not the local copy."""
         uris = {"storage": self.remote, "data": stores.uri_of(self.data)}
         return str(uris.get(name) or getattr(self, name) or "none")
+
+    def recorded(self) -> dict[str, str | None]:
+        """What the record of a run has of them: ``tracking``, without a database's password, and ``experiment``."""
+        return {"tracking": self.tracking and mask(self.tracking), "experiment": self.experiment}
 
     @property
     def embedded(self) -> bool:

@@ -92,6 +92,7 @@ def sweep(spec: SweepSpec, settings: Settings, options: Options, console: Consol
         },
         provenance.command(),
         options.name,
+        **settings.recorded(),
     )
     with folder.guarded():
         return _drive(folder, spec, settings, options, console, ResumeOptions(), resuming=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -38,6 +39,25 @@ def interrupted(workload: str | None, after: int, monkeypatch: pytest.MonkeyPatc
         patch.setattr(Interrupts, "stop_requested", lambda interrupts: len(trained) >= after)
         with pytest.raises(Interrupted):
             api.run(workload, **given)  # type: ignore[arg-type]
+
+
+def test_the_first_record_has_what_a_resume_goes_by(
+    toy_workload: str, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process can be killed before its session begins, while it reads the data."""
+
+    class Killed(BaseException):
+        pass
+
+    def killed(*_: object, **__: object) -> None:
+        raise Killed
+
+    monkeypatch.setattr(driver, "_drive", killed)
+    tracking = f"sqlite:///{home}/mine.db"
+    with pytest.raises(Killed):
+        api.run(toy_workload, tracking=tracking, experiment="mine", name="r1", local=True)
+    record = json.loads((home / "storage" / "r1" / "record.json").read_text())
+    assert (record["tracking"], record["experiment"]) == (tracking, "mine")
 
 
 def test_a_resume_says_where_it_continues(
