@@ -10,7 +10,7 @@ import os
 import sys
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import fields, is_dataclass
 from functools import update_wrapper
 from pathlib import Path
@@ -42,6 +42,16 @@ MEMORY = Path("/proc/meminfo")
 
 CACHED_SHARE = 0.5
 """Share of this process' memory that prepared datasets may occupy, on a device or on the host."""
+
+
+@contextmanager
+def not_in_training() -> Iterator[None]:
+    """Mark the errors of a pass without gradients within ``train_epoch``: micro-batches need no less memory there."""
+    try:
+        yield
+    except Exception as error:
+        error.in_training = False  # type: ignore[attr-defined]
+        raise
 
 
 def process_bytes(device: torch.device) -> int:

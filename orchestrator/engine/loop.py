@@ -206,14 +206,14 @@ def run_epochs(
 
 
 def train(workload: Workload, plan: Plan, epoch: int) -> Metrics | Evaluation:
-    """Train an epoch in the plan's precision. An error gets the attribute ``in_training``."""
+    """Train an epoch in the plan's precision. An error gets the attribute ``in_training``, unless it has it."""
     from workloads.precision import training_precision  # imports PyTorch
 
     try:
         with training_precision(plan.precision):
             return workload.train_epoch(epoch)
     except Exception as error:
-        error.in_training = True  # type: ignore[attr-defined]
+        error.in_training = getattr(error, "in_training", True)  # type: ignore[attr-defined]
         raise
 
 

@@ -31,6 +31,7 @@ from workloads.encoders.pooling import cosine, normalised
 from workloads.encoders.sources import TINY
 from workloads.encoders.text import encode, load_encoder
 from workloads.initial_weights import check_tokenizer, copy_weights, text_of
+from workloads.memory import not_in_training
 from workloads.sampling.hard import hardest
 from workloads.schedule import steps_per_pass
 from workloads.seeding import derive, seeded
@@ -163,6 +164,7 @@ class BiEncoder:
         return pack(train.tokens.take(texts.ravel()), self.runtime.device)
 
     @torch.no_grad()
+    @not_in_training()
     def _mine(self) -> NDArray[np.int64]:
         """The hard negatives of each training pair among all training sentences, (n, k), padded with -1.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -14,11 +14,13 @@ import orchestrator
 from orchestrator.cluster import preflight
 from orchestrator.config.plan import Plan
 from orchestrator.config.spec import ExperimentSpec, Resources
+from orchestrator.engine import loop
 from orchestrator.errors import RunFailed, UserError
 from orchestrator.runs import micro_batches
 from orchestrator.storage.settings import resolve
 from orchestrator.sweeps import request
 from tests.support.toy import Params, Toy
+from workloads.memory import not_in_training
 from workloads.recommender.batches import Batch
 from workloads.recommender.workload import Recommender
 
@@ -81,6 +83,17 @@ def test_only_an_error_of_memory_splits_a_batch(accumulate: Any, error: Exceptio
     assert not micro_batches.increase(one, tmp_path, error), "outside of training"
     assert micro_batches.increase(one, tmp_path, in_training(error)) == split
     assert micro_batches.chosen(one, tmp_path) == (2 if split else 1 if accumulate == "auto" else 2)
+
+
+def test_a_workload_says_itself_what_is_no_training() -> None:
+    class Mining:
+        def train_epoch(self, epoch: int) -> None:
+            with not_in_training():
+                raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        loop.train(cast("Any", Mining()), spec().plan, 1)
+    assert not caught.value.in_training  # type: ignore[attr-defined]
 
 
 def test_an_error_in_training_is_one_in_another_process_too() -> None:

@@ -439,6 +439,17 @@ def test_a_positive_in_either_order_is_no_hard_negative() -> None:
     assert BiEncoder._mine(cast("BiEncoder", workload)).tolist() == [[3], [1], [1]]
 
 
+def test_memory_for_mining_is_no_matter_of_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(BiEncoder, "_vectors", full)
+    workload = BiEncoder(Params(**SMALL, loss="infonce", hard_negatives=2), runtime())
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        workload.train_epoch(1)
+    assert caught.value.in_training is False  # type: ignore[attr-defined]
+
+
 def test_hard_negatives_are_the_nearest_sentences_below_the_margin() -> None:
     params = Params(**SMALL, loss="infonce", hard_negatives=2, hard_margin=0.05)
     workload = BiEncoder(params, runtime())
