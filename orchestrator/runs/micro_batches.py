@@ -14,6 +14,7 @@ from pathlib import Path
 from orchestrator.config.spec import ExperimentSpec
 from orchestrator.runs import reports
 from orchestrator.storage import disk
+from workloads.data.cache import replacing
 
 FILE = "accumulate.json"
 TAG = "orchestrator.accumulate"
@@ -57,5 +58,6 @@ def increase(spec: ExperimentSpec, folder: Path, error: BaseException) -> bool:
         return False
     with disk.writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / FILE).write_text(json.dumps(more))
+        with replacing(folder / FILE) as file:
+            file.write(json.dumps(more).encode())
     return True

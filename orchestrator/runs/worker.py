@@ -24,6 +24,7 @@ from orchestrator.storage import disk, look_ledger, names
 from orchestrator.storage.look_ledger import Look
 from workloads import memory
 from workloads.contract import Columns, Evaluation, Runtime, Servable, Workload
+from workloads.data.cache import replacing
 from workloads.predictor_sources import predictor_sources
 
 if TYPE_CHECKING:
@@ -328,7 +329,8 @@ def write_sealed(folder: Path, workload: Workload, row: Row, evaluation: Evaluat
         export(served, target / MODEL)
         write_table(evaluation.units if evaluation else {}, target / UNITS)
         values = {"epochs": row.epoch, "metrics": dict(row.metrics), "time": row.time}
-        (target / OUTCOME).write_text(json.dumps(values))
+        with replacing(target / OUTCOME) as file:
+            file.write(json.dumps(values).encode())
 
 
 def record_look(look: Look | None, folder: Path, epoch: int) -> None:
@@ -346,14 +348,14 @@ def record_look(look: Look | None, folder: Path, epoch: int) -> None:
         noted = {"chain": look.chain, "unrecorded": one_line(error)}
     with disk.writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        with (folder / names.LOOKS).open("a") as stream:
-            stream.write(json.dumps({**noted, "epoch": epoch, "spec": look.spec}) + "\n")
+        disk.append_lines(folder / names.LOOKS, [json.dumps({**noted, "epoch": epoch, "spec": look.spec}) + "\n"])
 
 
 def looks_of(folder: Path) -> list[dict[str, Any]]:
     """What :func:`record_look` has noted in ``folder``, oldest first."""
     file = folder / names.LOOKS
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    lines = file.read_text().splitlines(keepends=True) if file.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]  # a full disk may have cut off the last
 
 
 def write_table(columns: Columns, file: Path) -> None:
