@@ -26,11 +26,11 @@ def pool(hidden: torch.Tensor, offsets: torch.Tensor, pooling: Pooling) -> torch
     """
     starts = offsets[:-1]
     lengths = offsets.diff()
-    if pooling == "cls":
+    if pooling == "cls" and len(hidden):
         first = hidden.index_select(0, starts.clamp_max(max(len(hidden) - 1, 0)))
         return first.masked_fill((lengths == 0).unsqueeze(1), 0)
     rows = torch.arange(len(hidden), device=hidden.device)
-    return functional.embedding_bag(rows, hidden, starts, mode=pooling)
+    return functional.embedding_bag(rows, hidden, starts, mode="mean" if pooling == "cls" else pooling)
 
 
 def cosine(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

@@ -185,6 +185,10 @@ class TestPooling:
     )
     def test_over_real_tokens_only(self, pooling: Pooling, expected: list[list[float]]) -> None:
         assert pool(self.HIDDEN, self.OFFSETS, pooling).tolist() == expected
+        nothing = torch.zeros(0, self.HIDDEN.shape[1], requires_grad=True)
+        empty = pool(nothing, torch.zeros(3, dtype=torch.int64), pooling)
+        assert empty.tolist() == torch.zeros(2, self.HIDDEN.shape[1]).tolist()
+        empty.sum().backward()  # other ranks may have tokens
 
     def test_cosine_of_the_reference_and_of_nothing(self) -> None:
         a = torch.tensor([[1.7127, -0.382, -1.1649, 0.7776, 0.1339], [0.0] * 5], dtype=torch.float64)
