@@ -56,10 +56,10 @@ def chosen(
                 f"The direction of the objective {metric} is not valid", got=repr(text),
                 allowed=f"{metric}:max or {metric}:min",
             )  # fmt: skip
-        if colon and declared.get(metric, direction) != direction:
+        if colon and directions.get(metric, direction) != direction:
             raise UserError(
-                f"The better direction of {metric} is {declared[metric]}", got=repr(text),
-                allowed=f"{metric}:{declared[metric]}",
+                f"The better direction of {metric} is {directions[metric]}", got=repr(text),
+                allowed=f"{metric}:{directions[metric]}",
             )  # fmt: skip
         objectives.append(
             Objective(
@@ -90,5 +90,9 @@ def value(objective: Objective, metrics: Mapping[str, float]) -> float:
     name = f"validation/{objective.metric}"
     if name not in metrics:
         reported = [key.removeprefix("validation/") for key in metrics if key.startswith("validation/")]
-        raise unknown("objective: validation does not report it", objective.metric, reported, Unreported)
+        error = unknown("objective: validation does not report it", objective.metric, reported, Unreported)
+        if error.fix is None and reported:
+            fix = f"Name another, such as objective={reported[0]}:min or objective={reported[0]}:max"
+            error = Unreported(error.what, got=error.got, allowed=error.allowed, fix=fix)
+        raise error
     return metrics[name]

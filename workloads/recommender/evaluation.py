@@ -24,8 +24,11 @@ CUTOFFS = (5, 10, 20)
 
 _DIRECTIONS: Mapping[str, Direction] = {"coverage": "max", "gini": "min", "novelty": "max", "popularity": "min"}
 
-DIRECTIONS = {f"{name}_at_{k}": direction for name, direction in _DIRECTIONS.items() for k in CUTOFFS}
-"""Better direction of the measures of what is recommended, whatever is relevant."""
+DIRECTIONS: Mapping[str, Direction] = {
+    **dict.fromkeys(metric_names(CUTOFFS), "max"),
+    **{f"{name}_at_{k}": direction for name, direction in _DIRECTIONS.items() for k in CUTOFFS},
+}
+"""Better direction of each metric."""
 
 _SCORES = {"cpu": 2**18, "cuda": 2**25}  # ranked at once: on a CPU as many as fit its cache
 _AT_ONCE = 2**16  # pairs drawn at once

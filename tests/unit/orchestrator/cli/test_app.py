@@ -140,7 +140,7 @@ def hold(stderr: str, found: int, code: int, *words: str) -> None:
         ("run text_ranker refit=true --local", ("where bm25_weight would be chosen", "or refit=false")),
         (f"{SWEEP} --keep best", ("Unknown word for --keep: got 'best'; allowed: all, none, winner",)),
         (f"{SWEEP} --warm-start nothing", ("There is no sweep yet: got 'nothing'",)),
-        (f"{SWEEP} objective=recall_at_20", ("recall_at_20 is not declared by the workload", "recall_at_20:max")),
+        (f"{SWEEP} objective=recall_at_2", ("recall_at_2 is not declared by the workload", "recall_at_2:max")),
         (f"{RUN} objective=recall_at_20:up", ("direction of the objective recall_at_20", "got 'recall_at_20:up'")),
         (f"{SWEEP} objective=ndcg_at_20,recall_at_20:max --scheduler asha", ("stops trials by one objective",)),
         (f"{RUN} --name latest", ("The name is not valid: got 'latest'",)),
@@ -352,7 +352,7 @@ def test_nothing_to_resume(verb: str, refused: Callable[..., str]) -> None:
 
 def test_a_run_resumed_as_a_sweep(refused: Callable[..., str]) -> None:
     folder = interrupted()
-    refused(f"sweep --resume {folder.id}", 2, f"is a run, not a sweep. Try: orchestrator run --resume {folder.id}")
+    refused(f"sweep --resume {folder.id}", 2, f"orchestrator run --resume {folder.id}")
 
 
 @pytest.mark.parametrize(
