@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +14,9 @@ from orchestrator.reproduce import drawing, figures, table, table_report
 from orchestrator.reproduce.table_runs import ReproductionBudget
 from orchestrator.storage.settings import Settings
 from workloads.published import Computation, Published, Table
+
+LONGEST = 100
+"""Characters of a name; a longer one ends in a digest of the whole."""
 
 
 @dataclass(frozen=True)
@@ -30,9 +34,10 @@ class ReproductionRequest:
         """The name of its folder and MLflow run, which depends on the parts, ``as_published`` and ``quick``."""
         words = [self.published.id, *(word for words in self.where.values() for word in words), *self.methods]
         words += ["as-published"] * budget.as_published + ["quick"] * budget.quick
-        return "-".join("".join(c if c.isalnum() or c in "._" else "-" for c in word.strip("/")) for word in words)[
-            :100
-        ]
+        name = "-".join("".join(c if c.isalnum() or c in "._" else "-" for c in word.strip("/")) for word in words)
+        return (
+            name if len(name) <= LONGEST else f"{name[: LONGEST - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+        )
 
 
 def reproduce(

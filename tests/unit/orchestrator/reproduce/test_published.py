@@ -7,6 +7,7 @@ import io
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,9 @@ def test_a_quick_look_is_kept_apart() -> None:
     asked = ReproductionRequest(TABLES["thesis-4.2"], {"dataset": ("ml-100k",), "backbone": ("mf",)}, ("|M|=5",))
     assert asked.name(ReproductionBudget()) == "thesis-4.2-ml-100k-mf--M--5"
     assert asked.name(ReproductionBudget(quick=True)) != asked.name(ReproductionBudget())
+    long = replace(asked, where={"dataset": ("/data/" + "deep/" * 40,)})
+    assert len(long.name(ReproductionBudget())) == 100
+    assert long.name(ReproductionBudget(quick=True)) != long.name(ReproductionBudget())
     assert ReproductionBudget(quick=True).limited().seeds == 2
     assert ReproductionBudget(quick=True, seeds=1).limited().seeds == 1
 
