@@ -242,7 +242,9 @@ class Conformance:
         taken = self.workload(other, Runtime(device=torch.device("cpu"), data=self.data, seed=7, epochs=self.epochs))
         taken.load_state_dict(through_plain_data(donor.states[0]))
         taken.train_epoch(2)
-        assert values(taken.evaluate("validation")) != donor.validation[0]
+        assert values(taken.evaluate("validation")) != donor.validation[0], (
+            "the state's learning rate was used: set it from the parameters after the optimiser's state is loaded"
+        )
 
     def test_micro_batches_give_the_same_gradient(self) -> None:
         self.skip_if_limited("accumulate")

@@ -148,7 +148,8 @@ def verify_datasets(settings: Settings, names: Sequence[str]) -> int:
         problems = datasets.verify(name, settings.data)
         damaged |= bool(problems)
         dataset = datasets.dataset(name)
-        intact = f"intact, below {settings.data}" if dataset.files else _where(dataset, settings.data)
+        where = f"intact, below {settings.data}" if dataset.files else _where(dataset, settings.data)
+        intact = "intact" if "/" in name else where
         print("\n".join(f"{name}: {text}" for text in problems or [intact]))
         if not problems and (overlap := datasets.overlap(name, settings.data)):
             print(f"{name}: {overlap}")

@@ -99,7 +99,8 @@ def read_overrides(words: Iterable[str]) -> dict[str, Any]:
     for word in words:
         key, sign, value = word.partition("=")
         if not sign or not key:
-            raise UserError("Not a setting", got=repr(word), allowed="key=value", fix="Options start with --")
+            fix = "The workload comes first, options start with --, and = has no spaces around it"
+            raise UserError("Not a setting", got=repr(word), allowed="key=value", fix=fix)
         if key in result:
             raise _twice(key, result[key], value)
         result[key] = _parse(value)
@@ -175,6 +176,8 @@ def _sentence(error: ValidationError, model: type[BaseModel], kind: str, places:
         return UserError(
             f"{kind.capitalize()} {name}{where} is not valid: {problem['msg'].removeprefix('Value error, ')}"
         )
+    if problem["type"] == "missing":
+        return UserError(f"{kind.capitalize()} {name} has no default", fix=f"Add {name}=VALUE")
     # For a field of several types pydantic reports one problem a type.
     alike = [other for other in error.errors() if other["loc"][:1] == problem["loc"][:1]]
     allowed = " or ".join(dict.fromkeys(map(_allowed, alike)))

@@ -115,7 +115,8 @@ def follow(dashboard: Dashboard, job: Job, say: Callable[[str], None]) -> Job:
 def resume_command(job: Job, log: Iterable[str] = ()) -> str | None:
     """The command that continues the run or sweep of a lost job, else None.
 
-    Its name is that of --name or --resume, else the first that the lines of ``log`` name, else ``latest``.
+    Its name is that of --name or --resume, else the first that the lines of ``log`` name, else ``latest``. The storage
+    and the tracking server are those of the job's command.
     """
     command = re.match(r"(?:\S+ -m )?orchestrator (run|sweep)\b(.*)", job.command)
     if job.status != "lost" or command is None:
@@ -124,7 +125,8 @@ def resume_command(job: Job, log: Iterable[str] = ()) -> str | None:
     given = dict(pairwise(words)) | dict(word.split("=", 1) for word in words if "=" in word)
     names = [given.get("--name"), given.get("--resume"), *(match[1] for match in map(NAMED.match, log) if match)]
     name = next((name for name in names if name and name != "latest"), "latest")
-    return f"orchestrator submit -- {command[1]} --resume {shlex.quote(name)}"
+    kept = [f"{option} {shlex.quote(given[option])}" for option in ("--storage", "--tracking") if option in given]
+    return " ".join([f"orchestrator submit -- {command[1]} --resume {shlex.quote(name)}", *kept])
 
 
 def list_jobs(*, address: str | None = None, as_json: bool = False) -> None:

@@ -71,7 +71,8 @@ def find(storage: Path, reference: str, kind: Kind | None = None) -> RunFolder:
         if kind not in (None, named.record["kind"]):
             is_a = named.record["kind"]
             raise UserError(
-                f"{reference} is a {is_a}, not a {kind}", fix=f"Try: orchestrator {is_a} --resume {reference}"
+                f"{reference} is a {is_a}, not a {kind}",
+                fix=f"Try: orchestrator status {reference}, or orchestrator {is_a} --resume {reference}",
             )
         return named
     names = []

@@ -68,17 +68,17 @@ def export(settings: Settings, reference: str, target: Path, form: str, rows: st
         raise unknown("format", form, FORMATS)
     chosen = FORMATS[form]
     _check_folder(target)
-    if missing := [name for name in chosen.packages if importlib.util.find_spec(name) is None]:
-        verb = "is" if len(missing) == 1 else "are"
-        raise UserError(
-            f"The format {form} needs {', '.join(missing)}, which {verb} not installed here",
-            fix=f"Install ray-experiment-orchestrator[{chosen.extra}]", code=UNAVAILABLE,
-        )  # fmt: skip
     version = versions.find(settings, reference)
     if version.workload not in chosen.workloads:
         raise UserError(
             f"{version.name} cannot be exported as {form}", got=f"a model of {version.workload or 'no known workload'}",
             allowed=f"models of {', '.join(chosen.workloads)}",
+        )  # fmt: skip
+    if missing := [name for name in chosen.packages if importlib.util.find_spec(name) is None]:
+        verb = "is" if len(missing) == 1 else "are"
+        raise UserError(
+            f"The format {form} needs {', '.join(missing)}, which {verb} not installed here",
+            fix=f"Install ray-experiment-orchestrator[{chosen.extra}]", code=UNAVAILABLE,
         )  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="export-") as scratch, disk.writing(target):
         files = Path(scratch) / "model"

@@ -164,7 +164,11 @@ def test_words(words: list[str], expected: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["epochs"], "Not a setting: got 'epochs'; allowed: key=value. Options start with --."),
+        (
+            ["epochs"],
+            "Not a setting: got 'epochs'; allowed: key=value. "
+            "The workload comes first, options start with --, and = has no spaces around it.",
+        ),
         (["=5"], "Not a setting: got '=5'; allowed: key=value"),
         (["lr=1", "lr=2"], "lr is given twice: got 1 and 2. Keep one."),
         (["sizes=[1,"], "Not a JSON list or object: got '[1,'"),

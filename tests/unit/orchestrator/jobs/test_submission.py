@@ -121,6 +121,11 @@ def test_a_job_of_somebody_elses_has_none() -> None:
         ("orchestrator run --resume mf", [], "run --resume mf"),
         ("orchestrator sweep --resume latest", ["Sweep toy-1: toy"], "sweep --resume toy-1"),
         ("python -m orchestrator run toy 'note=a b'", [], "run --resume latest"),
+        (
+            "orchestrator run toy --name mf --storage '/mnt/a b' --tracking=http://x",
+            [],
+            "run --resume mf --storage '/mnt/a b' --tracking http://x",
+        ),
     ],
 )
 def test_a_lost_job_is_continued_by_the_name_of_its_run(command: str, log: list[str], resume: str) -> None:
