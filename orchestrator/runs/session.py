@@ -81,7 +81,10 @@ class Result:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def history(self) -> pandas.DataFrame:
-        """The rows of the run, or of a sweep's winner: one row per epoch, one column per metric."""
+        """The rows of the run, or of a sweep's winner: one for each epoch of the selection, then of the refit.
+
+        There is one column for each metric; those of a refit begin with ``refit/``.
+        """
         import pandas as pd
 
         rows = history.read(self.folder)
