@@ -51,9 +51,9 @@ MEMBERS = ("Params", "objective", "train_epoch", "evaluate", "state_dict", "load
 class Objective:
     """The metric by which sweeps, checkpoints and early stopping select.
 
-    ``metric`` is the name without a split; it is read on the validation split. ``refit`` says that holding out the
-    validation part costs quality: by default the engine then trains again on train + validation for the selected
-    number of epochs before it evaluates on test. ``test_epochs`` are epochs (ends of sessions) at
+    ``metric`` is the name without a split; it is read on the validation split. ``refit``: whether, by default, the
+    engine trains again on train + validation for the selected number of epochs before it evaluates on test, since
+    holding out the validation part costs quality. ``test_epochs`` are epochs (ends of sessions) at
     which the engine also evaluates the final model on test. These values are sealed: logged, but never used for
     selection. A trial of a sweep is not a final model and has none. A sweep's winner that is not refitted has test
     values of its last epoch only; results of earlier epochs belong in the tables of that evaluation.
@@ -73,9 +73,12 @@ def _same(value: T) -> T:
 class Runtime:
     """Where and how a workload runs: everything that is not a hyperparameter.
 
+    ``device``: where to train. ``data``: root folder of the datasets. ``seed``: all random numbers are derived from it.
+    ``rank`` and ``world_size``: the number of this worker, from 0, and how many there are; each trains on its part of
+    the global batch. ``precision``: of training; ``bf16`` is the workload's task (autocast), the engine sets the others.
     ``epochs`` is the planned number (for schedules). ``steps_per_epoch`` splits a long pass into virtual epochs
     (None: an epoch is one pass). ``accumulate`` splits each global batch into that many micro-batches.
-    ``log_every``: the steps of which a :class:`StepLogged` workload reports a value; 0: it reports none.
+    ``log_every``: number of steps whose mean is one value of a :class:`StepLogged` workload; 0: none.
     ``holdout`` is False in a refit: train on train + validation. ``abstention_part`` is the share of the queries for
     training and validation that both leave out, in a refit too; the served model abstains by them
     (:mod:`workloads.abstention`). It is above 0 only if ``Params`` has ``abstains = True``. ``broadcast(value)``
