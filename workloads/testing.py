@@ -70,7 +70,12 @@ class Reference:
 
 
 class Conformance:
-    """Base class of conformance tests: set ``workload`` and ``params``, and define ``spoiled_test``."""
+    """Base class of conformance tests.
+
+    Set ``workload`` (the class) and ``params`` (its parameters, as a dict), and define ``spoiled_test``. Set ``data``
+    (a folder) if the parameters name a dataset on disk. All other attributes are optional: they say how much
+    ``tolerance`` or ``choices`` runs may differ, which metrics are ``ranked``, and so on.
+    """
 
     workload: ClassVar[type[Any]]
     params: ClassVar[Mapping[str, Any]]
