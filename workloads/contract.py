@@ -75,7 +75,7 @@ class Runtime:
 
     ``device``: where to train. ``data``: root folder of the datasets. ``seed``: all random numbers are derived from it.
     ``rank`` and ``world_size``: the number of this worker, from 0, and how many there are; each trains on its part of
-    the global batch. ``precision``: of training; ``bf16`` is the workload's task (autocast), the engine sets the others.
+    the global batch. ``precision``: of training; ``bf16`` is up to the workload (autocast), the engine sets the rest.
     ``epochs`` is the planned number (for schedules). ``steps_per_epoch`` splits a long pass into virtual epochs
     (None: an epoch is one pass). ``accumulate`` splits each global batch into that many micro-batches.
     ``log_every``: number of steps whose mean is one value of a :class:`StepLogged` workload; 0: none.
