@@ -74,8 +74,8 @@ class Journal:
         self._taken_lines = lines.count(b"\n") if lines else self._waiting
         return list(_operations(lines.split(b"\n"))) or [{"op": "none"}]
 
-    def forget(self) -> None:
-        """Remove the operations taken last; they are delivered."""
+    def forget(self, later: Iterable[Operation] = ()) -> None:
+        """Remove the operations taken last, which are delivered; those to be sent ``later`` follow all others."""
         with self._ready:
             for _ in range(self._taken_memory):
                 self._memory.popleft()
@@ -86,6 +86,8 @@ class Journal:
             if self._start == self._size:
                 self._file.truncate(0)
                 self._start = self._taken = self._size = 0
+            for operation in later:  # under the lock: the journal is not empty in between
+                self.put(**operation)
 
     def empty(self) -> bool:
         """Whether every operation is delivered."""

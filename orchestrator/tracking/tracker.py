@@ -239,9 +239,7 @@ class Tracker:
                         passed.append(operation)
                 elif not self._until_sent(operation):
                     return
-            self._journal.forget()
-            for operation in passed[1:] + passed[:1]:  # after all that is queued, and the one that failed last
-                self._journal.put(**operation)
+            self._journal.forget(passed[1:] + passed[:1])  # the one that failed comes last
             self._wake()
             failures = failures + 1 if passed else 0
             if passed and not self._is_to_retry(failures):

@@ -197,6 +197,21 @@ def test_what_waited_in_memory_is_stored_once_there_is_room(file: Path) -> None:
     assert drain(killed) == [log("a", epoch) for epoch in range(1, HELD + 10)]
 
 
+@pytest.mark.parametrize("further", [0, 1])
+def test_what_is_to_be_sent_later_comes_last_and_is_not_missed(further: int, file: Path) -> None:
+    queue = Journal(file)
+    queue.put(**log("a", 1))
+    queue.put(**log("a", 2))
+    (first, _) = queue.take()
+    for epoch in range(3, 3 + further):
+        queue.put(**log("a", epoch))
+    queue.forget([first])
+    assert queue.depth == 1 + further
+    killed = Journal(file)
+    queue.close()
+    assert drain(killed)[-1] == log("a", 1)
+
+
 def test_what_is_being_sent_from_memory_is_not_stored_again(file: Path) -> None:
     queue = Journal(file)
     with full_disk(file):
