@@ -52,6 +52,8 @@ def ensure(uri: str, home: Path) -> Path | None:
                 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
                 private_files.open_file(database, "ab").close()  # SQLite gives its other files the same mode
+                with closing(sqlite3.connect(database)) as connection:
+                    connection.execute("PRAGMA schema_version")  # MLflow tries again for minutes if it is no database
                 SqlAlchemyStore(uri, str(artifacts))
                 with closing(sqlite3.connect(database)) as connection:
                     connection.execute("PRAGMA journal_mode=WAL")  # the UI reads while a sweep writes
@@ -63,13 +65,10 @@ def ensure(uri: str, home: Path) -> Path | None:
             fix="Set ORCHESTRATOR_HOME to a folder that you can write to",
             code=UNAVAILABLE,
         ) from None
-    except Exception as error:
-        cause = error.__cause__ or error  # SQLAlchemy's error is raised from SQLite's
-        if not isinstance(cause, sqlite3.DatabaseError):
-            raise
+    except sqlite3.DatabaseError as error:
         raise UserError(
             f"The MLflow store {database} cannot be used",
-            got=str(cause),
+            got=str(error),
             fix="Name another file, or move this one away",
             code=UNAVAILABLE,
         ) from None
