@@ -6,8 +6,10 @@ import ast
 import errno
 import os
 import re
+import shlex
 import sys
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import typer
@@ -50,7 +52,7 @@ def _ended(error: BaseException) -> int:
         case UserError():
             return _say(f"error: {error}", error.code)
         case Interrupted():
-            return _say(str(error), INTERRUPTED)
+            return _say(f"{error}{_storage_option()}", INTERRUPTED)
         case RunFailed():
             return _say(f"failed: {error}", FAILED)
         case typer.Abort() | KeyboardInterrupt():
@@ -79,6 +81,13 @@ def _interrupted() -> int:
     if any(word.partition("=")[0] == "--resume" for word in sys.argv):
         return _say(f"Interrupted before the {sys.argv[1]} was continued. It can still be resumed.", INTERRUPTED)
     return _say(f"Interrupted before the {sys.argv[1]} was recorded; there is nothing to resume.", INTERRUPTED)
+
+
+def _storage_option() -> str:
+    """The ``--storage`` of the command line, for the command that continues it."""
+    words = [part for word in sys.argv for part in word.split("=", 1)]
+    given = next((value for option, value in pairwise(words) if option == "--storage"), None)
+    return f" --storage {shlex.quote(given)}" if given else ""
 
 
 def _submittable() -> bool:

@@ -53,12 +53,19 @@ def test_ctrl_c_before_the_first_line(
     assert capsys.readouterr().err == line
 
 
-def test_ctrl_c_after_it_names_the_command_that_continues(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("words", "more"),
+    [([], ""), (["--storage", "/mnt/a b"], " --storage '/mnt/a b'"), (["--storage=s3://b/x"], " --storage s3://b/x")],
+)
+def test_ctrl_c_after_it_names_the_command_that_continues(
+    words: list[str], more: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def call() -> Any:
         raise Interrupted("orchestrator run --resume r1")
 
+    monkeypatch.setattr(sys, "argv", ["orchestrator", "run", "recommender", *words])
     assert exit_codes.guarded(call) == INTERRUPTED
-    assert "Continue with: orchestrator run --resume r1" in capsys.readouterr().err
+    assert capsys.readouterr().err.endswith(f"Continue with: orchestrator run --resume r1{more}\n")
 
 
 @pytest.mark.parametrize("named", [None, "/data/list.csv"])
