@@ -235,7 +235,7 @@ class Tracker:
             passed: list[Operation] = []
             for operation in batches(operations):
                 if operation.get("op") in PASSED:
-                    if passed or not self._is_sent(operation):
+                    if passed or not self._is_sent(operation, failures + 1):
                         passed.append(operation)
                 elif not self._until_sent(operation):
                     return

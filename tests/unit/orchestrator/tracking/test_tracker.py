@@ -441,6 +441,29 @@ def test_runs_are_not_opened_twice_where_the_search_for_them_is_rejected(
     assert metrics(database) == expected(rows(1, 3))
 
 
+@pytest.mark.parametrize("kind", ["input", "files"])
+def test_one_that_others_pass_is_refused_in_the_end_too(
+    kind: str, open_tracker: Callable[..., Tracker], database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the journal is never empty, and the model is never logged."""
+
+    def doubtful(*_: Any) -> None:
+        raise mlflow_client.Doubtful("out of range for this column")
+
+    monkeypatch.setattr(mlflow_client.Client, kind, doubtful)
+    monkeypatch.setattr(tracking, "RETRY_SECONDS", (0.001,))
+    tracker = open_tracker()
+    tracker.start(OWNER, "run", params={})
+    if kind == "input":
+        tracker.input(OWNER, {"name": "toy", "digest": "1", "source": "{}"})
+    else:
+        tracker.files(OWNER, [tmp_path / "report.html"])
+    tracker.log(OWNER, rows(1, 2))
+    assert tracker.flush()
+    assert tracker.close() == "MLflow refused some values: out of range for this column"
+    assert metrics(database) == expected(rows(1, 2))
+
+
 # Files that the store of artifacts does not take
 
 
