@@ -52,7 +52,8 @@ def _ended(error: BaseException) -> int:
         case UserError():
             return _say(f"error: {error}", error.code)
         case Interrupted():
-            return _say(f"{error}{_storage_option()}", INTERRUPTED)
+            # The whole command line, as of a reproduction, has it.
+            return _say(f"{error}{'' if '--storage' in error.resume else _storage_option()}", INTERRUPTED)
         case RunFailed():
             return _say(f"failed: {error}", FAILED)
         case typer.Abort() | KeyboardInterrupt():

@@ -68,6 +68,17 @@ def test_ctrl_c_after_it_names_the_command_that_continues(
     assert capsys.readouterr().err.endswith(f"Continue with: orchestrator run --resume r1{more}\n")
 
 
+def test_a_whole_command_line_has_its_storage_once(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def call() -> Any:
+        raise Interrupted("orchestrator reproduce thesis-4.2 --storage=/mnt/a")
+
+    monkeypatch.setattr(sys, "argv", ["orchestrator", "reproduce", "thesis-4.2", "--storage=/mnt/a"])
+    assert exit_codes.guarded(call) == INTERRUPTED
+    assert capsys.readouterr().err.endswith("Continue with: orchestrator reproduce thesis-4.2 --storage=/mnt/a\n")
+
+
 @pytest.mark.parametrize("named", [None, "/data/list.csv"])
 def test_a_full_disk_is_no_bug(named: str | None, capsys: pytest.CaptureFixture[str]) -> None:
     def call() -> Any:
