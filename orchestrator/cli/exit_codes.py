@@ -9,7 +9,6 @@ import re
 import shlex
 import sys
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any
 
 import typer
@@ -86,8 +85,9 @@ def _interrupted() -> int:
 
 def _storage_option() -> str:
     """The ``--storage`` of the command line, for the command that continues it."""
-    words = [part for word in sys.argv for part in word.split("=", 1)]
-    given = next((value for option, value in pairwise(words) if option == "--storage"), None)
+    from orchestrator.config.parsing import option_values  # loaded by whatever was interrupted
+
+    given = option_values(sys.argv).get("--storage")
     return f" --storage {shlex.quote(given)}" if given else ""
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -105,6 +106,14 @@ def read_overrides(words: Iterable[str]) -> dict[str, Any]:
             raise _twice(key, result[key], value)
         result[key] = _parse(value)
     return result
+
+
+def option_values(words: Sequence[str]) -> dict[str, str]:
+    """The values of a command line's options by name, given as ``--name value`` or ``--name=value``.
+
+    Without knowing which options take a value: every word has the one that follows it.
+    """
+    return dict(pairwise(words)) | dict(word.split("=", 1) for word in words if "=" in word)
 
 
 def split_keys(

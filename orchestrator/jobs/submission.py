@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
-from itertools import pairwise
 from pathlib import Path
 
+from orchestrator.config.parsing import option_values
 from orchestrator.console import Console
 from orchestrator.errors import DONE, FAILED, INTERRUPTED, UserError, mask, unknown
 from orchestrator.jobs import excludes
@@ -121,8 +121,7 @@ def resume_command(job: Job, log: Iterable[str] = ()) -> str | None:
     command = re.match(r"(?:\S+ -m )?orchestrator (run|sweep)\b(.*)", job.command)
     if job.status != "lost" or command is None:
         return None
-    words = shlex.split(command[2])
-    given = dict(pairwise(words)) | dict(word.split("=", 1) for word in words if "=" in word)
+    given = option_values(shlex.split(command[2]))
     names = [given.get("--name"), given.get("--resume"), *(match[1] for match in map(NAMED.match, log) if match)]
     name = next((name for name in names if name and name != "latest"), "latest")
     kept = [f"{option} {shlex.quote(given[option])}" for option in ("--storage", "--tracking") if option in given]
