@@ -35,9 +35,9 @@ class ReproductionRequest:
         words = [self.published.id, *(word for words in self.where.values() for word in words), *self.methods]
         words += ["as-published"] * budget.as_published + ["quick"] * budget.quick
         name = "-".join("".join(c if c.isalnum() or c in "._" else "-" for c in word.strip("/")) for word in words)
-        return (
-            name if len(name) <= LONGEST else f"{name[: LONGEST - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
-        )
+        if len(name) <= LONGEST:
+            return name
+        return f"{name[: LONGEST - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
 def reproduce(
