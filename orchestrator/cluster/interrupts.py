@@ -1,4 +1,7 @@
-"""Ctrl-C and SIGTERM: the first one stops and saves, the second one ends the process at once."""
+"""Ctrl-C and SIGTERM: the first one stops and saves, the second one ends at once.
+
+The second one ends the process of a command. In a notebook or script it raises KeyboardInterrupt.
+"""
 
 from __future__ import annotations
 
@@ -135,6 +138,8 @@ class Interrupts:
             if self._recorder is not None:
                 self._recorder.join(RECORD_SECONDS)
             self._console.show_cursor()
+            if number == signal.SIGINT and self._old[number] is signal.default_int_handler:  # not of a command
+                raise KeyboardInterrupt
             os._exit(INTERRUPTED)
         self._pressed = now
         self.stop("Stopping at the end of this epoch and saving. Press Ctrl-C again to end at once.")

@@ -87,7 +87,7 @@ def run(
         return output, DONE
     if recorded.kind == "trial":
         assert isinstance(spec, ExperimentSpec)
-        metrics = _trial(spec, settings, recorded)
+        metrics = _trial(spec, settings, recorded, console)
         code = DONE
     else:
         options = driver.Options(local=local)  # without --register: the registry already has this model
@@ -157,12 +157,11 @@ def _until(recorded: Recorded, result: Result) -> dict[str, float]:
     return recorded_run.last_values(rows)
 
 
-def _trial(spec: ExperimentSpec, settings: Settings, recorded: Recorded) -> dict[str, float]:
+def _trial(spec: ExperimentSpec, settings: Settings, recorded: Recorded, console: Console) -> dict[str, float]:
     """Train a trial for the recorded number of epochs and return the last value of each metric. Does not use test."""
-    device = worker.own_device(spec.resources)
     values: dict[str, float] = {}
     try:
-        with tempfile.TemporaryDirectory() as scratch:
+        with worker.own_device(spec.resources, console.say) as device, tempfile.TemporaryDirectory() as scratch:
             folder = Path(scratch)
             start_point.prepare(folder, spec, settings)
             work = worker.experiment(spec, settings.data, device, final=False, folder=folder)

@@ -183,8 +183,7 @@ def _drive(
         session.publisher.of(partial(progress.current_status, usage_log))
         console.view(progress.view)
         if options.local:
-            with usage_log.holding("run", spec.resources):
-                device = worker.own_device(spec.resources)
+            with worker.own_device(spec.resources, console.say) as device, usage_log.holding("run", spec.resources):
                 complete = in_process(spec, folder.path, device, session, progress.rows, profile=options.profile)
         else:
             from orchestrator.runs.group_driver import train

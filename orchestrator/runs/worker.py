@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +36,10 @@ CHECKPOINTS_KEPT = 2
 """Checkpoints kept of a trial or run: writing the newest one may be interrupted."""
 
 STOP_SECONDS = 0.5
+
+_trains = threading.RLock()
+"""Held by the thread that trains: random numbers and the settings of PyTorch belong to the whole process."""
+
 UNITS = names.VALIDATION_UNITS
 """Validation values of each user, query or pair at the selected epoch. Promotion gates compare them."""
 
@@ -263,14 +269,25 @@ def take_device(resources: Resources) -> torch.device:
     return device
 
 
-def own_device(resources: Resources) -> torch.device:
-    """The device of a run in this process, as :func:`take_device`. Raises UserError (exit 3) when there is none."""
+@contextmanager
+def own_device(resources: Resources, say: Callable[[str], None]) -> Iterator[torch.device]:
+    """The device of a run in this process, as :func:`take_device`, for this thread alone.
+
+    Another thread waits, after a line to ``say``. Raises UserError (exit 3) when there is no device.
+    """
+    if not _trains.acquire(blocking=False):
+        say("Waiting: another run trains in this process")
+        _trains.acquire()
     try:
-        return take_device(resources)
-    except (DeviceLost, RuntimeError) as error:
-        fix = "Set --gpus-per-worker 0 to train on the CPU"
-        what = "A GPU of this machine cannot be used"
-        raise UserError(what, got=one_line(error), fix=fix, code=UNAVAILABLE) from error
+        try:
+            device = take_device(resources)
+        except (DeviceLost, RuntimeError) as error:
+            fix = "Set --gpus-per-worker 0 to train on the CPU"
+            what = "A GPU of this machine cannot be used"
+            raise UserError(what, got=one_line(error), fix=fix, code=UNAVAILABLE) from error
+        yield device
+    finally:
+        _trains.release()
 
 
 def write_outcome(outcome: Outcome, folder: Path, accumulate: int = 1) -> None:

@@ -293,30 +293,30 @@ def _study(spec: SweepSpec, folder: RunFolder, session: Session, again: ResumeOp
 
 def _in_process(spec: SweepSpec, session: Session, study: Study, manager: TrialManager) -> Winner:
     """Run the trials and the winner in this process. Returns the winner, as :func:`_on_ray` does."""
-    device = worker.own_device(spec.resources)
-    (size,) = pack_plan.capacities(spec, fitting=1)
-    manager.share(size)
-    try:
-        pack_plan.run_together(manager, pack_plan.PackRunner(device, stop=manager.stopping), size)
-    except reports.DeviceLost as error:
-        cause = f"{error}. Continue in a new process: orchestrator sweep --resume {session.folder.id}"
-        raise RunFailed(session.folder.id, cause, str(session.folder.log)) from error
-    finally:
-        manager.close()
-    memory.release(device)
-    winner = select_winner(session, spec, study, manager)
-    progress = ProgressReporter(session, winner.spec, winner.before, winner.selected)
-    session.console.view(progress.view)
-    with manager.usage_log.holding("winner", winner.spec.resources):
-        complete = in_process(
-            winner.spec,
-            session.folder.path / WINNER,
-            device,
-            session,
-            progress.rows,
-            resume=winner.checkpoint,
-            selected=winner.selected,
-        )
+    with worker.own_device(spec.resources, session.console.say) as device:
+        (size,) = pack_plan.capacities(spec, fitting=1)
+        manager.share(size)
+        try:
+            pack_plan.run_together(manager, pack_plan.PackRunner(device, stop=manager.stopping), size)
+        except reports.DeviceLost as error:
+            cause = f"{error}. Continue in a new process: orchestrator sweep --resume {session.folder.id}"
+            raise RunFailed(session.folder.id, cause, str(session.folder.log)) from error
+        finally:
+            manager.close()
+        memory.release(device)
+        winner = select_winner(session, spec, study, manager)
+        progress = ProgressReporter(session, winner.spec, winner.before, winner.selected)
+        session.console.view(progress.view)
+        with manager.usage_log.holding("winner", winner.spec.resources):
+            complete = in_process(
+                winner.spec,
+                session.folder.path / WINNER,
+                device,
+                session,
+                progress.rows,
+                resume=winner.checkpoint,
+                selected=winner.selected,
+            )
     if not complete:
         raise Interrupted(f"orchestrator sweep --resume {session.folder.id}")
     return winner

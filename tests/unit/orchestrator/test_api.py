@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import NoneType
 from typing import Any, cast, get_args
@@ -18,10 +19,12 @@ from orchestrator.cli import training
 from orchestrator.cli.common import DEFAULTS, _read_as
 from orchestrator.config.options import flag_of, options_of
 from orchestrator.config.spec import Resources, Search, SweepSpec
+from orchestrator.runs import worker
 from orchestrator.runs.driver import Options
 from orchestrator.sweeps import request
 from tests.support import refusals
 from tests.support.commands import SPACES
+from tests.support.waiting import until
 
 HERE: dict[str, Any] = {"tracking": "none", "epochs": 2}
 
@@ -112,6 +115,16 @@ def test_a_run_with_a_storage_of_its_own_and_its_resume(toy_workload: str, tmp_p
     )  # fmt: skip
     refused(lambda: api.sweep(**again, more_trials=2), "There is no sweep yet")
     refused(lambda: api.sweep(**again, trials=2), "got trials. It takes only more_trials and retry_failed")
+
+
+def test_runs_of_two_threads_train_one_after_the_other(
+    toy_workload: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        with worker.own_device(Resources(), print):
+            other = pool.submit(api.run, toy_workload, **HERE)
+            until(lambda: "Waiting: another run trains in this process" in capsys.readouterr().out)
+        assert other.result().status == "finished"
 
 
 def test_the_seed_of_a_file_counts_where_none_is_given(toy_workload: str, tmp_path: Path) -> None:

@@ -148,6 +148,25 @@ def test_once_stops_and_twice_ends(
         assert ended == [INTERRUPTED]
 
 
+def test_a_second_ctrl_c_ends_a_command_but_no_notebook(
+    clock: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[int] = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+
+    def press_twice() -> None:
+        with Interrupts(tmp_path / "stop", Console()):
+            signal.raise_signal(signal.SIGINT)
+            clock[0] += interrupts.ONE_PRESS_SECONDS
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        press_twice()
+    assert ended == []
+    assert guarded(press_twice) == DONE, "os._exit, which does not return, was replaced"
+    assert ended == [INTERRUPTED]
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_what_to_record_is_recorded_while_the_main_thread_goes_on(number: int, tmp_path: Path, clock: Any) -> None:
     recorded: list[threading.Thread] = []

@@ -145,7 +145,7 @@ def test_a_run_in_this_process_says_that_there_is_no_gpu(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(torch.cuda, "current_device", none)
     with pytest.raises(UserError, match=r"cannot be used.*No CUDA GPUs.*--gpus-per-worker 0") as caught:
-        worker.own_device(Resources(gpus_per_worker=1))
+        worker.own_device(Resources(gpus_per_worker=1), print).__enter__()
     assert caught.value.code == UNAVAILABLE
 
 
