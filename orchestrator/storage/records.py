@@ -290,8 +290,10 @@ def create(
     """
     if name is not None and not NAME.fullmatch(name):
         raise UserError("The name is not valid", got=repr(name), allowed="letters, digits, . _ - (at most 100)")
-    if name is not None and (sync_state.has(storage, name) or generations.of_run(storage, name)):
-        raise _in_use(storage, name)
+    if name is not None:
+        _remove_unrecorded(storage / name)
+        if sync_state.has(storage, name) or generations.of_run(storage, name):
+            raise _in_use(storage, name)
     try:
         private_files.make_folder(storage)
     except OSError as error:
@@ -325,6 +327,14 @@ def create(
         shutil.rmtree(folder.path, ignore_errors=True)
         raise
     return folder
+
+
+def _remove_unrecorded(path: Path) -> None:
+    """Remove a folder whose driver was killed before it had written the record."""
+    with suppress(OSError):
+        files = os.listdir(path)
+        if all(file == lease.LOCK or file.startswith(".record.") for file in files) and not lease.has_live_driver(path):
+            shutil.rmtree(path)
 
 
 def ending(error: BaseException) -> tuple[Status, int, dict[str, Any]]:

@@ -80,8 +80,19 @@ def test_a_name_in_use_is_continued_by_the_verb_of_what_has_it(
         records.create(tmp_path, "run", "toy", {}, "orchestrator run toy", "s1")
     assert str(caught.value) == f"The name s1 is in use by a sweep. {fix}"
     (folder.path / "record.json").unlink()
+    (folder.path / "log.txt").touch()
     with pytest.raises(UserError, match=r"^The name s1 is in use. Choose another with --name.$"):
         records.create(tmp_path, "run", "toy", {}, "orchestrator run toy", "s1")
+
+
+def test_a_folder_of_a_driver_that_was_killed_before_its_record_frees_the_name(tmp_path: Path) -> None:
+    folder = records.create(tmp_path, "run", "toy", {}, "orchestrator run toy", "r1")
+    (folder.path / "record.json").rename(folder.path / ".record.1")
+    with pytest.raises(UserError, match="The name r1 is in use"):  # its lock is held
+        records.create(tmp_path, "run", "toy", {}, "orchestrator run toy", "r1")
+    folder.release("failed", 1)
+    (folder.path / "record.json").unlink()
+    assert records.create(tmp_path, "run", "toy", {}, "orchestrator run toy", "r1").id == "r1"
 
 
 def test_ids_never_collide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
