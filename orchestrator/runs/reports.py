@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import sysconfig
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -56,6 +57,10 @@ LOST = "lost"
 
 SAVED = "saved"
 """Key in the payload of a trial that has saved and ended since the sweep was stopped."""
+
+
+_INSTALLED = re.compile(rf"<|{re.escape(sysconfig.get_path('stdlib'))}|.*/(site|dist)-packages/")
+"""Matches the files of Python and of installed packages."""
 
 
 class DeviceLost(Exception):
@@ -174,7 +179,8 @@ def cause(error: RayTaskError) -> Exception:
 def describe(error: Exception, trace: str = "") -> str:
     """Describe an error in one line, with its place in the code unless it is the user's or a divergence.
 
-    An error from another process has lost its traceback. ``trace`` is the text that came with it, if any.
+    The place is the last one outside installed packages, if there is one. An error from another process has lost its
+    traceback; ``trace`` is the text that came with it, if any.
     """
     if isinstance(error, UserError | Diverged | DataError | TrialTimeout | DeviceLost):
         return one_line(error)
@@ -187,7 +193,8 @@ def describe(error: Exception, trace: str = "") -> str:
         return f"{OUT_OF_MEMORY}{message}: accumulate=auto, a smaller batch_size or {also} may fit"
     frames = [(frame.filename, str(frame.lineno)) for frame in traceback.extract_tb(error.__traceback__)]
     frames = frames or re.findall(r'File "([^"]+)", line (\d+)', trace)
-    line = f" ({Path(frames[-1][0]).name}:{frames[-1][1]})" if frames else ""
+    own = [frame for frame in frames if not _INSTALLED.match(frame[0])]
+    line = "".join(f" ({Path(file).name}:{number})" for file, number in (own or frames)[-1:])
     return f"{type(error).__name__}: {one_line(error)}{line}"
 
 

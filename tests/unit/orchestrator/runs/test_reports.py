@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import pytest
+import torch
 from ray.exceptions import RayTaskError
 
 from orchestrator.errors import RunFailed, UserError
@@ -25,6 +28,17 @@ def test_an_error_of_the_code_there_has_its_place(tmp_path: Path) -> None:
     told = reports.failed_there(RunFolder(tmp_path / "toy-1", {}), raised_there(RuntimeError("no such layer")))
     assert isinstance(told, RunFailed)
     assert "RuntimeError: no such layer (model.py:7)" in str(told)
+
+
+def test_the_place_of_an_error_in_a_library_is_the_call_of_it() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        torch.nn.functional.pad(torch.zeros(1), [1, 1], mode="circular")  # raised in a file of PyTorch or in its core
+    with pytest.raises(json.JSONDecodeError) as python:
+        json.loads("{")
+    for error in (caught.value, python.value):
+        assert "(test_reports.py:" in reports.describe(error)
+    inside = f'{TRACE}  File "{torch.__file__}", line 9, in call\n'
+    assert reports.describe(RuntimeError("no such layer"), inside).endswith("(model.py:7)")
 
 
 def test_a_users_error_is_told_as_it_is(tmp_path: Path) -> None:
