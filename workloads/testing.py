@@ -230,6 +230,18 @@ class Conformance:
         assert_equal_states(spoiled.state_dict(), plain.states[1])
         assert values(spoiled.evaluate("test")) != values(plain.test), "spoiled_test() spoiled nothing"
 
+    def test_a_refit_trains_on_the_validation_part_too(self) -> None:
+        self.skip_if_limited("refit")
+        params = self.workload.Params(**self.params)
+        try:
+            getattr(params, "check_plan", lambda epochs, refit: None)(self.epochs, True)
+        except ValueError as refused:
+            pytest.skip(str(refused))
+        refit = self.build(holdout=False)
+        refit.train_epoch(1)
+        with pytest.raises(AssertionError):
+            assert_equal_states(refit.state_dict(), self.reference().states[0])
+
     def spoiled_test(self) -> Any:
         """A context manager in which a newly built workload reads another test split. Override it."""
         raise NotImplementedError(f"{type(self).__name__} needs spoiled_test(): see the example in workloads.testing")

@@ -20,6 +20,7 @@ def train(params: Params, ctx):
     model = torch.nn.Linear(3, 1)
     optimizer = torch.optim.Adam(model.parameters(), params.lr)
     ctx.load(model=model, optimizer=optimizer)
+    parts = ["train"] if ctx.holdout else ["train", "validation"]  # a refit has both
 
     @ctx.evaluate
     def evaluate(split):
@@ -28,7 +29,7 @@ def train(params: Params, ctx):
 
     for _ in ctx.epochs:
         optimizer.zero_grad()
-        loss = errors(model, "train").mean()
+        loss = torch.cat([errors(model, part) for part in parts]).mean()
         loss.backward()
         optimizer.step()
         yield {"loss": loss}, {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
