@@ -18,6 +18,7 @@ from orchestrator.errors import (
     DONE,
     FAILED,
     INTERRUPTED,
+    UNAVAILABLE,
     USAGE,
     Interrupted,
     RunFailed,
@@ -67,10 +68,19 @@ def _ended(error: BaseException) -> int:
             return _say(f"failed: {error.strerror}{file}", FAILED)
         case ModuleNotFoundError() if missing := missing_module(error, "This command", submit=_submittable()):
             return _say(f"error: {missing}", missing.code)
+        case Exception() if "mlflow" in sys.modules and _is_outage(error):
+            what = "MLflow, or the store of its artifacts, did not answer"
+            return _ended(UserError(what, got=one_line(error), fix="Try again", code=UNAVAILABLE))
         case Exception() if not os.environ.get("ORCHESTRATOR_TRACEBACK"):
             where = "a bug of orchestrator; ORCHESTRATOR_TRACEBACK=1 shows where"
             return _say(f"failed: {type(error).__name__}: {one_line(error)} ({where})", FAILED)
     raise error
+
+
+def _is_outage(error: Exception) -> bool:
+    from orchestrator.registry import models  # loaded by whatever asked MLflow
+
+    return models.is_outage(error)
 
 
 def _interrupted() -> int:

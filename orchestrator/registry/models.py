@@ -22,7 +22,7 @@ from orchestrator.provenance import record as provenance
 from orchestrator.registry import model_metrics, servable
 from orchestrator.storage.names import OUTCOME, OUTCOMES, SEALED, TABLES, TEST_UNITS, VALIDATION_UNITS
 from orchestrator.storage.settings import Settings
-from orchestrator.tracking import store
+from orchestrator.tracking import artifact_stores, store
 from orchestrator.tracking.mlflow_globals import tracking_uri_set
 from orchestrator.tracking.names import fitting_param
 
@@ -278,7 +278,7 @@ def outage_errors() -> tuple[type[Exception], ...]:
     """The exceptions of a store or server that is out of reach."""
     from mlflow.exceptions import MlflowException
 
-    return (MlflowException, OSError)
+    return (MlflowException, OSError, *artifact_stores.errors())
 
 
 _NO_ANSWER = r"API request (?:to \S+ )?failed|5\d\d Server Error|Max retries exceeded|Connection(?: refused|Error)"
@@ -287,11 +287,10 @@ _NO_ANSWER = r"API request (?:to \S+ )?failed|5\d\d Server Error|Max retries exc
 def is_outage(error: Exception) -> bool:
     """Whether a model could not be loaded because a server was out of reach, and not for a file or its code."""
     from mlflow.exceptions import MlflowException
-    from requests import RequestException
 
     if isinstance(error, MlflowException):  # its code is that of an internal error, for a model's code too
         return not refused(error) and re.search(_NO_ANSWER, str(error)) is not None
-    return isinstance(error, RequestException) and getattr(error.response, "status_code", 500) >= 500
+    return (artifact_stores.status(error) or 0) >= 500
 
 
 def existing_run(mlflow_client: Any, run_id: str | None) -> Any | None:

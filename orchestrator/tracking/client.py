@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from orchestrator.errors import one_line
-from orchestrator.tracking import store
+from orchestrator.tracking import artifact_stores, store
 from orchestrator.tracking.names import fitting, fitting_param, fitting_tag
 
 End = Literal["FINISHED", "FAILED", "KILLED"]
@@ -28,9 +28,6 @@ PAGE = 500
 
 GATEWAY = ("BAD_REQUEST", "ENDPOINT_NOT_FOUND", "ALREADY_EXISTS")
 """Codes that MLflow's client gives to answers of 400, 404 and 409 that are not MLflow's own, such as a gateway's."""
-
-PASSING = (401, 403, 404, 408, 425, 429)
-"""Statuses of 400 to 499 of an artifact request that may pass, as those from 500 on do."""
 
 
 class Refused(Exception):
@@ -80,7 +77,6 @@ class Client:
         from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
         from mlflow.exceptions import MlflowException, RestException
         from mlflow.tracking import MlflowClient
-        from requests import RequestException
 
         self._metric = Metric
         self._param = Param
@@ -90,7 +86,6 @@ class Client:
         self._input_tag = InputTag
         self._refusal = MlflowException
         self._answer = RestException if uri.startswith("http") else MlflowException
-        self._outage = RequestException
         self._client = MlflowClient(uri, uri)
         existing = self._client.get_experiment_by_name(experiment)
         if existing is None:
@@ -162,8 +157,7 @@ class Client:
             except (Refused, self._refusal):
                 raise
             except Exception as error:
-                status = getattr(getattr(error, "response", None), "status_code", 500)
-                if isinstance(error, self._outage) and (status >= 500 or status in PASSING):
+                if artifact_stores.may_pass(error):
                     raise
                 raise Refused(
                     f"{Path(path).name} is not on the run: {type(error).__name__}: {one_line(error)}"

@@ -8,9 +8,11 @@ import sys
 from typing import Any
 
 import pytest
+from botocore.exceptions import EndpointConnectionError
+from mlflow.exceptions import MlflowException
 
 from orchestrator.cli import exit_codes
-from orchestrator.errors import FAILED, INTERRUPTED, Interrupted
+from orchestrator.errors import FAILED, INTERRUPTED, UNAVAILABLE, Interrupted
 from orchestrator.storage import records
 
 
@@ -86,6 +88,21 @@ def test_a_full_disk_is_no_bug(named: str | None, capsys: pytest.CaptureFixture[
 
     assert exit_codes.guarded(call) == FAILED
     assert capsys.readouterr().err == f"failed: No space left on device{f': {named}' if named else ''}\n"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        EndpointConnectionError(endpoint_url="http://s3"),
+        MlflowException("API request to http://mlflow/api failed with exception Max retries exceeded"),
+    ],
+)
+def test_an_outage_in_the_middle_of_a_command_is_no_bug(error: Exception, capsys: pytest.CaptureFixture[str]) -> None:
+    def call() -> Any:
+        raise error
+
+    assert exit_codes.guarded(call) == UNAVAILABLE
+    assert capsys.readouterr().err.startswith("error: MLflow, or the store of its artifacts, did not answer: got ")
 
 
 def test_a_driver_is_known_as_such(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:

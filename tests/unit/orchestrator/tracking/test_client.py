@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+from boto3.exceptions import S3UploadFailedError
+from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 from mlflow.exceptions import MlflowException, RestException
 from mlflow.utils.rest_utils import verify_rest_response
 from mlflow.utils.validation import _validate_metric_name
 from requests import ConnectionError, HTTPError, Response
 
+from orchestrator.registry import models
+from orchestrator.tracking import artifact_stores
 from orchestrator.tracking.client import Client, Doubtful, Refused
+from tests.support import s3
+from tests.support.ports import free_port
 
 ENDPOINT = "/api/2.0/mlflow/runs/log-batch"
 
@@ -88,3 +95,29 @@ def test_a_store_of_files_without_an_answer_is_an_outage(
     (tmp_path / "report.html").write_text("x")
     with pytest.raises(ConnectionError):
         client.files("run", [str(tmp_path / "report.html")])
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_bucket_that_clients_write_to_themselves(
+    is_there: bool, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a server with --no-serve-artifacts: S3 does not answer, or has no such bucket yet."""
+    for name, value in {**s3.KEYS, "AWS_MAX_ATTEMPTS": "1"}.items():
+        monkeypatch.setenv(name, value)
+    experiment = client._client.create_experiment("direct", artifact_location="s3://bucket/runs")
+    run = client._client.create_run(experiment).info.run_id
+    (tmp_path / "report.html").write_text("x")
+    with s3.in_this_process() if is_there else nullcontext(f"http://127.0.0.1:{free_port()}") as endpoint:
+        monkeypatch.setenv("MLFLOW_S3_ENDPOINT_URL", endpoint)
+        with pytest.raises(S3UploadFailedError if is_there else BotoCoreError) as caught:
+            client.files(run, [str(tmp_path / "report.html")])
+    assert isinstance(caught.value, models.outage_errors())
+    assert models.is_outage(caught.value) is not is_there
+
+
+@pytest.mark.parametrize(("status", "passes"), [(400, False), (403, True), (404, True), (429, True), (503, True)])
+def test_an_answer_of_s3(status: int, passes: bool) -> None:
+    error = ClientError({"ResponseMetadata": {"HTTPStatusCode": status}}, "PutObject")
+    assert artifact_stores.may_pass(error) is passes
+    assert not artifact_stores.may_pass(NoCredentialsError())
+    assert not artifact_stores.may_pass(KeyError("a bug"))
