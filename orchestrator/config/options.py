@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
+from os import PathLike, fspath
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any, Concatenate, ParamSpec, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
@@ -148,7 +149,8 @@ Address = Annotated[str | None, typer.Option("--address", help="Dashboard, for j
 def collects_arguments(call: Callable[Concatenate[Given, P], R]) -> Callable[P, R]:
     """Decorator that passes all arguments by name as the first one, which the visible signature does not have.
 
-    The options of the call are added to :data:`OPTIONS`.
+    Options are converted to their types; the call raises UserError for a value that cannot be. The options of the call
+    are added to :data:`OPTIONS`.
     """
     OPTIONS[call.__name__] = options_of(call)
     evaluated = evaluated_signature(call)
@@ -159,11 +161,34 @@ def collects_arguments(call: Callable[Concatenate[Given, P], R]) -> Callable[P, 
     @functools.wraps(call)
     def collected(*args: P.args, **kwargs: P.kwargs) -> R:
         bound = shown.bind(*args, **kwargs)
+        options = OPTIONS[call.__name__]
+        given = {name: options[name] for name in bound.arguments.keys() & options.keys()}
+        bound.arguments |= {name: _converted(name, one, bound.arguments[name]) for name, one in given.items()}
         bound.apply_defaults()
-        return call(bound.arguments, *args, **kwargs)
+        return call(bound.arguments, *bound.args, **bound.kwargs)
 
     collected.__signature__ = shown  # type: ignore[attr-defined]
     return collected
+
+
+def _converted(name: str, option: inspect.Parameter, value: Any) -> Any:
+    """The value of an option as its type; a path counts as text, and one text as a sequence of it."""
+    from pydantic import TypeAdapter, ValidationError
+
+    from orchestrator.config.parsing import allowed_values, takes_bool
+
+    kind = plain(option.annotation)
+    if isinstance(value, PathLike):
+        value = fspath(value)
+    if isinstance(value, str) and kind == Sequence[str]:
+        value = [value]
+    try:
+        if not isinstance(value, bool) or takes_bool(kind):
+            return TypeAdapter(kind).validate_python(value)
+        allowed = "no true or false"
+    except ValidationError as error:
+        allowed = allowed_values(error.errors()[0])
+    raise UserError(f"The option {name} is not valid", got=repr(value), allowed=allowed)
 
 
 def evaluated_signature(call: Callable[..., Any]) -> inspect.Signature:

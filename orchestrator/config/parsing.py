@@ -146,7 +146,7 @@ def validate(model: type[M], values: Mapping[str, Any], kind: str, places: Mappi
     """Build a pydantic model. Raises UserError for the first problem, with the place of a value that is from YAML."""
     for name in (places or {}).keys() & values.keys() & model.model_fields.keys():
         value = values[name]
-        if isinstance(value, bool) and not _takes_bool(model.model_fields[name].annotation):
+        if isinstance(value, bool) and not takes_bool(model.model_fields[name].annotation):
             where = f" ({(places or {})[name]})"
             raise UserError(f"{kind.capitalize()} {name}{where} is not valid", got=value, allowed="no true or false")
     try:
@@ -155,11 +155,11 @@ def validate(model: type[M], values: Mapping[str, Any], kind: str, places: Mappi
         raise _sentence(error, model, kind, places or {}) from None
 
 
-def _takes_bool(annotation: Any) -> bool:
+def takes_bool(annotation: Any) -> bool:
     """Whether a field's type has booleans. pydantic would make them numbers elsewhere."""
     if annotation in (bool, Any, object) or isinstance(annotation, bool):
         return True
-    return any(map(_takes_bool, get_args(annotation)))
+    return any(map(takes_bool, get_args(annotation)))
 
 
 def validate_part(
@@ -189,7 +189,7 @@ def _sentence(error: ValidationError, model: type[BaseModel], kind: str, places:
         return UserError(f"{kind.capitalize()} {name} has no default", fix=f"Add {name}=VALUE")
     # For a field of several types pydantic reports one problem a type.
     alike = [other for other in error.errors() if other["loc"][:1] == problem["loc"][:1]]
-    allowed = " or ".join(dict.fromkeys(map(_allowed, alike)))
+    allowed = " or ".join(dict.fromkeys(map(allowed_values, alike)))
     got = problem["input"]
     fix = None
     if isinstance(got, str) and "expected" in (problem.get("ctx") or {}):
@@ -199,7 +199,8 @@ def _sentence(error: ValidationError, model: type[BaseModel], kind: str, places:
     return UserError(f"{kind.capitalize()} {name}{where} is not valid", got=repr(got), allowed=allowed, fix=fix)
 
 
-def _allowed(problem: Any) -> str:
+def allowed_values(problem: Any) -> str:
+    """What a field may be, from a problem that pydantic reports."""
     message: str = problem["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
     return str((problem.get("ctx") or {}).get("expected", message.partition(", unable to")[0]))
 

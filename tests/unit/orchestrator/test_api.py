@@ -10,6 +10,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, cast, get_args
 
+import numpy as np
 import pytest
 from typer.core import TyperGroup, TyperOption
 from typer.main import get_command
@@ -115,6 +116,22 @@ def test_a_run_with_a_storage_of_its_own_and_its_resume(toy_workload: str, tmp_p
     )  # fmt: skip
     refused(lambda: api.sweep(**again, more_trials=2), "There is no sweep yet")
     refused(lambda: api.sweep(**again, trials=2), "got trials. It takes only more_trials and retry_failed")
+
+
+def test_options_have_their_types(toy_workload: str, tmp_path: Path) -> None:
+    result = api.run(toy_workload, storage=tmp_path / "here", seed=np.int64(3), **HERE)
+    assert result.folder.parent == tmp_path / "here"
+    assert '"seed": 3' in (result.folder / "record.json").read_text()
+    refused(
+        lambda: api.run(toy_workload, tracking=5), "The option tracking is not valid: got 5; allowed: a valid string"
+    )
+    refused(lambda: api.run(toy_workload, seed=True), "The option seed is not valid: got True")
+    refused(lambda: api.sweep(toy_workload, max_cost="x"), "max_cost is not valid: got 'x'; allowed: a valid number")
+    refused(
+        lambda: api.sweep(toy_workload, constraint="loss<1", space=f"{SPACES}:space", **HERE),
+        "got 'loss<1'; allowed: METRIC<=NUMBER",
+    )
+    refused(lambda: api.sweep(toy_workload, warm_start=4, **HERE), "The option warm_start is not valid: got 4")
 
 
 def test_runs_of_two_threads_train_one_after_the_other(
