@@ -1,1 +1,1 @@
-"""The command line: verbs, one file a group, and exit codes."""
+"""The command line: its verbs, one file per group, and exit codes."""

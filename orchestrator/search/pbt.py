@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
-from optuna.trial import TrialState
+from optuna.trial import FrozenTrial, TrialState
 
 from orchestrator.engine import checkpoint
 from orchestrator.engine.loop import Row
@@ -40,9 +40,9 @@ class Population(Study):
     those of the study the last completed meeting. A resume therefore needs only the journal.
     """
 
-    def __init__(self, *args: Any, changeable: Sequence[str], distributions: Mapping[str, BaseDistribution]) -> None:
+    def __init__(self, *args: Any, changeable: Sequence[str]) -> None:
         super().__init__(*args)
-        self.changeable, self._distributions = changeable, distributions
+        self.changeable = changeable
         self._due: deque[int] = deque()
 
     def next(self, fresh: bool = True, final: bool = True) -> Trial | None:
@@ -105,7 +105,8 @@ class Population(Study):
     def _exploit(self, loser: int, donor: int, epoch: int, source: random.Random) -> None:
         trials = self.optuna_study.get_trials(deepcopy=False)
         params = trials[donor].user_attrs["params"]
-        changed = perturb(params, self._distributions, self.changeable, source)
+        ranges = trials[_origin(trials, donor, epoch)].distributions  # in a conditional space members differ in them
+        changed = perturb(params, ranges, self.changeable, source)
         home = self.home(loser)
         source_folder = checkpoint.latest(self.home(donor))
         if source_folder is None or source_folder.name != checkpoint.name(epoch):
@@ -123,6 +124,13 @@ class Population(Study):
         trial.set_user_attr("began_with", self.first_params(loser))
         trial.set_user_attr("lineage", [*earlier, {"epoch": epoch, "from": donor, "params": changed}])
         trial.set_user_attr("params", changed)
+
+
+def _origin(trials: Sequence[FrozenTrial], number: int, epoch: int) -> int:
+    """The member for which the parameters were drawn that a member had before ``epoch``."""
+    while taken := [step for step in trials[number].user_attrs.get("lineage", []) if step["epoch"] < epoch]:
+        number, epoch = taken[-1]["from"], taken[-1]["epoch"]
+    return number
 
 
 def pairs(scores: Mapping[int, float], source: random.Random) -> dict[int, int]:

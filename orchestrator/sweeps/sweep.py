@@ -275,7 +275,7 @@ def _study(spec: SweepSpec, folder: RunFolder, session: Session, again: ResumeOp
     common = (folder.path, spec, objectives.of(spec.workload, spec.plan), space, survey.conditional)
     if spec.search.scheduler == "pbt":
         changing = strategy.changeable(workload_loader.params(spec.workload), list(first))
-        return Population(*common, changeable=changing, distributions=first)
+        return Population(*common, changeable=changing)
     study = Study(*common)
     begun = any(trial.state.name != "WAITING" for trial in study.trials)
     if spec.search.warm_start and not begun:  # a driver that died before may have added some

@@ -12,7 +12,7 @@ BEGIN, END = "<!-- tree: python -m tests.support.readme_tree -->", "<!-- end of 
 FOLDERS = {
     "orchestrator": "the engine and everything around it; knows Ray, Optuna and MLflow, knows no model",
     "workloads": "plain PyTorch; never imports Ray, MLflow or Optuna",
-    "search_spaces": "one module a workload: Optuna-native `space(trial) -> params`",
+    "search_spaces": "one module per workload: Optuna-native `space(trial) -> params`",
 }
 REST = {
     "deploy": "images, compose, KubeRay, Slurm, Ray's launcher",

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from optuna import Trial as OptunaTrial
 from optuna import create_trial
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
@@ -18,6 +19,7 @@ from orchestrator.errors import UserError
 from orchestrator.search import pbt
 from orchestrator.search.pbt import Population, pairs, perturb
 from orchestrator.search.schedulers import rungs
+from orchestrator.search.spaces import Space
 from orchestrator.search.study import Trial
 from tests.support.searching import ERROR, attributes, begin, rows, states, sweep
 
@@ -120,20 +122,25 @@ def test_only_what_may_change_changes() -> None:
 # Meetings
 
 
+def searched(trial: OptunaTrial) -> dict[str, Any]:
+    return {"lr": trial.suggest_float("lr", 0.01, 0.2), "dim": trial.suggest_int("dim", 1, 64)}
+
+
 class Members:
     """A population whose members are played: ``value`` is what one with these parameters would score."""
 
-    def __init__(self, folder: Path, size: int = 4, direction: Any = "min", **search: Any) -> None:
+    def __init__(
+        self, folder: Path, size: int = 4, direction: Any = "min", space: Space = searched, **search: Any
+    ) -> None:
         folder.mkdir(exist_ok=True)
         spec = sweep(epochs=EPOCHS, decide_at=RUNGS, trials=size, scheduler="pbt", **search)
         self.study = Population(
             folder,
             spec.model_copy(update={"plan": spec.plan.model_copy(update={"refit": False})}),
             [ERROR if direction == "min" else type(ERROR)("error", direction)],
-            lambda trial: {"lr": trial.suggest_float("lr", 0.01, 0.2), "dim": trial.suggest_int("dim", 1, 64)},
+            space,
             False,
             changeable=["lr"],
-            distributions={"lr": LR, "dim": IntDistribution(1, 64)},
         )
         self.folder = folder
 
@@ -207,6 +214,25 @@ def test_the_worst_takes_over_weights_and_parameters(direction: str, loser: int,
     assert members.study.first_params(loser) == before[loser]
     assert trial.params == before[loser], "what the sampler drew stays what it drew"
     assert "lineage" not in members.study.trials[donor].user_attrs
+
+
+def test_the_ranges_are_those_of_the_member_that_drew_the_parameters(tmp_path: Path) -> None:
+    """Also after two meetings: of the donor's donor."""
+
+    def space(trial: OptunaTrial) -> dict[str, Any]:
+        low = 0.01 if trial.number else 1.0  # only member 0 has the large ones
+        return {"lr": trial.suggest_float("lr", low, 2 * low), "dim": trial.number}
+
+    members = Members(tmp_path, space=space)
+    members.begin_all()
+    for epoch, losers in ((1, [3]), (2, [3, 2])):
+        values = {0: 0.1, 1: 0.3, 2: 0.4, 3: 0.5} if epoch == 1 else {0: 0.3, 1: 0.3, 2: 0.5, 3: 0.0}
+        for seed_run, value in values.items():
+            members.reach(seed_run, epoch, value)
+        after = {trial.number: trial.params for trial in members.begin_all()}
+        for loser in losers:
+            assert after[loser]["dim"] == 0
+            assert 1.0 <= after[loser]["lr"] <= 2.0
 
 
 def test_who_reports_the_meeting_again_is_not_held_there(tmp_path: Path) -> None:
