@@ -6,6 +6,7 @@ follow from their specs, so that what is finished is known from the results fold
 
 from __future__ import annotations
 
+import json
 import math
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -297,9 +298,14 @@ def _guess(runner: Runner, spec: ExperimentSpec | SweepSpec, params: Mapping[str
 
 
 def stored(block: Block, settings: Settings) -> bool:
-    """Whether the table, figure or computation of the whole block is written."""
+    """Whether the table, figure or computation of the whole block is written, with the block's seeds and trials."""
     name = block.request().name(block.budget)
-    return (settings.home / FOLDER / name / f"{block.published.id}.json").exists()
+    file = settings.home / FOLDER / name / f"{block.published.id}.json"
+    if not file.exists():
+        return False
+    effort = json.loads(file.read_text())["effort"]
+    wanted = {**vars(block.budget), "local": effort.get("local")}
+    return all(wanted[key] == value for key, value in effort.items())
 
 
 def folder(source: str, settings: Settings) -> Path:

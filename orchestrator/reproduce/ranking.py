@@ -45,13 +45,14 @@ def order(
     """Compare the ``named`` pairs, and all other pairs of neighbours in the order of means, best first.
 
     With a ``reference`` each method is compared with it instead, and there are no neighbours. Methods without values
-    are left out. The test is over units: a unit's value is its mean over the seeds. If runs have no values of units,
-    the seeds are compared (Welch's t).
+    are left out, and so is a reference without values. The test is over units: a unit's value is its mean over the
+    seeds. If runs have no values of units, the seeds are compared (Welch's t).
     """
     with_values = [one for one in entrants if one[1]]
     ranked = sorted(with_values, key=lambda one: statistics.summary(one[1][metric]).mean, reverse=not lower)
     pairs = list(combinations(ranked, 2))  # the better one first
     wanted = {frozenset(pair) for pair in named}
+    reference = reference if any(reference == one[0] for one in ranked) else None
     if reference is not None:
         wanted = {frozenset((reference, one[0])) for one in ranked if one[0] != reference}
     named_pairs = [pair for pair in pairs if frozenset((pair[0][0], pair[1][0])) in wanted]

@@ -73,7 +73,8 @@ def run(
     if budget.as_published and not (table.reads_test or table.regime.refit):
         raise UserError(f"The source of {table.id} does not select on test", fix="Leave out --as-published")
     named = where.get("dataset", ())
-    here, missing = table_runs.present(table.regime.workload, named or table.datasets, settings, named=bool(named))
+    wanted = list(dict.fromkeys(named or table.datasets))
+    here, missing = table_runs.present(table.regime.workload, wanted, settings, named=bool(named))
     row_groups = [_chosen(table.rows(*key), methods) for dataset in here for key in block_keys(table, dataset, where)]
     runner = Runner(table.regime, settings, budget)
     for rows in row_groups:  # raises all errors before anything runs
@@ -176,4 +177,4 @@ def _chosen(rows: Sequence[Row], methods: Sequence[str]) -> list[Row]:
     for name in methods:
         if name.lower() not in by_name:
             raise unknown("method of the table", name, [row.method for row in rows])
-    return [by_name[name.lower()] for name in methods] or list(rows)
+    return [by_name[name] for name in dict.fromkeys(map(str.lower, methods))] or list(rows)

@@ -81,6 +81,8 @@ def _row(reproduction: Reproduction, block: Block, measured: Measured) -> dict[s
         "params": dict(choice.params) if choice else None,
         "epochs": choice.epochs if choice else None,
         "search": choice.search if choice else None,
+        "trials": choice.trials if choice else 0,
+        "failed_trials": choice.failed if choice else 0,
         "runs": [done.id for done in measured.runs],
         "commits": sorted({commit for done in measured.runs for commit in done.commits}),
         "failure": measured.failure,
@@ -136,7 +138,7 @@ def show(console: Console, result: Mapping[str, Any]) -> None:
     on = f" on {result['measured_on']}" if result["measured_on"] else ""
     for key, rows in _blocks(result).items():
         published = ["published", "difference"] * _printed(result)
-        columns = ["method", "ours", "sd", *published, *_closed_columns(rows, metric), "note"]
+        columns = ["method", "epochs", "ours", "sd", *published, *_closed_columns(rows, metric), "note"]
         cells = [_cells(row, row["metrics"].get(metric)) | _shares(row, metric) for row in rows]
         shown = [[row.get(name, "") for name in columns] for row in cells]
         console.table(f"{result['id']}, {' '.join(key)}: {metric}{on}", columns, shown)
@@ -167,8 +169,10 @@ def markdown(result: Mapping[str, Any]) -> str:
         for row in rows:
             values = [_both(row["metrics"][name]) if name in row["metrics"] else "" for name in metrics]
             shares = _shares(row, result["compared_by"])
-            cells.append([row["method"], *values, *(shares.get(name, "") for name in closed), _note(row, None)])
-        lines += ["", f"### {', '.join(key)}", "", markdown_table(["method", *metrics, *closed, "note"], cells)]
+            shown = [*values, *(shares.get(name, "") for name in closed)]
+            cells.append([row["method"], _epochs(row), *shown, _note(row, None)])
+        columns = ["method", "epochs", *metrics, *closed, "note"]
+        lines += ["", f"### {', '.join(key)}", "", markdown_table(columns, cells)]
         lines += ["", *(f"- {line}" for line in [*_order(result, key), *_doubts(rows)])]
         lines += ["", f"{result['compared_by']} by seed:", "", *(f"- {line}" for line in _by_seed(result, rows))]
     lines += ["", *(f"- Left out: {why}" for why in result["missing"].values())]
@@ -244,9 +248,13 @@ def _cells(row: Mapping[str, Any], value: Mapping[str, Any] | None) -> dict[str,
         return "" if value is None or value[name] is None else format(value[name], form)
 
     return {
-        "method": row["method"], "ours": number("mean"), "sd": number("sd"), "published": number("published"),
-        "difference": number("difference", "+.4f"), "note": _note(row, value),
+        "method": row["method"], "epochs": _epochs(row), "ours": number("mean"), "sd": number("sd"),
+        "published": number("published"), "difference": number("difference", "+.4f"), "note": _note(row, value),
     }  # fmt: skip
+
+
+def _epochs(row: Mapping[str, Any]) -> str:
+    return "" if row["epochs"] is None else str(row["epochs"])
 
 
 def _closed_columns(rows: Sequence[Mapping[str, Any]], compared_by: str) -> list[str]:
@@ -325,9 +333,12 @@ def _ranked(result: Mapping[str, Any], key: BlockKey, by: str) -> list[str]:
 
 
 def _doubts(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The failures and doubts, each once with the methods that it is about."""
+    """The failures, searches with failed trials, and doubts, each once with the methods that it is about."""
     about: dict[str, list[str]] = {row["failure"]: [row["method"]] for row in rows if row["failure"]}
     for row in rows:
+        if row["failed_trials"]:
+            few = f"{row['failed_trials']} of {row['trials']} trials of the search failed"
+            about.setdefault(few, []).append(row["method"])
         for doubt in row["doubts"]:
             about.setdefault(doubt, []).append(row["method"])
     return [f"{doubt} ({', '.join(methods) if len(methods) < len(rows) else 'all rows'})"

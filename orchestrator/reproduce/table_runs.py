@@ -57,11 +57,16 @@ class ReproductionBudget:
 
 @dataclass(frozen=True)
 class Choice:
-    """Settings for the final models; ``search`` is the id of the sweep that selected them, or None."""
+    """Settings for the final models; ``search`` is the id of the sweep that selected them, or None.
+
+    ``trials`` is the number of its trials, and ``failed`` that of those that failed.
+    """
 
     params: Mapping[str, Any]
     epochs: int
     search: str | None
+    trials: int = 0
+    failed: int = 0
 
 
 @dataclass(frozen=True)
@@ -99,7 +104,7 @@ class Runner:
     def chosen(self, spec: SweepSpec, done: Done) -> Choice:
         """The settings that a finished search has selected."""
         epochs = done.result["epochs"] if self.regime.refit else spec.plan.epochs
-        return Choice(done.result["best_params"], epochs, done.id)
+        return Choice(done.result["best_params"], epochs, done.id, done.result["trials"], done.result["failed"])
 
     def name_of(self, spec: ExperimentSpec | SweepSpec) -> str:
         """The name of the search or run of ``spec``."""

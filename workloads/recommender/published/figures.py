@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from workloads.published import Computation, Draw, Figure, Kind, Line, Method, Panel, Point
+from workloads.published import Computation, Draw, Figure, Kind, Line, Panel, Point
 from workloads.recommender.published import measures, methods, theory
 from workloads.recommender.published.methods import BY, THESIS
 
@@ -36,14 +37,14 @@ _EPOCHS = tuple(Point(float(epoch), epochs=epoch) for epoch in (1, 5, 20, 100))
 
 _NOISY = tuple(Line(name, methods.DENOISING[name], _NOISE) for name in ("BPR", "DenoiseRec", "BPRAC"))
 _FIVE = tuple(Line(name, methods.DENOISING[name]) for name in ("BPR", "GBPR", "MPR", "DenoiseRec", "BPRAC"))
-_POSTERIOR = Method({**methods.BPR.params, "sampler": "bns_posterior", "candidates": 5}, methods.BPR.searched)
+_POSTERIOR = replace(methods.BPR, params={**methods.BPR.params, "sampler": "bns_posterior", "candidates": 5})
 _SAMPLERS = (
     *(Line(name, method) for name, method in methods.SAMPLING.items()),
     Line("posterior (4.29)", _POSTERIOR),
 )
 _DPL = methods.CONTRASTIVE["DPL"]
 _PRINTED = methods.as_printed(methods.BNS)
-_BATCH_BNS = Method({**methods.BNS.params, "ecdf": "batch"}, methods.BNS.searched)
+_BATCH_BNS = replace(methods.BNS, params={**methods.BNS.params, "ecdf": "batch"})
 
 
 def _dpl(name: str, values: tuple[float, ...]) -> tuple[Line, ...]:

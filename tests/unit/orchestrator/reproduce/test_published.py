@@ -173,6 +173,8 @@ def test_every_method_is_compared_with_the_reference_where_there_is_one(tmp_path
     assert [(step.better, step.worse) for step in steps] == [("c", "full"), ("full", "b"), ("full", "a")]
     assert [step.difference.value for step in steps] == pytest.approx([0.1, 0.1, 0.3])  # ahead, whichever direction
     assert ranking.order(entrants[:1], "nll", reference="full") == []
+    without = ranking.order([entrants[0], *entrants[2:]], "nll", lower=True, reference="full")
+    assert [(step.better, step.worse) for step in without] == [("c", "b"), ("b", "a")], "neighbours"
 
 
 def test_one_method_has_no_order(tmp_path: Path) -> None:
@@ -271,7 +273,7 @@ def test_markdown_names_failures_doubts_and_another_order(told: dict[str, Any]) 
     assert "Welch's t; p corrected by Holm\n" in text  # the one pair is named by the source
     assert "out of memory (BCE, RNS)" in text
     assert "Left out: not here" in text
-    assert all(line.count("|") == 12 for line in text.splitlines() if line.startswith("|"))
+    assert all(line.count("|") == 13 for line in text.splitlines() if line.startswith("|"))
 
 
 def test_neighbours_are_said_to_be_chosen_by_their_values(told: dict[str, Any]) -> None:

@@ -98,6 +98,11 @@ def test_all_is_run_once(settings: Settings, trained: Path) -> None:
     again, code = ask(settings, **wanted)
     assert (states(again), code) == (states(result), DONE)
     assert trained.read_text() == epochs
+    file = folder / "toy-missing-synthetic" / "toy-missing.json"
+    whole = file.read_text()
+    file.write_text(whole.replace('"seeds": 1', '"seeds": 3'))  # as its own command with other seeds writes it
+    ask(settings, **wanted)
+    assert json.loads(file.read_text())["effort"] == json.loads(whole)["effort"]
 
 
 def test_nothing_starts_after_the_hours(settings: Settings, trained: Path) -> None:

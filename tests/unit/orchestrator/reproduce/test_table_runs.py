@@ -61,6 +61,19 @@ def test_a_table_of_ours_has_a_mean_a_spread_and_a_test_against_its_reference(
     assert not list(settings.storage.glob("parabola-synthetic-seed*/checkpoints"))  # measured, nobody goes on from them
 
 
+def test_a_search_with_failed_trials_is_named(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = Runner.chosen
+    monkeypatch.setattr(Runner, "chosen", lambda self, *asked: replace(chosen(self, *asked), failed=1))
+    told, _ = ask("toy-main", settings, methods=("searched", "flat", "Searched"))
+    assert [(row["method"], row["trials"], row["failed_trials"]) for row in told["rows"]] == [
+        ("searched", 2, 1),
+        ("flat", 0, 0),
+    ], "a method that is given twice is one row"
+    page = (Path(told["folder"]) / "toy-main.md").read_text()
+    assert "- 1 of 2 trials of the search failed (searched)" in page
+    assert f"| flat | {told['rows'][1]['epochs']} |" in page
+
+
 def test_a_dataset_that_is_not_here_is_named_and_the_rest_is_run(settings: Settings) -> None:
     told, code = ask("toy-missing", settings)
     assert code == PARTIAL

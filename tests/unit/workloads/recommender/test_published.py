@@ -23,7 +23,7 @@ from workloads.recommender.credence import GaussianFactors, credence, prior_log_
 from workloads.recommender.params import Params
 from workloads.recommender.published import measures, scores, theory, trust
 from workloads.recommender.published.figures import FIGURES
-from workloads.recommender.published.methods import AS_CODED, THESIS
+from workloads.recommender.published.methods import AS_CODED, EPOCHS, THESIS
 from workloads.recommender.published.tables import TABLES
 
 ML_100K = {
@@ -138,7 +138,7 @@ def test_settings_printed_whole_are_not_searched_and_stay_on_the_cpu() -> None:
     runner = Runner(THESIS, resolve(), ReproductionBudget(trials=3, local=True))
     spec = runner.search_spec(searched)
     assert spec is not None
-    assert (spec.search.trials, spec.plan.epochs, set(spec.fixed) & {"lr", "weight_decay"}) == (3, 100, set())
+    assert (spec.search.trials, spec.plan.epochs, set(spec.fixed) & {"lr", "weight_decay"}) == (3, EPOCHS, set())
     final = runner.final_spec(printed, printed.params, 100, 4)
     assert (final.seed, final.plan.refit, final.resources.gpus_per_worker) == (4, "only", 0)
 
@@ -279,3 +279,10 @@ def test_curves_of_formulas_by_hand() -> None:
 def test_the_preset_of_dpls_code_is_the_row_of_the_table() -> None:
     preset, row = Params.presets["dpl_code"].settings, AS_CODED["DPL, author's code"]
     assert preset == {**row.params, "backbone": "mf", "epochs": row.epochs, "refit": "only"}
+
+
+def test_every_row_that_is_searched_has_the_same_epochs_at_most() -> None:
+    searched = [(table.id, name) for table in TABLES.values() for name, row in table.methods.items() if row.searched]
+    assert {TABLES[table].methods[name].epochs for table, name in searched} == {EPOCHS}
+    lines = [line for figure in FIGURES.values() for panel in getattr(figure, "panels", ()) for line in panel.lines]
+    assert {line.method.epochs for line in lines if line.method.searched} == {EPOCHS}
