@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
 import tempfile
 import time
 from pathlib import Path
@@ -21,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from harness import origin
+from harness import answer, origin, spawn
 
 from workloads.contract import Runtime
 from workloads.data import default_data_root
@@ -59,12 +58,18 @@ def main() -> None:
     file = Path(__file__).parent / "results" / "baselines_quality.json"
     results: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
     if not arguments.recbole_alone:
+        theirs = []
         for name, settings in ROWS.items():
-            seeds = arguments.seeds if settings["backbone"] == "ials" or (arguments.peers and name in RECBOLE) else 1
-            results[name] = {"settings": settings, **summary([ours(seed, settings) for seed in range(seeds)])}
-        if arguments.peers:
-            runs = [peer(seed, arguments.peers) for seed in range(arguments.seeds)]
-            results[PEER] = {"settings": ALS, **summary(runs)} | ratio(results["implicit ALS"], runs)
+            is_als = settings["backbone"] == "ials"
+            seeds = arguments.seeds if is_als or (arguments.peers and name in RECBOLE) else 1
+            own = []
+            for seed in range(seeds):
+                own.append(ours(seed, settings))
+                if is_als and arguments.peers:  # in turn, so that both meet the same machine
+                    theirs.append(peer(seed, arguments.peers))
+            results[name] = {"settings": settings, **summary(own)}
+        if theirs:
+            results[PEER] = {"settings": ALS, **summary(theirs)} | ratio(results["implicit ALS"], theirs)
     for name, (model, own) in RECBOLE.items() if arguments.peers else ():
         count = 1 if arguments.recbole_alone else arguments.seeds
         runs = [recbole(model, own, arguments.peers) for _ in range(count)]
@@ -104,12 +109,12 @@ def peer(seed: int, python: Path) -> dict[str, float]:
             "--epochs", str(EPOCHS), "--seed", str(seed), "--threads", "1", "--alpha", str(ALS["ials_alpha"]),
             "--regularization", str(ALS["ials_lambda"]), "--out", str(out),
         ]  # fmt: skip
-        answer = subprocess.run(command, capture_output=True, text=True, check=True)
+        seconds = answer(spawn(command, threads=1)[0])["seconds"]
         arrays = np.load(out)
         factors = Factors(torch.from_numpy(arrays["users"]), torch.from_numpy(arrays["items"]))
     values, lists = rank_users([factors], data.test, data.seen)
     found = evaluation(values[0], lists[0], data.test, data.popularity)
-    return {**found.metrics, "seconds": json.loads(answer.stdout)["seconds"]}
+    return {**found.metrics, "seconds": seconds}
 
 
 def recbole(model: str, settings: dict[str, float], python: Path) -> dict[str, float]:
@@ -124,11 +129,11 @@ def recbole(model: str, settings: dict[str, float], python: Path) -> dict[str, f
             "--train", str(train), "--shape", str(data.n_users), str(data.n_items),
             "--settings", json.dumps(settings), "--out", str(out),
         ]  # fmt: skip
-        answer = subprocess.run(command, capture_output=True, text=True, check=True)
+        seconds = answer(spawn(command, threads=1)[0])["seconds"]
         scores = torch.from_numpy(np.load(out)["scores"])
     values, lists = rank_users([Factors(scores, torch.eye(data.n_items))], data.test, data.seen)
     found = evaluation(values[0], lists[0], data.test, data.popularity)
-    return {**found.metrics, "seconds": json.loads(answer.stdout.splitlines()[-1])["seconds"]}
+    return {**found.metrics, "seconds": seconds}
 
 
 def ratio(row: dict[str, Any], runs: list[dict[str, float]]) -> dict[str, float]:
