@@ -25,6 +25,7 @@ from orchestrator.errors import (
     UserError,
     mask,
     missing_module,
+    nearest,
     one_line,
     unknown,
 )
@@ -125,4 +126,9 @@ def _usage(error: Any) -> str:
         verb = ast.literal_eval(quoted[0]) if quoted else message
         return f"error: {unknown('verb', verb, verbs, listed_by=listed_by)}"
     message = message.replace(": Value error, ", ": ").rstrip(".")
+    option = re.match(r"No such option: --([\w-]+)", message)
+    names = [each.strip("-") for each in getattr(error, "possibilities", None) or ()]
+    if option and error.ctx.command.name in ("run", "sweep") and not nearest(option[1], names):
+        word = f"{option[1].replace('-', '_')}=VALUE"
+        message = f"{option[0]}. Parameters and keys of the plan are words: {word}"
     return f"error: {message}. See: {error.ctx.command_path if error.ctx else 'orchestrator'} --help"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -229,6 +229,7 @@ class _Request:
             raise UserError("No workload is given", fix=f"{verb}(WORKLOAD, ...), or config=FILE" if python else line)
         self.workload = str(name)
         fields = workload_loader.params(self.workload).model_fields
+        self._check_sections(fields)
         words = {key: value for key, value in overrides.items() if key not in self._dotted}
         mistaken = partial(mistaken_key, verb=verb, python=python, listed_by=f"orchestrator workloads {self.workload}")
         params, plan = split_keys(words, fields, PLAN_KEYS, mistaken)
@@ -257,6 +258,18 @@ class _Request:
         if name not in presets:
             raise unknown(f"preset of {self.workload}", name, presets)
         return presets[name].settings
+
+    def _check_sections(self, fields: Collection[str]) -> None:
+        """Raise UserError for a key that belongs to another section of the file."""
+        sections = {
+            "params": fields, "plan": PLAN_KEYS, "resources": Resources.model_fields, "search": Search.model_fields,
+        }  # fmt: skip
+        for section, own in sections.items():
+            for key in self._file.values.get(section) or {}:
+                homes = [name for name, names in sections.items() if key in names]
+                if homes and key not in own:
+                    where = self._file.places.get(f"{section}.{key}", section)
+                    raise UserError(f"{key} is a key of {homes[0]}, not of {section}", got=where, fix="Move it there")
 
     def section(self, name: str) -> dict[str, Any]:
         """Section ``name`` of the file with its ``NAME.key=value`` overrides."""

@@ -280,6 +280,8 @@ def test_what_no_experiment_could_be(
 @pytest.mark.parametrize(
     ("text", "words"),
     [
+        ("params: {epochs: 2}\n", ("epochs is a key of plan, not of params: got exp.yaml, line 2. Move it there",)),
+        ("search: {lr: 2}\n", ("lr is a key of params, not of search: got exp.yaml, line 2",)),
         ("params: {lr: 2}\n", ("Parameter lr (exp.yaml, line 2) is not valid: got 2",)),
         ("params:\n  dim: 4\n  lrr: 1\n", ("Unknown parameter (exp.yaml, line 4): got 'lrr'", "Did you mean 'lr'?")),
         ("plan:\n  epochs: many\n", ("Plan setting epochs (exp.yaml, line 3) is not valid: got 'many'",)),
