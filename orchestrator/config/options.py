@@ -162,8 +162,8 @@ def collects_arguments(call: Callable[Concatenate[Given, P], R]) -> Callable[P, 
     def collected(*args: P.args, **kwargs: P.kwargs) -> R:
         bound = shown.bind(*args, **kwargs)
         options = OPTIONS[call.__name__]
-        given = {name: options[name] for name in bound.arguments.keys() & options.keys()}
-        bound.arguments |= {name: _converted(name, one, bound.arguments[name]) for name, one in given.items()}
+        given = {name: value for name, value in bound.arguments.items() if name in options}
+        bound.arguments |= {name: _converted(name, options[name], value) for name, value in given.items()}
         bound.apply_defaults()
         return call(bound.arguments, *bound.args, **bound.kwargs)
 
