@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias, TypeVar, get_args, runtime_checkable
 
 from pydantic import BaseModel
 
@@ -46,6 +46,9 @@ RESERVED = (
 MEMBERS = ("Params", "objective", "train_epoch", "evaluate", "state_dict", "load_state_dict", "servable")
 """Attributes and methods that a workload's class must have."""
 
+LIMITS = ("workers", "accumulate", "steps_per_epoch", "log_every", "refit", "units", "lr")
+"""Names that :class:`Limited` may have."""
+
 
 @dataclass(frozen=True, slots=True)
 class Objective:
@@ -57,12 +60,18 @@ class Objective:
     which the engine also evaluates the final model on test. These values are sealed: logged, but never used for
     selection. A trial of a sweep is not a final model and has none. A sweep's winner that is not refitted has test
     values of its last epoch only; results of earlier epochs belong in the tables of that evaluation.
+
+    Raises ValueError for another direction.
     """
 
     metric: str
     direction: Direction
     refit: bool = False
     test_epochs: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.direction not in get_args(Direction):
+            raise ValueError(f"the direction of the objective {self.metric} is {self.direction!r}; allowed: max or min")
 
 
 def _same(value: T) -> T:
@@ -291,8 +300,8 @@ class Limited(Protocol):
 
     ``limits`` has the reasons by name. ``workers``, ``accumulate``, ``steps_per_epoch``, ``log_every`` and ``refit``
     are settings, which are refused before anything starts. ``units``: evaluations have no rows of single units.
-    ``lr``: a restored state brings its own learning rate. The conformance suite skips what is declared, with the
-    reason. Params whose values rule out a setting declare it in a property ``limits`` of theirs.
+    ``lr``: a restored state brings its own learning rate. Other names are an error. The conformance suite skips what is
+    declared, with the reason. Params whose values rule out a setting declare it in a property ``limits`` of theirs.
     """
 
     limits: Mapping[str, str]

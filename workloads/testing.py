@@ -29,7 +29,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 from uuid import uuid4
 
 import numpy as np
@@ -39,7 +39,9 @@ import torch
 
 from workloads import distributed
 from workloads.contract import (
+    LIMITS,
     RESERVED,
+    Direction,
     Evaluation,
     Initialisable,
     Metrics,
@@ -191,6 +193,8 @@ class Conformance:
         for objective in objectives if isinstance(objectives, tuple) else (objectives,):
             assert isinstance(objective, Objective)
             assert objective.metric in seen
+        assert set(getattr(self.workload, "limits", {})) <= set(LIMITS)
+        assert set(getattr(self.workload, "directions", {}).values()) <= set(get_args(Direction))
 
     def test_same_seed_same_metrics_with_evaluations_in_between(self) -> None:
         """The state of the global random generators has no influence either, and evaluation leaves them alone."""

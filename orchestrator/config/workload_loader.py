@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel
 
 from orchestrator.config import user_code, user_workload
 from orchestrator.errors import UserError, one_line, unknown
 from workloads.catalog import Entry, broken, catalog, package
-from workloads.contract import MEMBERS, RESERVED, Preset, Workload
+from workloads.contract import LIMITS, MEMBERS, RESERVED, Direction, Objective, Preset, Workload
 from workloads.predictor_sources import predictor_sources
 
 T = TypeVar("T")
@@ -34,6 +34,11 @@ def entry(name: str) -> Entry:
 def params(name: str) -> type[BaseModel]:
     """The model of a workload's parameters. Raises UserError, also if one has the name of an engine setting."""
     model = _loading(name, entry(name).load_params)
+    if not (isinstance(model, type) and issubclass(model, BaseModel)):
+        raise UserError(
+            f"The workload {name} cannot be run: its Params is no pydantic model",
+            fix="class Params(pydantic.BaseModel)",
+        )
     if taken := [field for field in model.model_fields if field in RESERVED]:
         raise UserError(
             f"The workload {name} cannot be run: settings of the engine have the names of its parameters",
@@ -60,15 +65,30 @@ def tables(name: str) -> Mapping[str, Mapping[str, Any]]:
 
 
 def code(name: str) -> type[Workload]:
-    """The class of a workload. Raises UserError if it lacks a member of the contract."""
+    """The class of a workload. Raises UserError if it does not meet the contract."""
     registered = entry(name)
     workload = _loading(name, registered.load)
-    if missing := [member for member in MEMBERS if not hasattr(workload, member)]:
+    if faults := list(_faults(workload)):
         raise UserError(
             f"The workload {name} cannot be run: {registered.workload} does not meet the contract",
-            got=f"no {', no '.join(missing)}", fix="See workloads.contract.Workload",
+            got=", ".join(faults), fix="See workloads.contract.Workload",
         )  # fmt: skip
     return workload
+
+
+def _faults(workload: Any) -> Iterator[str]:
+    """What of the contract a class does not meet."""
+    yield from (f"no {member}" for member in MEMBERS if not hasattr(workload, member))
+    objective = getattr(workload, "objective", ())
+    for each in objective if isinstance(objective, tuple) else (objective,):
+        if not isinstance(each, Objective):
+            yield f"the objective {each!r}, which is no Objective"
+    for metric, direction in getattr(workload, "directions", {}).items():
+        if direction not in get_args(Direction):
+            yield f"the direction {direction!r} of {metric}, which is not max or min"
+    for limit in getattr(workload, "limits", {}):
+        if limit not in LIMITS:
+            yield f"the limit {limit!r}, which is none of {', '.join(LIMITS)}"
 
 
 def predictor(name: str) -> Path | None:

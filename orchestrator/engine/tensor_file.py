@@ -52,7 +52,9 @@ def write(file: Path, tensors: Mapping[str, torch.Tensor]) -> Written:
     with file.open("wb") as stream:
         stream.write(head)
         for tensor in tensors.values():
-            content = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+            whole = tensor.detach().cpu().contiguous()
+            # One element may have any stride and counts as contiguous.
+            content = whole.as_strided((whole.numel(),), (1,)).view(torch.uint8).numpy()
             for first in range(0, len(content), _CHUNK):
                 stream.write(content[first : first + _CHUNK].data)
                 digest.update(content[first : first + _CHUNK].data)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, TypeAlias
@@ -93,10 +93,20 @@ class Context:
     epochs: Epochs
     steps: StepLog
     step: int = 0
-    state: State | None = None
+    saved: InitVar[State | None] = None
     _evaluate: Evaluate | None = field(default=None, init=False)
+    _requested: set[str] = field(default_factory=set, init=False)
     _loaded: set[str] = field(default_factory=set, init=False)
     _scratch: TemporaryDirectory[str] | None = field(default=None, init=False)
+
+    def __post_init__(self, saved: State | None) -> None:
+        self._state = saved
+        self._is_read = False
+
+    @property
+    def state(self) -> State | None:
+        self._is_read = True
+        return self._state
 
     @property
     def folder(self) -> str:
@@ -127,10 +137,11 @@ class Context:
 
         An optimiser without a scheduler keeps the learning rate and the other settings that it was built with.
         """
+        self._requested |= parts.keys()
         for name, part in parts.items():
-            if name not in (self.state or {}):
+            if name not in (self._state or {}):
                 continue
-            given = self.state[name]  # type: ignore[index]
+            given = self._state[name]  # type: ignore[index]
             self._loaded.add(name)
             if isinstance(part, torch.nn.Module):
                 copy_weights(part, given)
@@ -259,7 +270,7 @@ class FunctionWorkload:
         self._context = Context(
             device=runtime.device, data=runtime.data, seed=runtime.seed, holdout=runtime.holdout,
             precision=runtime.precision, last=runtime.epochs, epochs=Epochs(runtime.seed, epochs),
-            state=self._initial if self._state is None else self._state,
+            saved=self._initial if self._state is None else self._state,
             steps=self._steps, step=self._step if epochs and epochs[0] > 1 else 0,
         )  # fmt: skip
         function = type(self).function
@@ -277,9 +288,23 @@ class FunctionWorkload:
                 ) from None
         metrics, state = produced if isinstance(produced, tuple) else (produced, None)
         metrics = {name: _number(value) for name, value in metrics.items()}
-        if state is not None and OWN in state:
-            raise RuntimeError(f"the state of {self._name} has a part {OWN!r}, a name of the adapter's; rename it")
+        if state is not None:
+            self._check_state(state)
         return metrics, state
+
+    def _check_state(self, state: State) -> None:
+        """Raise RuntimeError for a state that the function could not continue from."""
+        assert self._context is not None
+        if OWN in state:
+            raise RuntimeError(f"the state of {self._name} has a part {OWN!r}, a name of the adapter's; rename it")
+        if absent := self._context._requested - state.keys():
+            names = ", ".join(sorted(absent))
+            raise RuntimeError(f"{self._name} loads {names}, which it does not yield; it yields {', '.join(state)}")
+        if not (self._context._requested or self._context._is_read):
+            raise RuntimeError(
+                f"{self._name} yields a state and loads none of it, by ctx.load({next(iter(state))}=...) or from "
+                "ctx.state, so that a resume would begin again"
+            )
 
     @property
     def _name(self) -> str:

@@ -153,6 +153,43 @@ def test_a_bad_name_is_one_sentence(mine: Path, named: str, text: str | None, wo
     refused(lambda: run(named if "." in named.partition(":")[0][:3] else str(mine.parent / named)), *words)
 
 
+CLASS = """
+from pydantic import BaseModel
+from workloads.contract import Objective
+
+class Mine:
+    class Params(BaseModel):
+        pass
+    objective = Objective("loss", "min")
+    def train_epoch(self, epoch): ...
+    def evaluate(self, split): ...
+    def state_dict(self): ...
+    def load_state_dict(self, state): ...
+    def servable(self): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "words"),
+    [
+        ('Objective("loss", "min")', '"loss"', ("does not meet the contract: got the objective 'loss'",)),
+        ('"min"', '"minimize"', ("direction of the objective loss is 'minimize'; allowed: max or min",)),
+        ("    def evaluate", "    directions = {'f1': 'up'}\n    def evaluate", ("the direction 'up' of f1",)),
+        (
+            "    def evaluate",
+            "    limits = {'acumulate': 'x'}\n    def evaluate",
+            ("the limit 'acumulate', which is none of",),
+        ),
+        ("class Params(BaseModel)", "class Params", ("its Params is no pydantic model",)),
+        ("def servable", "def sevrable", ("the class Mine has no servable",)),
+    ],
+)
+def test_a_class_that_does_not_meet_the_contract(mine: Path, right: str, wrong: str, words: tuple[str, ...]) -> None:
+    assert right in CLASS
+    mine.write_text(CLASS.replace(right, wrong))
+    refused(lambda: run(f"{mine}:Mine"), *words)
+
+
 def test_a_failing_function_fails_its_run_alone(mine: Path) -> None:
     mine.write_text("def train(params, ctx):\n    yield {'loss': 1.0, 'validation/loss': 2.0}\n")
     with pytest.raises(RunFailed, match="has ended before epoch 2; it yields once for each"):

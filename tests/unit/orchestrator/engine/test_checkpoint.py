@@ -92,7 +92,9 @@ def test_every_kind_of_number_keeps_its_bits(dtype: torch.dtype, tmp_path: Path)
 
 def test_tensors_may_share_memory_and_lie_in_any_order(tmp_path: Path) -> None:
     base = torch.arange(24.0).reshape(4, 6)
+    one = base[:1, :1].T  # of one element, whose stride is 6
     state = {"tied": base, "again": base, "part": base[1:3], "turned": base.T, "wide": base[0].expand(5, 6)}
+    state |= {"one": one[:, 0], "empty": base[:0], "scalar": base[0, 0].expand(1)}
     found = checkpoint.read(write(tmp_path / "checkpoint-1", state)).state
     assert same(state, found)
     found["tied"][0, 0] = -1

@@ -252,6 +252,15 @@ def test_a_file_that_is_no_workload_is_refused(write: Any, text: str, name: str,
     [
         ("    yield {'loss': 1.0}\n", "has ended before epoch 2; it yields once for each of ctx.epochs"),
         ("    for _ in ctx.epochs:\n        yield {}, {'adapter': 1}\n", "a part 'adapter'"),
+        (
+            "    import torch\n    ctx.load(net=torch.nn.Linear(1, 1))\n"
+            "    for _ in ctx.epochs:\n        yield {}, {'model': {}, 'opt': {}}\n",
+            "loads net, which it does not yield; it yields model, opt",
+        ),
+        (
+            "    for _ in ctx.epochs:\n        yield {}, {'model': {}}\n",
+            r"yields a state and loads none of it, by ctx.load\(model=...\)",
+        ),
     ],
 )
 def test_a_function_that_yields_wrongly_fails_with_a_sentence(write: Any, body: str, words: str) -> None:
