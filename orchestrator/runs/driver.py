@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.cluster import preflight
 from orchestrator.config import objectives
-from orchestrator.config.spec import ExperimentSpec, Resources
+from orchestrator.config.spec import ExperimentSpec, Resources, SweepSpec
 from orchestrator.console import Console
 from orchestrator.engine.loop import Progress, Row, better
 from orchestrator.errors import DONE, Interrupted, UserError, unknown
@@ -84,19 +84,7 @@ def run(spec: ExperimentSpec, settings: Settings, options: Options, console: Con
     preflight.services(
         settings, spec.resources, ray=not options.local, workload=spec.workload, register=options.register
     )
-    folder = records.create(
-        settings.storage,
-        "run",
-        spec.workload,
-        {
-            "experiment": spec.model_dump(mode="json"),
-            "options": vars(options),
-            "cluster": bool(settings.ray_address) and not options.local,
-        },
-        provenance.command(),
-        options.name,
-        **settings.recorded(),
-    )
+    folder = create(spec, settings, options)
     with folder.guarded():
         return _drive(folder, spec, settings, options, console, spec.resources, resuming=False)
 
@@ -141,6 +129,54 @@ def _resume_point(folder: RunFolder, spec: ExperimentSpec) -> str:
     return f"its checkpoint at epoch {saved.epoch} of {spec.plan.epochs}"
 
 
+def create(spec: ExperimentSpec | SweepSpec, settings: Settings, options: Options, **more: Any) -> RunFolder:
+    """Create the folder of a new run or sweep. ``more`` is recorded with its spec and options."""
+    kind: records.Kind = "run" if isinstance(spec, ExperimentSpec) else "sweep"
+    recorded = {
+        "experiment" if kind == "run" else kind: spec.model_dump(mode="json"),
+        "options": vars(options),
+        **more,
+        "cluster": bool(settings.ray_address) and not options.local,
+    }
+    command = provenance.command()
+    return records.create(settings.storage, kind, spec.workload, recorded, command, options.name, **settings.recorded())
+
+
+def prepare(
+    folder: RunFolder,
+    spec: ExperimentSpec | SweepSpec,
+    params: Mapping[str, Any],
+    settings: Settings,
+    options: Options,
+    say: Callable[[str], None],
+    headline: str,
+    note: str | None = None,
+) -> dict[str, str]:
+    """Check the data of a run or sweep, and copy and record what it starts from. Returns its tags in MLflow.
+
+    ``params`` has the parameters of the data.
+    """
+    kind = folder.record["kind"]
+    elsewhere = bool(settings.ray_address) and not options.local
+    fingerprint = preflight.dataset(spec.workload, params, settings.data, elsewhere=elsewhere)
+    inputs = preflight.input_files(spec.workload, params)
+    start_point.prepare(folder.path, spec, settings)
+    start_point.record_data(folder.path, params, fingerprint, settings.data, elsewhere=elsewhere)
+    selected_by = {"objectives": [[o.metric, o.direction] for o in objectives.of(spec.workload, spec.plan)]}
+    used = {"inputs": inputs} if inputs else {}
+    folder.update(**(selected_by | used if kind == "run" else used | selected_by))
+    missing = skipped_images_warning(params, settings.data) if fingerprint and not elsewhere else None
+    for line in filter(None, (headline, start_point.sentence(spec), note, missing)):
+        say(line)
+    return {
+        "orchestrator.kind": kind,
+        "orchestrator.workload": spec.workload,
+        "orchestrator.fingerprint": spec.fingerprint(),
+        "orchestrator.data_fingerprint": fingerprint or "none",
+        **start_point.tags(spec),
+    }
+
+
 def _drive(
     folder: RunFolder,
     spec: ExperimentSpec,
@@ -150,26 +186,9 @@ def _drive(
     resources: Resources,
     resuming: bool,
 ) -> Result:
-    elsewhere = bool(settings.ray_address) and not options.local
-    fingerprint = preflight.dataset(spec.workload, spec.params, settings.data, elsewhere=elsewhere)
-    tags = {
-        "orchestrator.kind": "run",
-        "orchestrator.workload": spec.workload,
-        "orchestrator.fingerprint": spec.fingerprint(),
-        "orchestrator.data_fingerprint": fingerprint or "none",
-        "orchestrator.repeat": spec.command(),
-        **start_point.tags(spec),
-    }
-    start_point.prepare(folder.path, spec, settings)
-    start_point.record_data(folder.path, spec.params, fingerprint, settings.data, elsewhere=elsewhere)
-    folder.update(objectives=[[o.metric, o.direction] for o in objectives.of(spec.workload, spec.plan)])
-    if inputs := preflight.input_files(spec.workload, spec.params):
-        folder.update(inputs=inputs)
-    console.say(f"Run {folder.id}: {spec.workload} on {resources.text(options.local)}")
-    if start := start_point.sentence(spec):
-        console.say(start)
-    if fingerprint and not elsewhere and (missing := skipped_images_warning(spec.params, settings.data)):
-        console.say(missing)
+    headline = f"Run {folder.id}: {spec.workload} on {resources.text(options.local)}"
+    tags = prepare(folder, spec, spec.params, settings, options, console.say, headline)
+    tags["orchestrator.repeat"] = spec.command()
     name = description.name(folder.id, spec.workload, description.run_settings(spec))
     params = flat_params(spec)  # with the recorded resources: MLflow's parameters cannot change
     summary = description.run_summary(spec)

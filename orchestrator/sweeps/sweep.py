@@ -15,9 +15,8 @@ from orchestrator.config import objectives, user_code, workload_loader
 from orchestrator.config.spec import SweepSpec
 from orchestrator.console import Console
 from orchestrator.errors import UNAVAILABLE, Interrupted, RunFailed, UserError
-from orchestrator.provenance import record as provenance
-from orchestrator.runs import description, reports, start_point, worker
-from orchestrator.runs.driver import Options, ProgressReporter, finish, in_process
+from orchestrator.runs import description, reports, worker
+from orchestrator.runs.driver import Options, ProgressReporter, create, finish, in_process, prepare
 from orchestrator.runs.session import Result, Session, adopt
 from orchestrator.search import grid, recorded, schedulers, spaces, strategy, trusted_spaces, user_search, warm_start
 from orchestrator.search.constraints import LEARNT_BY
@@ -27,14 +26,13 @@ from orchestrator.search.progress import target
 from orchestrator.search.study import Study
 from orchestrator.search.warm_start import PUBLISHED
 from orchestrator.search.winners import WINNER
-from orchestrator.storage import records, run_lookup
+from orchestrator.storage import run_lookup
 from orchestrator.storage.records import RunFolder
 from orchestrator.storage.settings import Settings
 from orchestrator.sweeps import pack_plan
 from orchestrator.sweeps.trial_manager import TrialManager
 from orchestrator.sweeps.winner import Winner, finalize, select_winner
 from workloads import memory
-from workloads.data import skipped_images_warning
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
@@ -80,20 +78,7 @@ def sweep(spec: SweepSpec, settings: Settings, options: Options, console: Consol
         warm_start.earlier_trials(
             spec, settings, objectives.of(spec.workload, spec.plan), _distributions(_survey(spec))
         )
-    folder = records.create(
-        settings.storage,
-        "sweep",
-        spec.workload,
-        {
-            "sweep": spec.model_dump(mode="json"),
-            "options": vars(options),
-            "contract": _search_identity(spec),
-            "cluster": bool(settings.ray_address) and not options.local,
-        },
-        provenance.command(),
-        options.name,
-        **settings.recorded(),
-    )
+    folder = create(spec, settings, options, contract=_search_identity(spec))
     with folder.guarded():
         return _drive(folder, spec, settings, options, console, ResumeOptions(), resuming=False)
 
@@ -214,19 +199,15 @@ def _drive(
     decide_at = schedulers.rungs(spec.plan.epochs, spec.search.scheduler)
     spec = spec.model_copy(update={"plan": spec.plan.model_copy(update={"decide_at": decide_at})})
     defaults = warm_start.defaults(spec)
-    elsewhere = bool(settings.ray_address) and not options.local
-    fingerprint = preflight.dataset(spec.workload, defaults, settings.data, elsewhere=elsewhere)
-    tags = {
-        "orchestrator.kind": "sweep",
-        "orchestrator.workload": spec.workload,
-        "orchestrator.fingerprint": spec.fingerprint(),
-        "orchestrator.data_fingerprint": fingerprint or "none",
-    }
-    if inputs := preflight.input_files(spec.workload, defaults):
-        folder.update(inputs=inputs)
-    tags |= start_point.tags(spec)
-    start_point.prepare(folder.path, spec, settings)
-    start_point.record_data(folder.path, defaults, fingerprint, settings.data, elsewhere=elsewhere)
+    headline = (
+        f"Sweep {folder.id}: {spec.search.trials} trials of {spec.workload}, "
+        f"{spec.search.sampler}, {spec.search.scheduler}"
+        + (f", {spec.search.seeds} seeds each" if spec.search.seeds > 1 else "")
+    )
+    note = None
+    if spec.search.constraint and not (user_code.is_named(spec.search.sampler) or spec.search.sampler in LEARNT_BY):
+        note = f"The sampler {spec.search.sampler} does not learn constraints; {' and '.join(LEARNT_BY)} do"
+    tags = prepare(folder, spec, defaults, settings, options, console.say, headline, note)
     if spec.sampler_reason:
         tags["orchestrator.sampler_reason"] = spec.sampler_reason
     params = {
@@ -235,18 +216,6 @@ def _drive(
         **spec.plan.model_dump(mode="json"),
         "seed": spec.seed,
     }
-    console.say(
-        f"Sweep {folder.id}: {spec.search.trials} trials of {spec.workload}, "
-        f"{spec.search.sampler}, {spec.search.scheduler}"
-        + (f", {spec.search.seeds} seeds each" if spec.search.seeds > 1 else "")
-    )
-    if start := start_point.sentence(spec):
-        console.say(start)
-    if spec.search.constraint and not (user_code.is_named(spec.search.sampler) or spec.search.sampler in LEARNT_BY):
-        console.say(f"The sampler {spec.search.sampler} does not learn constraints; {' and '.join(LEARNT_BY)} do")
-    if fingerprint and not elsewhere and (missing := skipped_images_warning(defaults, settings.data)):
-        console.say(missing)
-    folder.update(objectives=[[o.metric, o.direction] for o in objectives.of(spec.workload, spec.plan)])
     name = description.name(folder.id, spec.workload, description.sweep_settings(spec))
     summary = description.sweep_summary(spec, folder.record["spec"].get("contract", {}).get("space", {}))
     with Session(
