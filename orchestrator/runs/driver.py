@@ -250,27 +250,36 @@ def in_process(
 ) -> bool:
     """Run ``spec`` in this process with its outcome in ``folder``. Returns False when it was stopped.
 
-    Raises UserError, and RunFailed for every other error.
+    ``profile`` steps are traced before it begins. Raises UserError, and RunFailed for every other error.
     """
+    data = session.settings.data
     try:
-        return worker.execute(
+        while profile and not profiling.files(folder):
+            try:
+                build = worker.builder(data, device, accumulate=micro_batches.chosen(spec, folder))
+                profiling.trace(build, spec, profile, device, folder)
+                session.console.say(profiling.sentence(folder) or "")
+            except Exception as error:
+                if not micro_batches.increase(spec, folder, error):
+                    raise
+                session.split_batch(micro_batches.chosen(spec, folder))
+        for report in worker.reports(
             spec,
             folder,
-            session.settings.data,
+            data,
             device,
-            deliver=lambda report: rows(list(report.rows)),
             stop=session.interrupts.stop_requested,
             resume=resume,
             selected=selected,
             look=session.look(spec),
-            profile=profile,
-            traced=lambda: session.console.say(profiling.sentence(folder) or ""),
             split=session.split_batch,
-        )
+        ):
+            rows(list(report.rows))
     except UserError:
         raise
     except Exception as error:
         raise reports.failed(session.folder, error) from error
+    return worker.outcome_of(folder) is not None
 
 
 class ProgressReporter:

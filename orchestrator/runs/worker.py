@@ -122,41 +122,6 @@ def builder(data: Path, device: torch.device, **group: Any) -> profiling.Build:
     return lambda spec: experiment(spec, data, device, **group).build(holdout=spec.plan.refit != "only")
 
 
-def execute(
-    spec: ExperimentSpec,
-    folder: Path,
-    data: Path,
-    device: torch.device,
-    *,
-    deliver: Callable[[EpochReport], None],
-    stop: Callable[[], bool] = lambda: False,
-    resume: Path | None = None,
-    selected: Progress | None = None,
-    look: Look | None = None,
-    profile: int | None = None,
-    traced: Callable[[], None] = lambda: None,
-    split: Callable[[int], None] = lambda parts: None,
-) -> bool:
-    """Run :func:`reports` and pass each report to ``deliver``. Returns False when ``stop`` ended it.
-
-    ``profile`` steps are traced before it begins; then ``traced`` is called.
-    """
-    while profile and not profiling.files(folder):
-        try:
-            build = builder(data, device, accumulate=micro_batches.chosen(spec, folder))
-            profiling.trace(build, spec, profile, device, folder)
-            traced()
-        except Exception as error:
-            if not micro_batches.increase(spec, folder, error):
-                raise
-            split(micro_batches.chosen(spec, folder))
-    for report in reports(
-        spec, folder, data, device, stop=stop, resume=resume, selected=selected, look=look, split=split
-    ):
-        deliver(report)
-    return outcome_of(folder) is not None
-
-
 def reports(
     spec: ExperimentSpec,
     folder: Path,

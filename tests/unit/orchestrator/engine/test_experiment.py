@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -446,16 +447,12 @@ def test_a_process_may_die_at_any_report(refit: bool, toy_workload: str, tmp_pat
             raise InterruptedError
         rows.extend(values(report))
 
-    whole: Values = []
-    assert worker.execute(
-        spec, tmp_path / "whole", tmp_path, device, deliver=lambda report: whole.extend(values(report))
-    )
+    whole = [row for report in worker.reports(spec, tmp_path / "whole", tmp_path, device) for row in values(report)]
     while True:
-        try:
-            assert worker.execute(spec, tmp_path / "torn", tmp_path, device, deliver=deliver)
+        with suppress(InterruptedError):
+            for report in worker.reports(spec, tmp_path / "torn", tmp_path, device):
+                deliver(report)
             break
-        except InterruptedError:
-            continue
     assert deaths >= 6
     unique = [row for index, row in enumerate(rows) if row not in rows[:index]]
     assert unique == whole
@@ -463,9 +460,7 @@ def test_a_process_may_die_at_any_report(refit: bool, toy_workload: str, tmp_pat
     assert outcomes[0] is not None
     assert outcomes[1] is not None
     assert outcomes[0]["metrics"] == outcomes[1]["metrics"]
-    delivered = len(rows)
-    assert worker.execute(spec, tmp_path / "torn", tmp_path, device, deliver=deliver)
-    assert len(rows) == delivered, "it had ended: nothing was left to do"
+    assert not list(worker.reports(spec, tmp_path / "torn", tmp_path, device)), "it had ended: nothing was left to do"
 
 
 @pytest.mark.parametrize("slow", [0.3, 2.0])
@@ -476,10 +471,9 @@ def test_a_run_that_diverges_tells_all_of_its_epochs_and_saves_none_of_that_one(
     spec = ExperimentSpec(workload=toy_workload, params=params, plan=Plan(epochs=EPOCHS, refit=True))
     told: list[int] = []
     with pytest.raises(Diverged):
-        worker.execute(
-            spec, tmp_path, tmp_path, torch.device("cpu"),
-            deliver=lambda report: told.extend(row.epoch for row in report.rows),
-        )  # fmt: skip
+        told.extend(
+            row.epoch for report in worker.reports(spec, tmp_path, tmp_path, torch.device("cpu")) for row in report.rows
+        )
     assert told == [1, 2, 3, 4, 5]
     for folder in (tmp_path / "checkpoints").glob("checkpoint-*"):
         saved = checkpoint.read(folder, spec.identity)
