@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from orchestrator.cluster.connection import check_fit, cluster
 from orchestrator.cluster.fair_share import sharing
@@ -34,6 +34,9 @@ from orchestrator.storage.names import TRAIN
 from orchestrator.storage.object_sync import download
 from orchestrator.storage.records import RunFolder
 from orchestrator.storage.settings import Settings
+
+if TYPE_CHECKING:
+    from orchestrator.cluster.train_group import Group
 
 PATIENCE_SECONDS = 10.0
 """Time after which the console says what the run waits for."""
@@ -115,11 +118,24 @@ def follow(
         if resources is None:
             return False
         begun = True
+        monitor = heartbeat.TrialMonitor(timeout)
         try:
             with holding(resources):
-                failure = _watch(
-                    spec, folder, data, session, rows, resources, resume, selected, timeout, profile, devices
+                monitor.begin(0, home)
+                group = start(
+                    spec,
+                    home,
+                    data,
+                    stop_file=session.folder.stop_file,
+                    timeouts=Timeouts.of(session.settings),
+                    workers=resources.workers,
+                    outcome=folder,
+                    resume=resume,
+                    selected=selected,
+                    profile=profile,
+                    look=session.look(spec),
                 )
+                failure = _watch(group, home, session, rows, monitor, devices)
         except (TrainingFailedError, RayError) as error:
             check_writable(session.settings.storage)  # an unwritable storage is the cause then
             small = needs_less_memory(error)
@@ -147,35 +163,14 @@ def follow(
 
 
 def _watch(
-    spec: ExperimentSpec,
-    folder: Path,
-    data: Path,
+    group: Group,
+    home: Path,
     session: Session,
     rows: Callable[[list[Row]], None],
-    resources: Resources,
-    resume: Path | None,
-    selected: Progress | None,
-    timeout: float | None,
-    profile: int | None,
+    monitor: heartbeat.TrialMonitor,
     devices: LostDevices | None,
 ) -> Exception | None:
-    """Start a group and pass its rows on until it has ended. Returns that of ``train.result``."""
-    home = folder / TRAIN
-    monitor = heartbeat.TrialMonitor(timeout)
-    monitor.begin(0, home)
-    group = start(
-        spec,
-        home,
-        data,
-        stop_file=session.folder.stop_file,
-        timeouts=Timeouts.of(session.settings),
-        workers=resources.workers,
-        outcome=folder,
-        resume=resume,
-        selected=selected,
-        profile=profile,
-        look=session.look(spec),
-    )
+    """Pass on the rows of a started group until it has ended. Returns that of ``train.result``."""
     with (home / INBOX).open() as inbox:
         ended = False
         while not ended:
@@ -189,7 +184,7 @@ def _watch(
                 devices.poll()
             if monitor.silent():
                 monitor.end(0)
-                heartbeat.kill(home, timeout or 0.0)
+                heartbeat.kill(home, monitor.timeout or 0.0)
     if hung := heartbeat.given_up(home):
         return hung
     return result(group)
