@@ -151,7 +151,9 @@ def train_worker(config: dict[str, Any]) -> Exception | None:
         broadcast=distributed.broadcast,
         stop=_stop_when(Path(config["stop_file"]), spec.resources, world_size) if rank == 0 else lambda: False,
         on_test_epoch=partial(worker.write_sealed, Path(config["outcome"] or home)) if rank == 0 else lambda *_: None,
-        before_test=lambda epoch: _record_look(config, rank, epoch),
+        before_test=lambda epoch: _agree(
+            partial(worker.record_look, config["look"], Path(config["outcome"]), epoch), rank == 0
+        ),
         folder=home,
     )
     work.report_seconds = ReportPace(config["pace"]).seconds
@@ -170,7 +172,7 @@ def train_worker(config: dict[str, Any]) -> Exception | None:
                 ray.train.report({"rows": [], "profile": shown})
             start = _start(spec, home, resume, rank, device)
             with CheckpointWriter(home, worker.CHECKPOINTS_KEPT) as writer:
-                if not _stream(work, home, start, selected, writer if rank == 0 else None):
+                if not _stream(work, home, start, selected, writer, rank == 0):
                     return Stopped()
             if work.outcome is not None and rank == 0:
                 worker.write_outcome(work.outcome, Path(config["outcome"]), config["accumulate"])
@@ -204,14 +206,14 @@ def result(group: Group) -> Exception | None:
     return ended
 
 
-def _record_look(config: Mapping[str, Any], rank: int, epoch: int) -> None:
-    """Rank 0 records the look; no rank evaluates before. Raises UserError on every rank when it cannot be noted."""
+def _agree(act: Callable[[], None], here: bool) -> None:
+    """Call ``act`` on the rank that is ``here``; the others wait. Raises its UserError on every rank."""
     from workloads import distributed
 
     trouble = None
-    if rank == 0:
+    if here:
         try:
-            worker.record_look(config["look"], Path(config["outcome"]), epoch)
+            act()
         except UserError as error:
             trouble = error
     if trouble := distributed.broadcast(trouble):
@@ -272,9 +274,10 @@ def _stream(
     home: Path,
     start: checkpoint.Checkpoint | None,
     selected: Progress | None,
-    writer: CheckpointWriter | None,
+    writer: CheckpointWriter,
+    saves: bool,
 ) -> bool:
-    """Train, report and, on rank 0, save with ``writer``. Returns whether it reached its end.
+    """Train, report and, on the rank that ``saves``, save with ``writer``. Returns whether it reached its end.
 
     Ray gets no checkpoints: it would know the last one but not whether it is valid, and an error of rank 0 while
     writing would leave the others waiting. Raises UserError on every rank when rank 0 cannot write.
@@ -287,46 +290,31 @@ def _stream(
         saved = work.checkpoint() if report.checkpoint_due else None
         selection = work.snapshot() if work.ends_selection else None
         if saved is not None or report.ended:
-            trouble = _written(work, report, saved, selection, home, writer) if writer else None
-            if trouble := work.broadcast(trouble):
-                raise trouble
+            _agree(partial(_write, work, report, saved, selection, home, writer), saves)
         ray.train.report(reports.payload(report))
         ended = report.ended is not None
-    if not ended and (trouble := work.broadcast(_finished(writer) if writer else None)):
-        raise trouble
+    if not ended:
+        _agree(writer.finish, saves)
     return ended
 
 
-def _written(
+def _write(
     work: Experiment,
     report: EpochReport,
     saved: checkpoint.Checkpoint | None,
     selection: checkpoint.Checkpoint | None,
     home: Path,
     writer: CheckpointWriter,
-) -> UserError | None:
-    """Write the checkpoint, the selection's last state and the units that are due. Returns the error, if any."""
-    try:
-        if selection is not None:
-            checkpoint.write(home / start_point.SELECTION, selection)
-        if saved is not None:
-            writer.save(saved, work.order, wait=report.ended is not None)
-        if report.ended:
-            writer.finish()
-        if report.ended and not work.final:
-            worker.write_table(work.validation_units, home / worker.UNITS)
-    except UserError as error:
-        return error
-    return None
-
-
-def _finished(writer: CheckpointWriter) -> UserError | None:
-    """Wait until everything is written. Returns the error, if any."""
-    try:
+) -> None:
+    """Write the checkpoint, the selection's last state and the units that are due. Raises UserError."""
+    if selection is not None:
+        checkpoint.write(home / start_point.SELECTION, selection)
+    if saved is not None:
+        writer.save(saved, work.order, wait=report.ended is not None)
+    if report.ended:
         writer.finish()
-    except UserError as error:
-        return error
-    return None
+        if not work.final:
+            worker.write_table(work.validation_units, home / worker.UNITS)
 
 
 def _forward(inbox: Path) -> Any:
