@@ -203,7 +203,7 @@ def _drive(
         console.view(progress.view)
         if options.local:
             with worker.own_device(spec.resources, console.say) as device, usage_log.holding("run", spec.resources):
-                complete = in_process(spec, folder.path, device, session, progress.rows, profile=options.profile)
+                complete = in_process(spec, folder.path, session, progress.rows, device=device, profile=options.profile)
         else:
             from orchestrator.runs.group_driver import train
 
@@ -240,10 +240,10 @@ def _elastic(session: Session, usage_log: UsageLog, held: Resources) -> Iterator
 def in_process(
     spec: ExperimentSpec,
     folder: Path,
-    device: torch.device,
     session: Session,
     rows: Callable[[list[Row]], None],
     *,
+    device: torch.device,
     resume: Path | None = None,
     selected: Progress | None = None,
     profile: int | None = None,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from optuna.distributions import BaseDistribution
@@ -232,6 +233,8 @@ def _drive(
         console.view(manager.view)
         run_trials = _in_process if options.local else _on_ray
         winner = run_trials(spec, session, study, manager)
+        if winner is None:
+            raise Interrupted(f"orchestrator sweep --resume {folder.id}")
         result = finish(session, winner.spec, options.register, folder.path / WINNER, winner.before)
         return finalize(result, session, spec, study, manager, options, winner.spec)
 
@@ -260,8 +263,8 @@ def _study(spec: SweepSpec, folder: RunFolder, session: Session, again: ResumeOp
     return study
 
 
-def _in_process(spec: SweepSpec, session: Session, study: Study, manager: TrialManager) -> Winner:
-    """Run the trials and the winner in this process. Returns the winner, as :func:`_on_ray` does."""
+def _in_process(spec: SweepSpec, session: Session, study: Study, manager: TrialManager) -> Winner | None:
+    """Run the trials and the winner in this process. Returns that of :func:`_train_winner`, as :func:`_on_ray` does."""
     with worker.own_device(spec.resources, session.console.say) as device:
         (size,) = pack_plan.capacities(spec, fitting=1)
         manager.share(size)
@@ -273,25 +276,10 @@ def _in_process(spec: SweepSpec, session: Session, study: Study, manager: TrialM
         finally:
             manager.close()
         memory.release(device)
-        winner = select_winner(session, spec, study, manager)
-        progress = ProgressReporter(session, winner.spec, winner.before, winner.selected)
-        session.console.view(progress.view)
-        with manager.usage_log.holding("winner", winner.spec.resources):
-            complete = in_process(
-                winner.spec,
-                session.folder.path / WINNER,
-                device,
-                session,
-                progress.rows,
-                resume=winner.checkpoint,
-                selected=winner.selected,
-            )
-    if not complete:
-        raise Interrupted(f"orchestrator sweep --resume {session.folder.id}")
-    return winner
+        return _train_winner(spec, session, study, manager, partial(in_process, device=device))
 
 
-def _on_ray(spec: SweepSpec, session: Session, study: Study, manager: TrialManager) -> Winner:
+def _on_ray(spec: SweepSpec, session: Session, study: Study, manager: TrialManager) -> Winner | None:
     from orchestrator.cluster.connection import check_fit, cluster, nodes_by_id
     from orchestrator.cluster.lost_devices import LostDevices
     from orchestrator.cluster.preemption import stop_with_node
@@ -321,24 +309,27 @@ def _on_ray(spec: SweepSpec, session: Session, study: Study, manager: TrialManag
                     placement.run_trials(spec, folder, manager, len(capacities), slot_limit, devices.report)
             finally:
                 manager.close()
-            winner = select_winner(session, spec, study, manager)
-            progress = ProgressReporter(session, winner.spec, winner.before, winner.selected)
-            session.console.view(progress.view)
-            share(1)
-            with manager.usage_log.holding("winner", winner.spec.resources):
-                complete = placement.run_winner(
-                    winner.spec,
-                    session.folder.path / WINNER,
-                    settings.data,
-                    winner.checkpoint,
-                    winner.selected,
-                    session,
-                    progress.rows,
-                    devices,
-                )
-    if not complete:
-        raise Interrupted(f"orchestrator sweep --resume {session.folder.id}")
-    return winner
+            train = partial(placement.run_winner, devices=devices)
+            return _train_winner(spec, session, study, manager, train, share)
+
+
+def _train_winner(
+    spec: SweepSpec,
+    session: Session,
+    study: Study,
+    manager: TrialManager,
+    train: Callable[..., bool],
+    share: SlotLimit = lambda wanted: wanted,
+) -> Winner | None:
+    """Select the winner and refit or test it with ``train``. Returns None when it was stopped."""
+    winner = select_winner(session, spec, study, manager)
+    progress = ProgressReporter(session, winner.spec, winner.before, winner.selected)
+    session.console.view(progress.view)
+    share(1)
+    home = session.folder.path / WINNER
+    with manager.usage_log.holding("winner", winner.spec.resources):
+        complete = train(winner.spec, home, session, progress.rows, resume=winner.checkpoint, selected=winner.selected)
+    return winner if complete else None
 
 
 def _on_working_devices(share: SlotLimit, devices: LostDevices, slots: int, manager: TrialManager) -> SlotLimit:

@@ -256,11 +256,11 @@ def run_trials(
 def run_winner(
     spec: ExperimentSpec,
     folder: Path,
-    data: Path,
-    resume: Path | None,
-    selected: Progress | None,
     session: Session,
     rows: Callable[[list[Row]], None],
+    *,
+    resume: Path | None,
+    selected: Progress | None,
     devices: LostDevices,
 ) -> bool:
     """Refit or test the winner with the resources of a trial: in a Ray task or a Train group.
@@ -269,6 +269,7 @@ def run_winner(
     stopped.
     """
     folder.mkdir(exist_ok=True)
+    data = session.settings.data
     if spec.resources.workers > 1:
         return follow(spec, folder, data, session, rows, resume=resume, selected=selected, devices=devices)
     need = bundle(spec.resources)

@@ -254,6 +254,7 @@ def test_a_winner_whose_node_is_dead_is_left_to_a_resume(tmp_path: Path, monkeyp
     said: list[str] = []
     session: Any = SimpleNamespace(
         folder=SimpleNamespace(stop_file=None),
+        settings=SimpleNamespace(data=tmp_path),
         interrupts=SimpleNamespace(stop=lambda line, saves: said.append(line)),
         look=lambda spec: None,
     )
@@ -261,7 +262,7 @@ def test_a_winner_whose_node_is_dead_is_left_to_a_resume(tmp_path: Path, monkeyp
     monkeypatch.setattr(ray, "remote", lambda task: options)
     monkeypatch.setattr("orchestrator.sweeps.tune._arriving", dead)
     spec = ExperimentSpec(workload="toy", params={}, plan=Plan(epochs=2), seed=0)
-    assert not run_winner(spec, tmp_path / "winner", tmp_path, None, None, session, print, NO_DEVICES)
+    assert not run_winner(spec, tmp_path / "winner", session, print, resume=None, selected=None, devices=NO_DEVICES)
     assert said == [RAY_DIED]
 
 
@@ -290,12 +291,15 @@ def test_a_winner_that_loses_its_device_goes_on_on_another(
     losses: list[str] = []
     session: Any = SimpleNamespace(
         folder=SimpleNamespace(stop_file=tmp_path / "stop", id="s", log="log"),
+        settings=SimpleNamespace(data=tmp_path),
         interrupts=SimpleNamespace(stop_requested=lambda: False),
         look=lambda spec: None,
     )
     spec = ExperimentSpec(workload="toy", params={}, plan=Plan(epochs=2, refit="only"), seed=0)
     devices: Any = SimpleNamespace(report=losses.append, poll=lambda: None)
-    assert run_winner(spec, tmp_path / "winner", tmp_path, None, None, session, lambda rows: None, devices)
+    assert run_winner(
+        spec, tmp_path / "winner", session, lambda rows: None, resume=None, selected=None, devices=devices
+    )
     assert losses == ["the accelerator was lost: CUDA error: an illegal memory access was encountered"] * 2
     assert session.task_nodes == {"ab"}, "no actor of the job shows this node to the system metrics"
 
@@ -461,7 +465,9 @@ def test_a_winner_that_the_memory_monitor_killed_is_not_tried_again(
 
     started: list[Any] = []
     session: Any = SimpleNamespace(
-        folder=SimpleNamespace(stop_file=None, id="s", log=tmp_path / "log"), look=lambda spec: None
+        folder=SimpleNamespace(stop_file=None, id="s", log=tmp_path / "log"),
+        settings=SimpleNamespace(data=tmp_path),
+        look=lambda spec: None,
     )
     options = SimpleNamespace(options=lambda **kinds: SimpleNamespace(remote=lambda *args: started.append(args)))
     monkeypatch.setattr(ray, "remote", lambda task: options)
@@ -471,7 +477,7 @@ def test_a_winner_that_the_memory_monitor_killed_is_not_tried_again(
         started.clear()
         tried = spec.model_copy(update={"plan": Plan(epochs=2, accumulate=accumulate)})
         with pytest.raises(RunFailed, match=re.escape(TOLD)):
-            run_winner(tried, tmp_path / "winner", tmp_path, None, None, session, print, NO_DEVICES)
+            run_winner(tried, tmp_path / "winner", session, print, resume=None, selected=None, devices=NO_DEVICES)
         assert len(started) == starts
 
 
