@@ -209,9 +209,7 @@ def _drive(
 
             elastic = spec.resources.min_workers is not None
             holding = partial(_elastic, session, usage_log) if elastic else partial(usage_log.holding, "run")
-            complete = train(
-                spec, folder, settings, session, progress.rows, holding, options.trial_timeout, options.profile
-            )
+            complete = train(spec, session, progress.rows, holding, options.trial_timeout, options.profile)
         if not complete:
             raise Interrupted(f"orchestrator run --resume {folder.id}")
         result = finish(session, spec, options.register, folder.path)

@@ -32,8 +32,6 @@ from orchestrator.runs.train import (
 from orchestrator.storage.disk import check_writable
 from orchestrator.storage.names import TRAIN
 from orchestrator.storage.object_sync import download
-from orchestrator.storage.records import RunFolder
-from orchestrator.storage.settings import Settings
 
 if TYPE_CHECKING:
     from orchestrator.cluster.train_group import Group
@@ -53,8 +51,6 @@ Holding = Callable[[Resources], AbstractContextManager[None]]
 
 def train(
     spec: ExperimentSpec,
-    folder: RunFolder,
-    settings: Settings,
     session: Session,
     rows: Callable[[list[Row]], None],
     holding: Holding,
@@ -68,19 +64,18 @@ def train(
     """
     from orchestrator.cluster.preemption import stop_with_node
 
+    folder = session.folder
+    settings = session.settings
     with cluster(settings.ray_address) as nodes, session.on_cluster(), stop_with_node(session.interrupts):
         check_fit(nodes, spec.resources)
         check_storage(settings.storage, settings.start_timeout)
         with sharing(folder.id, settings, spec.resources, 1, session.console.say):
-            return follow(
-                spec, folder.path, settings.data, session, rows, holding=holding, timeout=timeout, profile=profile
-            )
+            return follow(spec, folder.path, session, rows, holding=holding, timeout=timeout, profile=profile)
 
 
 def follow(
     spec: ExperimentSpec,
     folder: Path,
-    data: Path,
     session: Session,
     rows: Callable[[list[Row]], None],
     *,
@@ -125,7 +120,7 @@ def follow(
                 group = start(
                     spec,
                     home,
-                    data,
+                    session.settings.data,
                     stop_file=session.folder.stop_file,
                     timeouts=Timeouts.of(session.settings),
                     workers=resources.workers,

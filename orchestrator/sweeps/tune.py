@@ -269,14 +269,14 @@ def run_winner(
     stopped.
     """
     folder.mkdir(exist_ok=True)
-    data = session.settings.data
     if spec.resources.workers > 1:
-        return follow(spec, folder, data, session, rows, resume=resume, selected=selected, devices=devices)
+        return follow(spec, folder, session, rows, resume=resume, selected=selected, devices=devices)
     need = bundle(spec.resources)
     # Ray's retries would skip as many reports as were already sent, so a lost task is started again here.
     task = ray.remote(_winner_task).options(
         num_cpus=need["CPU"], num_gpus=need.get("GPU", 0), max_retries=0, num_returns="streaming"
     )
+    data = session.settings.data
     lost = 0
     while True:
         ended = True

@@ -56,7 +56,7 @@ def test_rows_that_a_dead_driver_did_not_read_are_delivered(tmp_path: Path) -> N
     (tmp_path / "outcome.json").write_text(json.dumps({"metrics": {}}))
     got: list[list[Row]] = []
     spec = ExperimentSpec(workload="toy", params={})
-    assert group_driver.follow(spec, tmp_path, tmp_path, cast(Session, None), got.append)
+    assert group_driver.follow(spec, tmp_path, cast(Session, None), got.append)
     assert got == [[Row(1, 1.5, {"train/loss": 1 / 3})]]
 
 
