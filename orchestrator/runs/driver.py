@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,17 +14,16 @@ from orchestrator.cluster import preflight
 from orchestrator.config import objectives
 from orchestrator.config.spec import ExperimentSpec, Resources, SweepSpec
 from orchestrator.console import Console
-from orchestrator.engine.loop import Progress, Row, better
+from orchestrator.engine.loop import Progress, Row
 from orchestrator.errors import DONE, Interrupted, UserError, unknown
 from orchestrator.provenance import record as provenance
 from orchestrator.registry import models as registry
 from orchestrator.registry import servable
 from orchestrator.runs import description, micro_batches, model_upload, profiling, reports, start_point, worker
-from orchestrator.runs.driver_status import DriverStatus
-from orchestrator.runs.live_view import run_view
+from orchestrator.runs.progress_reporter import ProgressReporter
 from orchestrator.runs.session import Result, Session, adopt
 from orchestrator.search import trusted_spaces
-from orchestrator.storage import history, records
+from orchestrator.storage import records
 from orchestrator.storage.names import SEALED, TRAIN
 from orchestrator.storage.records import RunFolder
 from orchestrator.storage.settings import Settings
@@ -34,7 +32,6 @@ from workloads.data import skipped_images_warning
 
 if TYPE_CHECKING:
     import torch
-    from rich.console import Group
 
 WORKERS = "workers"
 """Key in the record of an elastic run: its numbers of workers, in order."""
@@ -280,78 +277,6 @@ def in_process(
     return worker.outcome_of(folder) is not None
 
 
-class ProgressReporter:
-    """Passes rows to the tracker, the history and the console, and gives the run's status.
-
-    ``before`` is the MLflow step of epoch 0 (see :mod:`orchestrator.search.winners`), ``selected`` a selection of which
-    only the refit is left.
-    """
-
-    def __init__(
-        self, session: Session, spec: ExperimentSpec, before: int = 0, selected: Progress | None = None
-    ) -> None:
-        self._session = session
-        self._spec = spec
-        self._before = before
-        self._refit_epochs = selected.best_epoch if selected else 0
-        self._objective, *_ = selected_by = objectives.of(spec.workload, spec.plan)
-        self._shown = ("loss", *(f"/{objective.metric}" for objective in selected_by))
-        self._epoch = 0
-        self._target = self._refit_epochs or spec.plan.epochs
-        self._unit = "refit epoch" if selected else "epoch"
-        self._values: Mapping[str, float] = {}
-        self._first = (time.monotonic(), 0)
-        """When the first epoch of this unit ended, and its number."""
-        self._best: float | None = None
-        self._select(history.read(session.folder.path))  # of a run that is resumed
-
-    def _select(self, lines: Iterable[Mapping[str, Any]]) -> None:
-        """Note the best epoch."""
-        for line in lines:
-            value = line.get(f"validation/{self._objective.metric}")
-            if value is not None and better(value, self._best, self._objective):
-                self._best = value
-                self._refit_epochs = line["epoch"]
-
-    def rows(self, rows: list[Row]) -> None:
-        if not rows:
-            return
-        if self._session.tracker:
-            # Epoch 0 of a later winner is not logged: its step is the last epoch of the earlier one.
-            steps = [replace(row, epoch=row.epoch + self._before) for row in rows if row.epoch or not self._before]
-            self._session.tracker.log(self._session.folder.id, steps)
-        lines = [{"epoch": row.epoch, "time": row.time, **row.metrics} for row in rows]
-        history.append(self._session.folder.path, lines)
-        self._session.publisher.trained(sum(row.epoch > 0 for row in rows))
-        self._select(lines)
-        last = rows[-1]
-        self._epoch = last.epoch
-        unit = "refit epoch" if any(name.startswith("refit/") for name in last.metrics) else "epoch"
-        if unit != self._unit or not self._values:
-            self._unit = unit
-            if unit == "refit epoch":
-                self._target = self._refit_epochs or self._target
-            self._first = (time.monotonic(), last.epoch)
-        self._values = {name: value for name, value in last.metrics.items() if name.endswith(self._shown)}
-        detail = "  ".join(f"{name} {value:.4f}" for name, value in self._values.items())
-        self._session.console.progress(last.epoch, self._target, unit, detail)
-
-    def view(self) -> Group:
-        """Live view of the run. Called in another thread."""
-        best = None if self._best is None else {f"validation/{self._objective.metric}": self._best}
-        status = replace(self._session.publisher.last, done=self._epoch, target=self._target, best=best)
-        since, epoch = self._first
-        if self._epoch > epoch:
-            per_epoch = (time.monotonic() - since) / (self._epoch - epoch)
-            status = replace(status, seconds_left=per_epoch * (status.target - self._epoch))
-        return run_view(status, f"{self._unit}s", self._values, self._session.wall_seconds)
-
-    def current_status(self, usage_log: UsageLog) -> DriverStatus:
-        """Status of the run. ``usage_log`` gives its device seconds. Thread-safe."""
-        best = None if self._best is None else {self._objective.metric: self._best}
-        return DriverStatus(self._epoch, self._target, best=best, device_seconds=usage_log.seconds())
-
-
 def discard_checkpoints(session: Session, folder: Path) -> None:
     """Remove the checkpoints of a training in ``folder``. Its model stays."""
     for path in (folder / "checkpoints", folder / TRAIN, folder / SEALED):
@@ -361,7 +286,7 @@ def discard_checkpoints(session: Session, folder: Path) -> None:
 def finish(session: Session, spec: ExperimentSpec, register: str | None, folder: Path, before: int = 0) -> Result:
     """Log the outcome in ``folder``: test metrics, record, and the model, registered as ``register``.
 
-    ``before`` as in :class:`ProgressReporter`.
+    ``before`` as in :class:`~orchestrator.runs.progress_reporter.ProgressReporter`.
     """
     outcome = worker.outcome_of(folder)
     assert outcome is not None

@@ -17,7 +17,8 @@ from orchestrator.config.spec import SweepSpec
 from orchestrator.console import Console
 from orchestrator.errors import UNAVAILABLE, Interrupted, RunFailed, UserError
 from orchestrator.runs import description, reports, worker
-from orchestrator.runs.driver import Options, ProgressReporter, create, finish, in_process, prepare
+from orchestrator.runs.driver import Options, create, finish, in_process, prepare
+from orchestrator.runs.progress_reporter import ProgressReporter
 from orchestrator.runs.session import Result, Session, adopt
 from orchestrator.search import grid, recorded, schedulers, spaces, strategy, trusted_spaces, user_search, warm_start
 from orchestrator.search.constraints import LEARNT_BY

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -13,9 +11,7 @@ import torch
 from orchestrator import api
 from orchestrator.cluster import preflight
 from orchestrator.cluster.interrupts import Interrupts
-from orchestrator.config.plan import Plan
-from orchestrator.config.spec import ExperimentSpec, Resources
-from orchestrator.engine.loop import Row
+from orchestrator.config.spec import Resources
 from orchestrator.errors import Interrupted, UserError
 from orchestrator.runs import driver
 from orchestrator.storage.settings import resolve
@@ -147,24 +143,3 @@ def test_a_run_without_a_checkpoint(
     out = capsys.readouterr().out
     assert "Resuming r1 from the beginning: it has no checkpoint" in out
     assert "(1 epoch, refitted on train + validation)" in out
-
-
-@pytest.mark.parametrize("resumed_after", [0, 2, 3])
-def test_a_resumed_run_knows_its_best_epoch(tmp_path: Path, resumed_after: int) -> None:
-    """Validation values .1, .5, .3: the refit has two epochs."""
-    shown: list[tuple[Any, ...]] = []
-    session = SimpleNamespace(
-        tracker=None, publisher=SimpleNamespace(trained=lambda number: None), folder=SimpleNamespace(path=tmp_path),
-        console=SimpleNamespace(progress=lambda *of: shown.append(of)),
-    )  # fmt: skip
-    spec = ExperimentSpec(workload="recommender", params={}, plan=Plan(epochs=50, refit=True))
-
-    def reporter() -> driver.ProgressReporter:
-        return driver.ProgressReporter(session, spec)  # type: ignore[arg-type]
-
-    rows = [Row(epoch, 0.0, {"validation/ndcg_at_20": value}) for epoch, value in ((1, 0.1), (2, 0.5), (3, 0.3))]
-    reporter().rows(rows[:resumed_after])
-    resumed = reporter()
-    resumed.rows(rows[resumed_after:])
-    resumed.rows([Row(1, 0.0, {"refit/loss": 0.2})])
-    assert shown[-1][:3] == (1, 2, "refit epoch")
