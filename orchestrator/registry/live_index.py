@@ -56,11 +56,7 @@ class Registered:
 
     def __init__(self, settings: Settings, version: versions.Version) -> None:
         """Download it. Raises UserError for a model that is no encoder of queries and documents."""
-        if version.workload not in ENCODERS:
-            raise UserError(
-                f"{version.name} is no encoder of queries and documents",
-                got=f"a model of {version.workload or 'no known workload'}", allowed=f"models of {', '.join(ENCODERS)}",
-            )  # fmt: skip
+        version.check_workload(ENCODERS, "is no encoder of queries and documents")
         self.version = version
         with tempfile.TemporaryDirectory(prefix="index-") as scratch:
             versions.download(settings, version, Path(scratch))
@@ -197,9 +193,7 @@ def _run(settings: Settings, reference: str, request: Request, say: Callable[[st
 def _check_model(index: Any, version: versions.Version, folder: Path) -> None:
     """Check that a version has an index, and if there is one already, that it is one of its models."""
     if index is None:
-        if version.workload != WORKLOAD:
-            got = f"a model of {version.workload or 'no known workload'}"
-            raise UserError(f"{version.name} has no index of documents", got=got, allowed=f"models of {WORKLOAD}")
+        version.check_workload((WORKLOAD,), "has no index of documents")
         return
     models = [one["version"] for one in index.models]
     if (version.name, version.run_id) not in [(one["version"], one["run"]) for one in index.models]:

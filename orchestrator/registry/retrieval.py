@@ -65,14 +65,9 @@ def evaluate(
     """
     if depth < 1:
         raise UserError("--depth is not valid", got=depth, allowed="1 or more")
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise UserError(f"The folder {target} is not empty", fix="Name a new one, or empty it")
+    disk.check_empty(target)
     version = versions.find(settings, reference)
-    if version.workload not in RANKERS:
-        raise UserError(
-            f"{version.name} ranks no documents", got=f"a model of {version.workload or 'no known workload'}",
-            allowed=f"models of {', '.join(RANKERS)}",
-        )  # fmt: skip
+    version.check_workload(RANKERS, "ranks no documents")
     collections = _collections(datasets, settings, str(version.workload))
     measured: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory(prefix="evaluate-") as scratch, disk.writing(target):

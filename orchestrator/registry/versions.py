@@ -35,6 +35,14 @@ class Version:
     def workload(self) -> str | None:
         return self.tags.get("orchestrator.workload")
 
+    def check_workload(self, workloads: Collection[str], what: str) -> None:
+        """Raise UserError, that the version ``what``, unless its workload is one of ``workloads``."""
+        if self.workload not in workloads:
+            raise UserError(
+                f"{self.name} {what}", got=f"a model of {self.workload or 'no known workload'}",
+                allowed=f"models of {', '.join(workloads)}",
+            )  # fmt: skip
+
 
 def find(settings: Settings, reference: str) -> Version:
     """The version of ``MODEL@ALIAS``, ``MODEL/VERSION`` or ``MODEL``, the newest. Raises UserError."""

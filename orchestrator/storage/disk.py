@@ -1,4 +1,4 @@
-"""Check that storage is writable, and repair journals with an incomplete last line."""
+"""Check that storage is writable and folders are empty, and repair journals with an incomplete last line."""
 
 from __future__ import annotations
 
@@ -70,6 +70,12 @@ def check_writable(folder: Path, setting: Setting = "storage") -> None:
         raise unwritable(folder, error, setting) from None
     if location := remote.location_of(folder):
         location.check()
+
+
+def check_empty(folder: Path) -> None:
+    """Raise UserError unless ``folder`` is an empty folder or does not exist."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"The folder {folder} is not empty", fix="Name a new one, or empty it")
 
 
 def unwritable(folder: Path, error: Exception, setting: Setting = "storage") -> UserError:

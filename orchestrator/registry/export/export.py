@@ -67,13 +67,11 @@ def export(settings: Settings, reference: str, target: Path, form: str, rows: st
     if form not in FORMATS:
         raise unknown("format", form, FORMATS)
     chosen = FORMATS[form]
-    _check_folder(target)
+    disk.check_empty(target)
+    if not target.absolute().parent.is_dir():
+        raise UserError(f"The folder {target.absolute().parent} does not exist", fix="Create it, or correct the path")
     version = versions.find(settings, reference)
-    if version.workload not in chosen.workloads:
-        raise UserError(
-            f"{version.name} cannot be exported as {form}", got=f"a model of {version.workload or 'no known workload'}",
-            allowed=f"models of {', '.join(chosen.workloads)}",
-        )  # fmt: skip
+    version.check_workload(chosen.workloads, f"cannot be exported as {form}")
     if missing := [name for name in chosen.packages if importlib.util.find_spec(name) is None]:
         verb = "is" if len(missing) == 1 else "are"
         raise UserError(
@@ -103,10 +101,3 @@ def export(settings: Settings, reference: str, target: Path, form: str, rows: st
         finally:
             shutil.rmtree(partial, ignore_errors=True)
     return "; ".join([f"{version.name} is exported as {form}: {target}", *written.notes])
-
-
-def _check_folder(target: Path) -> None:
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise UserError(f"The folder {target} is not empty", fix="Name a new one, or empty it")
-    if not target.absolute().parent.is_dir():
-        raise UserError(f"The folder {target.absolute().parent} does not exist", fix="Create it, or correct the path")
