@@ -157,7 +157,7 @@ def resampling(units: int) -> str:
     return "paired bootstrap" if units < NORMAL_FROM else "paired normal approximation"
 
 
-def resampled_means(values: Any, resamples: int = RESAMPLES, seed: int = 0) -> Any:
+def resampled_means(values: Any, resamples: int = RESAMPLES) -> Any:
     """The means of ``resamples`` bootstrap samples of one value a unit, drawn in blocks of at most 32 MB.
 
     From :data:`NORMAL_FROM` units on, as many quantiles at equal distances of the normal distribution that those means
@@ -169,7 +169,7 @@ def resampled_means(values: Any, resamples: int = RESAMPLES, seed: int = 0) -> A
     if size >= NORMAL_FROM:
         quantiles = [NormalDist().inv_cdf((place + 0.5) / resamples) for place in range(resamples)]
         return values.mean() + values.std() / math.sqrt(size) * np.array(quantiles)
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     rows = max(1, 4_000_000 // size)
     drawn = (rng.integers(size, size=(min(rows, resamples - done), size)) for done in range(0, resamples, rows))
     return np.concatenate([values[indices].mean(axis=1) for indices in drawn])

@@ -68,9 +68,9 @@ class Lease:
     ``predecessor`` is the previous holder if it has not released the lease.
     """
 
-    def __init__(self, location: Remote, token: str | None = None) -> None:
+    def __init__(self, location: Remote) -> None:
         self._location = run_location(location)
-        self.token = token or secrets.token_hex(8)
+        self.token = secrets.token_hex(8)
         self.generation = 0
         self.predecessor: Holder | None = None
         self._objects: Objects | None = None
