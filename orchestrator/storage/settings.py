@@ -120,9 +120,9 @@ def resolve(flags: Mapping[str, str | None] | None = None) -> Settings:
         ray_address=pick("ray_address", None),
         gates=_path(gates) if gates else None,
         queue=_queue(pick("queue", "default")),
-        priority=_priority(pick("priority", "1")),
-        collective_timeout=_seconds("collective", pick("collective_timeout", "600")),
-        start_timeout=_seconds("start", pick("start_timeout", "300")),
+        priority=_number("priority", pick("priority", "1"), 100, "an integer"),
+        collective_timeout=_number("collective timeout", pick("collective_timeout", "600"), 86_400),
+        start_timeout=_number("start timeout", pick("start_timeout", "300"), 86_400),
         prices=prices.parse(costs) if costs else None,
         notify=notifications.check(target) if target else None,
         sources=sources,
@@ -194,15 +194,9 @@ def _queue(text: str | None) -> str:
     return str(text)
 
 
-def _priority(text: str | None) -> int:
-    if not (text or "").isdecimal() or not 1 <= int(text or "") <= 100:
-        raise UserError("The priority is not valid", got=repr(text), allowed="an integer from 1 to 100")
-    return int(text or "")
-
-
-def _seconds(name: str, text: str | None) -> int:
-    if not (text or "").isdecimal() or not 1 <= int(text or "") <= 86_400:
-        raise UserError(f"The {name} timeout is not valid", got=repr(text), allowed="seconds, from 1 to 86400")
+def _number(what: str, text: str | None, most: int, unit: str = "seconds,") -> int:
+    if not (text or "").isdecimal() or not 1 <= int(text or "") <= most:
+        raise UserError(f"The {what} is not valid", got=repr(text), allowed=f"{unit} from 1 to {most}")
     return int(text or "")
 
 
