@@ -184,11 +184,6 @@ def normal(uri: str) -> str:
     return text
 
 
-def is_uri(text: str) -> bool:
-    """Whether a storage is a URI rather than a path."""
-    return "://" in text and not text.startswith("file://")
-
-
 def mirror_of(uri: str, home: Path) -> Path:
     """Local folder of the storage ``uri``."""
     return home / MIRROR / _slug(uri)

@@ -16,6 +16,8 @@ from orchestrator.provenance import private_files
 from orchestrator.storage import notifications, prices, remote
 from orchestrator.storage.prices import Prices
 from workloads.data import stores
+from workloads.data.cache import default_data_root, is_uri, staged_path
+from workloads.data.errors import DataError
 
 Source = Literal["flag", "environment", "file", "default"]
 
@@ -80,8 +82,6 @@ class Settings:
 
 def resolve(flags: Mapping[str, str | None] | None = None) -> Settings:
     """Resolve every setting. The file is ``config.yaml`` in the home."""
-    from workloads.data.cache import default_data_root
-
     given = {name: value for name, value in (flags or {}).items() if value is not None}
     if empty := next((name for name, value in given.items() if not value), None):
         raise UserError(f"--{empty.replace('_', '-')} is empty", fix="Give it a value, or leave it out")
@@ -105,7 +105,7 @@ def resolve(flags: Mapping[str, str | None] | None = None) -> Settings:
     user_code.ask_at(home)
     storage = pick("storage", str(home / "storage"))
     tracking = pick("tracking", embedded_uri(home))
-    folders = [home] if storage and remote.is_uri(storage) else [home, storage]
+    folders = [home] if storage and is_uri(storage) else [home, storage]
     if tracking != "none" and (path := next((path for path in map(str, folders) if "%" in path), None)):
         raise UserError("The path contains %, which MLflow decodes", got=path, fix="Choose another, or tracking: none")
     gates = pick("gates", None)
@@ -202,7 +202,7 @@ def _number(what: str, text: str | None, most: int, unit: str = "seconds,") -> i
 
 def _storage(text: str | None, home: Path) -> Path:
     assert text is not None
-    if remote.is_uri(text):
+    if is_uri(text):
         return remote.mirror_of(remote.normal(text), home)
     if re.match(r"[A-Za-z][\w+.-]+:(?!//)", text):
         raise UserError("The storage is no folder and no URI", got=text, allowed="a folder, or s3://BUCKET/PREFIX")
@@ -211,9 +211,6 @@ def _storage(text: str | None, home: Path) -> Path:
 
 def _data(text: str | None) -> Path:
     """The data root; for a URI, its copy on this node. Raises UserError."""
-    from workloads.data.cache import is_uri, staged_path
-    from workloads.data.errors import DataError
-
     assert text is not None
     try:
         return staged_path(text) if is_uri(text) else _path(text.removeprefix("file://"))
