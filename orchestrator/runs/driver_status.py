@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from orchestrator.runs.prometheus import Exported
-from orchestrator.storage import lease, remote
+from orchestrator.storage import disk, lease, remote
 from orchestrator.storage.names import STATUS_FILE
 from orchestrator.storage.records import RunFolder
 
@@ -128,7 +128,8 @@ class StatusPublisher:
             }
             if status.seconds_left is None and not status.trials and values["epochs_per_second"]:
                 values["seconds_left"] = round((status.target - status.done) / values["epochs_per_second"], 1)
-            self._write(values)
+            with suppress(OSError):
+                disk.write_json(self._folder.path / STATUS_FILE, values)
             if self._exported:
                 self._exported.update(status.trials, self._epochs, status.device_seconds, unsent)
 
@@ -139,12 +140,6 @@ class StatusPublisher:
             self._seen.append((now, self._epochs))
         since, before = self._seen[0]
         return round((self._epochs - before) / (now - since), 4) if now > since else 0.0
-
-    def _write(self, values: Mapping[str, Any]) -> None:
-        partial = self._folder.path / f".{STATUS_FILE}.partial"
-        with suppress(OSError):
-            partial.write_text(json.dumps(values))
-            partial.replace(self._folder.path / STATUS_FILE)
 
 
 def read(folder: RunFolder) -> dict[str, Any]:

@@ -150,9 +150,7 @@ def record_data(
     with disk.writing(folder):
         (folder / FOLDER / _DATASET).mkdir(parents=True, exist_ok=True)
         noted = {"dataset": params.get("dataset"), "fingerprint": fingerprint, "read": read}
-        partial = folder / FOLDER / _DATASET / f".{_EXPECTED}"
-        partial.write_text(json.dumps(noted | {"node": socket.gethostname()}))
-        partial.replace(partial.with_name(_EXPECTED))
+        disk.write_json(folder / FOLDER / _DATASET / _EXPECTED, noted | {"node": socket.gethostname()})
 
 
 def check_data(spec: ExperimentSpec, data: Path, folder: Path) -> None:

@@ -294,9 +294,7 @@ def _write_outcome(outcome: Outcome, served: Servable, folder: Path, accumulate:
         "accumulate": accumulate,
         "time": time.time(),
     }
-    partial = folder / ".outcome.json"
-    partial.write_text(json.dumps(values))
-    partial.replace(folder / OUTCOME)
+    disk.write_json(folder / OUTCOME, values)
 
 
 def write_sealed(folder: Path, workload: Workload, row: Row, evaluation: Evaluation | None) -> None:

@@ -1,14 +1,15 @@
-"""Check that storage is writable and folders are empty, and repair journals with an incomplete last line."""
+"""Checks and writes of files: storage is writable, a folder is empty, a journal has no incomplete last line."""
 
 from __future__ import annotations
 
 import errno
+import json
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal, TypeGuard
+from typing import Any, Literal, TypeGuard
 
 from orchestrator.errors import UNAVAILABLE, UserError, one_line
 from orchestrator.provenance import private_files
@@ -41,6 +42,13 @@ def append_lines(journal: Path, lines: Iterable[str]) -> None:
     drop_half_line(journal)
     with journal.open("a") as stream:
         stream.writelines(lines)
+
+
+def write_json(file: Path, values: Mapping[str, Any]) -> None:
+    """Write a file atomically: readers find the old values or the new ones. Raises OSError."""
+    partial = file.with_name(f".{file.name}.{os.getpid()}")
+    partial.write_text(json.dumps(values))
+    partial.replace(file)
 
 
 def is_full(error: BaseException | None) -> TypeGuard[OSError]:

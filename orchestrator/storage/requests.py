@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.provenance import private_files
-from orchestrator.storage import lease, remote
+from orchestrator.storage import disk, lease, remote
 from orchestrator.storage.remote import Remote
 
 FOLDER = "requests"
@@ -24,15 +24,12 @@ FOLDER = "requests"
 def send(folder: Path, values: Mapping[str, Any]) -> str:
     """Add a request to the run in ``folder``. Returns its id. Raises OSError if the storage cannot be written."""
     name = f"{time.time_ns():020d}-{secrets.token_hex(4)}"
-    content = json.dumps(values).encode()
     location = remote.location_of(folder)
     if location is not None and not lease.driven_here(folder):
-        (location / FOLDER).write(f"{name}.json", content)
+        (location / FOLDER).write(f"{name}.json", json.dumps(values).encode())
         return name
     private_files.make_folder(folder / FOLDER)
-    partial = folder / FOLDER / f".{name}.partial"
-    partial.write_bytes(content)
-    partial.replace(folder / FOLDER / f"{name}.json")
+    disk.write_json(folder / FOLDER / f"{name}.json", values)
     return name
 
 

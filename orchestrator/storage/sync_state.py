@@ -17,7 +17,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from orchestrator.storage import conditional, generations, lease, record_index, remote
+from orchestrator.storage import conditional, disk, generations, lease, record_index, remote
 from orchestrator.storage.conditional import Changed, Objects
 from orchestrator.storage.names import OUTCOME, RECORD
 from orchestrator.storage.remote import Remote, Stored
@@ -252,10 +252,8 @@ def manifest(folder: Path) -> tuple[int, Stamps]:
 
 def remember(folder: Path, holds: int, delivered: Mapping[str, Stamp]) -> None:
     """Write what :func:`manifest` reads. If the disk is full, files are sent once more."""
-    partial = folder / f"{MANIFEST}.{os.getpid()}.partial"
     with suppress(OSError):
-        partial.write_text(json.dumps({"format": FORMAT, "holds": holds, "files": dict(delivered)}))
-        partial.replace(folder / MANIFEST)
+        disk.write_json(folder / MANIFEST, {"format": FORMAT, "holds": holds, "files": dict(delivered)})
 
 
 def _send_record(file: Path, location: Remote) -> None:
