@@ -60,9 +60,7 @@ def test_a_sweep_ends_whole_after_random_kills(home: Path, start: Start, capsys:
     assert [(row["state"], row["cause"]) for row in trials(home)] == [("complete", None)] * TRIALS
     assert code == 0, sweep.text()
     store.check()
-    children = {key: steps for key, steps in store.steps().items() if "/" in key}
-    assert len(children) == TRIALS
-    assert all(steps == list(range(1, EPOCHS + 1)) for steps in children.values()), children
+    store.check_trials(TRIALS, EPOCHS)
     if record := os.environ.get("KILL_RECORD"):
         words = f"KILL_ROUNDS={ROUNDS} KILL_SEED={seed} pytest -m faults tests/integration/test_random_kills.py"
         outcome = {"trials": TRIALS, "complete": TRIALS, "lost": 0, "doubled": 0, "running": 0, "exit_code": code}

@@ -151,6 +151,12 @@ class Store:
         twice = "select run_uuid, key, step from metrics group by run_uuid, key, step having count(*) > 1"
         assert self.query(twice) == []
 
+    def check_trials(self, count: int, epochs: int) -> None:
+        """Check that the sweep has ``count`` trials, and each the rows of all epochs."""
+        trials = {key: steps for key, steps in self.steps().items() if "/" in key}
+        assert len(trials) == count
+        assert all(steps == list(range(1, epochs + 1)) for steps in trials.values()), f"lost or doubled rows: {trials}"
+
     def steps(self, metric: str = "train/loss") -> dict[str, list[int]]:
         """Steps of a metric in each run, by our key."""
         sql = (
