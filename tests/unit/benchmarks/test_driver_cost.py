@@ -14,13 +14,10 @@ from orchestrator.search import curves
 from tests.support.commands import typed
 from workloads import catalog
 
-BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
-
 
 @pytest.fixture
-def simulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    monkeypatch.syspath_prepend(str(BENCHMARKS / "idle"))  # its workload, as an installed one
+def simulated(benchmarks: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    monkeypatch.syspath_prepend(str(benchmarks / "idle"))  # its workload, as an installed one
     monkeypatch.setenv("PYTHONPATH", "")
     catalog.offered.cache_clear()
     yield importlib.import_module("simulated_sweep")

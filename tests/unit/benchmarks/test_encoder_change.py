@@ -10,18 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
-
 
 @pytest.fixture
-def benchmark(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
+def benchmark() -> Any:
     return importlib.import_module("encoder_change")
 
 
 @pytest.fixture
-def encoders(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
+def encoders() -> Any:
     return importlib.import_module("changed_encoders")
 
 

@@ -12,12 +12,9 @@ from typing import Any
 
 import pytest
 
-BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
-
 
 @pytest.fixture
 def harness(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
     import harness
 
     monkeypatch.setattr(harness, "HERE", tmp_path)
@@ -50,7 +47,7 @@ def test_printed_tables_begin_with_command_date_and_commit(harness: Any, capsys:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has subreapers")
-def test_what_a_contestant_leaves_running_counts_as_its_own() -> None:
+def test_what_a_contestant_leaves_running_counts_as_its_own(benchmarks: Path) -> None:
     """Ray's daemons do that: their time is not another program's."""
     program = """
 import subprocess, sys, time, harness
@@ -63,7 +60,7 @@ while (seconds := harness.own_seconds() - time.process_time()) < 0.45 and time.m
 print(seconds)
 """
     done = subprocess.run(
-        [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": str(BENCHMARKS)}, check=True,
+        [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": str(benchmarks)}, check=True,
         capture_output=True, text=True,
     )  # fmt: skip
     assert float(done.stdout) > 0.4

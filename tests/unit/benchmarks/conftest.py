@@ -1,0 +1,14 @@
+"""The folder of the benchmarks, from which the tests import them as its commands do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def benchmarks(monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = Path(__file__).resolve().parents[3] / "benchmarks"
+    monkeypatch.syspath_prepend(str(folder))
+    return folder
