@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import hypothesis
 import pytest
 
-from orchestrator.storage.settings import NAMES, embedded_uri
+from orchestrator.storage.settings import NAMES, Settings, embedded_uri, resolve
 from orchestrator.tracking import store
 from orchestrator.tracking.mlflow_globals import preserve_env
 from tests.support.stores import copy_store
@@ -110,6 +110,12 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("ORCHESTRATOR_CACHE", str(tmp_path / "cache"))
     return tmp_path / "home"
+
+
+@pytest.fixture
+def settings(home: Path) -> Settings:
+    """The settings of this test's home, without tracking."""
+    return resolve({"tracking": "none"})
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -27,17 +27,14 @@ from tests.support import finished
 from tests.support.tracked import OWNER, query
 from tests.unit.security.strangers import Bomb, source
 
+pytestmark = pytest.mark.usefixtures("toy_workload", "no_page")
+
 SPACE = "def space(trial):\n    return {'lr': trial.suggest_float('lr', 0.01, 0.2)}"
 
 
 @pytest.fixture
 def canary(tmp_path: Path) -> Path:
     return tmp_path / "canary"
-
-
-@pytest.fixture
-def settings(toy_workload: str, no_page: None) -> Settings:
-    return resolve({"tracking": "none"})
 
 
 @pytest.fixture

@@ -31,13 +31,7 @@ from orchestrator.sweeps.sweep import ResumeOptions
 from orchestrator.tracking.names import fitting_tag
 from tests.support import toy
 
-pytestmark = pytest.mark.usefixtures("toy_workload")
-
-
-@pytest.fixture
-def settings(home: Path, no_page: None) -> Settings:
-    return resolve({"tracking": "none"})
-
+pytestmark = pytest.mark.usefixtures("toy_workload", "no_page")
 
 Run = Callable[..., Path]
 

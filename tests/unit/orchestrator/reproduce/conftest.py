@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from orchestrator.reproduce.catalog import all_published
-from orchestrator.storage.settings import Settings, resolve
 from tests.support import toy_published
 from workloads import catalog
 
@@ -20,8 +18,3 @@ def published(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     monkeypatch.undo()
     all_published.cache_clear()
-
-
-@pytest.fixture
-def settings(home: Path) -> Settings:
-    return resolve({"tracking": "none"})

@@ -16,7 +16,7 @@ from orchestrator.search import warm_start
 from orchestrator.search.constraints import Constraint
 from orchestrator.search.study import Study
 from orchestrator.storage import records, run_lookup
-from orchestrator.storage.settings import Settings, resolve
+from orchestrator.storage.settings import Settings
 from tests.support.searching import ERROR, at_rung, begin, complete, states, study, sweep
 from workloads.contract import Objective
 
@@ -198,11 +198,6 @@ def test_each_is_learnt_once_though_its_driver_dies(tmp_path: Path) -> None:
 
 
 # Which sweeps
-
-
-@pytest.fixture
-def settings() -> Settings:
-    return resolve({"tracking": "none"})
 
 
 def kept(settings: Settings, name: str, workload: str = "toy", **fixed: Any) -> SweepSpec:

@@ -19,11 +19,6 @@ from tests.support.toy import Params
 from workloads import catalog
 
 
-@pytest.fixture
-def settings() -> Settings:
-    return resolve({"tracking": "none"})
-
-
 @pytest.fixture(autouse=True)
 def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[float, float], None]:
     """This machine has eight CPUs and no GPU, or what is said."""

@@ -20,7 +20,7 @@ from orchestrator.errors import DONE, FAILED, PARTIAL, USAGE, Interrupted, RunFa
 from orchestrator.runs import driver, worker
 from orchestrator.runs.session import Result
 from orchestrator.storage import run_lookup
-from orchestrator.storage.settings import Settings, resolve
+from orchestrator.storage.settings import Settings
 from orchestrator.sweeps import request
 from orchestrator.sweeps import sweep as sweeps
 from orchestrator.sweeps.sweep import ResumeOptions
@@ -29,6 +29,8 @@ from tests.support import toy
 from tests.support.refusals import refused
 from tests.support.toy import Toy
 from workloads.contract import Objective
+
+pytestmark = pytest.mark.usefixtures("toy_workload", "no_page")
 
 SPACES = """
 def space(trial):
@@ -50,11 +52,6 @@ Sweep = Callable[..., Result]
 def file(tmp_path: Path) -> Path:
     (tmp_path / "mine.py").write_text(SPACES)
     return tmp_path / "mine.py"
-
-
-@pytest.fixture
-def settings(toy_workload: str, no_page: None) -> Settings:
-    return resolve({"tracking": "none"})
 
 
 @pytest.fixture
