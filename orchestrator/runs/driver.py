@@ -159,9 +159,8 @@ def prepare(
     inputs = preflight.input_files(spec.workload, params)
     start_point.prepare(folder.path, spec, settings)
     start_point.record_data(folder.path, params, fingerprint, settings.data, elsewhere=elsewhere)
-    selected_by = {"objectives": [[o.metric, o.direction] for o in objectives.of(spec.workload, spec.plan)]}
-    used = {"inputs": inputs} if inputs else {}
-    folder.update(**(selected_by | used if kind == "run" else used | selected_by))
+    selected_by = [[objective.metric, objective.direction] for objective in objectives.of(spec.workload, spec.plan)]
+    folder.update(objectives=selected_by, **({"inputs": inputs} if inputs else {}))
     missing = skipped_images_warning(params, settings.data) if fingerprint and not elsewhere else None
     for line in filter(None, (headline, start_point.sentence(spec), note, missing)):
         say(line)

@@ -107,10 +107,7 @@ class Driver:
         )
         self.study: Study
         if spec.search.scheduler == "pbt":
-            self.study = Population(
-                self.folder.path, spec, [ERROR], space, False, changeable=["lr"],
-                distributions=_distributions(),
-            )  # fmt: skip
+            self.study = Population(self.folder.path, spec, [ERROR], space, False, changeable=["lr"])
         else:
             self.study = Study(self.folder.path, spec, [ERROR], space, False)
         self.manager = TrialManager(self.study, session, spec)  # type: ignore[arg-type]
@@ -136,12 +133,6 @@ class Driver:
     @property
     def states(self) -> list[str]:
         return [trial.state.name for trial in self.study.trials]
-
-
-def _distributions() -> dict[str, Any]:
-    from optuna.distributions import FloatDistribution
-
-    return {"lr": FloatDistribution(0.01, 0.2)}
 
 
 Drive = Callable[..., Driver]
