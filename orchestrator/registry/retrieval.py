@@ -316,20 +316,12 @@ def _measured(data: Retrieval, queries: NDArray[np.int64], ranked: Ranked) -> di
 
 def measures(data: Retrieval, queries: NDArray[np.int64], ranked: Ranked) -> dict[str, NDArray[np.float64]]:
     """The measures of each query, (Q,); see :mod:`workloads.metrics.retrieval`."""
-    import numpy as np
     import torch
 
     from workloads.metrics.retrieval import per_query
 
-    most = int(np.diff(data.indptr)[queries].max(initial=1))
-    grades = np.zeros(ranked.docs.shape, np.float32)
-    judged = np.zeros((len(queries), most), np.float32)
-    for row, query in enumerate(queries.tolist()):
-        rows = data.judgements[data.indptr[query] : data.indptr[query + 1]]
-        judged[row, : len(rows)] = rows[:, 2]
-        grade_of = dict(rows[:, 1:].tolist())
-        grades[row] = [grade_of.get(doc, 0) for doc in ranked.docs[row].tolist()]
-    scores, listed, all_grades = (torch.from_numpy(side) for side in (ranked.scores, grades, judged))
+    sides = ranked.scores, data.grades(queries[:, None], ranked.docs), data.judged_grades(queries)
+    scores, listed, all_grades = map(torch.from_numpy, sides)
     return {name: values.double().numpy() for name, values in per_query(scores, listed, all_grades, CUTOFFS).items()}
 
 

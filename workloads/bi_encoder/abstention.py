@@ -78,7 +78,4 @@ def _ranking(
     """The first documents of some queries by their cosine."""
     asked = normalised(encode(encoder, tokenizer(data.queries.take(queries).to_pylist())))
     scores, docs = exact_topk(asked, vectors, DEPTH)
-    judgements = data.judgements.astype(np.int64)
-    codes = judgements[:, 0] * len(data.docs) + judgements[:, 1]
-    pairs = queries[:, None] * len(data.docs) + docs.cpu().numpy()
-    return Ranking(scores.cpu().numpy(), np.isin(pairs, codes[judgements[:, 2] > 0]))
+    return Ranking(scores.cpu().numpy(), data.grades(queries[:, None], docs.cpu().numpy()) > 0)

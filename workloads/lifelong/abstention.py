@@ -21,10 +21,7 @@ def searched(data: LifelongData, queries: NDArray[np.int64], vectors: torch.Tens
     """The first documents of the index, as many as a stored ranking has, for queries with these vectors (Q, d)."""
     scores, rows = exact_topk(vectors, index.blocks(), DEPTH)
     docs = index.docs[rows.cpu().numpy()]
-    judgements = data.data.judgements.astype(np.int64)
-    codes = judgements[:, 0] * len(data.data.docs) + judgements[:, 1]
-    relevant = np.isin(queries[:, None] * len(data.data.docs) + docs, codes[judgements[:, 2] > 0])
-    return Ranking(scores.cpu().numpy(), relevant)
+    return Ranking(scores.cpu().numpy(), data.data.grades(queries[:, None], docs) > 0)
 
 
 def abstention_table(part: Ranking, validation: Ranking, temperature: float, runtime: Runtime) -> Exported:

@@ -63,7 +63,7 @@ class GroupSampler:
         relevant = judgements[:, 2] > 0
         hard = data.candidates.docs[self.queries, : params.pool].astype(np.int64)
         pairs = np.stack([np.repeat(self.queries, hard.shape[1]), hard.ravel()], 1)[hard.ravel() >= 0]
-        unjudged = pairs[~data.is_judged(pairs[:, 0], pairs[:, 1])]
+        unjudged = pairs[~data.data.is_judged(pairs[:, 0], pairs[:, 1])]
         self.relevant = judgements[relevant, :2]
         """Rows [query, document]."""
         self.hard = np.concatenate([judgements[~relevant, :2], unjudged])
@@ -108,12 +108,11 @@ class GroupSampler:
         others = bits.integers(0, len(self.data.data.docs), (len(self.queries), params.negatives))
         others[:, :n_hard] = np.where(hard >= 0, hard, others[:, :n_hard])
         docs = np.concatenate([positive, others], 1)
-        queries = np.repeat(self.queries, docs.shape[1])
-        grades = self.data.grades(queries, docs.ravel()).reshape(docs.shape)
+        grades = self.data.data.grades(self.queries[:, None], docs)
         # A document drawn from all documents may be relevant, or be in the group already.
         docs[:, params.positives :][grades[:, params.positives :] > 0] = -1
         docs[np.tril(docs[:, :, None] == docs[:, None, :], -1).any(2)] = -1
-        judged = self.data.is_judged(queries, docs.ravel()).reshape(docs.shape)
+        judged = self.data.data.is_judged(self.queries[:, None], docs)
         return Groups(self.queries, docs, np.where(docs < 0, 0, grades).astype(np.float32), judged)
 
     @cached_property

@@ -64,35 +64,8 @@ class RankerData:
     def lists(self, queries: NDArray[np.int64], depth: int) -> Lists:
         """The first ``depth`` candidates of each of some queries."""
         docs = self.candidates.docs[queries, :depth].astype(np.int64)
-        starts = self.data.indptr[queries]
-        counts = self.data.indptr[queries + 1] - starts
-        judged = np.zeros((len(queries), int(counts.max(initial=0))), np.float32)
-        row, column = np.nonzero(np.arange(judged.shape[1]) < counts[:, None])
-        judged[row, column] = self.data.judgements[starts[row] + column, 2]
-        grades = self.grades(np.repeat(queries, docs.shape[1]), docs.ravel()).reshape(docs.shape)
-        return Lists(queries, docs, self.candidates.scores[queries, :depth], grades, judged)
-
-    def grades(self, queries: NDArray[np.int64], docs: NDArray[np.int64]) -> NDArray[np.float32]:
-        """The grade of each pair (n,); 0 without a judgement."""
-        row, judged = self._judgement_rows(queries, docs)
-        return np.where(judged, self.data.judgements[row, 2], 0).astype(np.float32)
-
-    def is_judged(self, queries: NDArray[np.int64], docs: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Whether each pair has a judgement, (n,)."""
-        return self._judgement_rows(queries, docs)[1]
-
-    def _judgement_rows(
-        self, queries: NDArray[np.int64], docs: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Each pair's row in the sorted judgements, and whether it has one."""
-        codes = queries * len(self.data.docs) + docs
-        row = np.searchsorted(self._codes, codes).clip(max=len(self._codes) - 1)
-        return row, (self._codes[row] == codes) & (docs >= 0)
-
-    @cached_property
-    def _codes(self) -> NDArray[np.int64]:
-        rows = self.data.judgements.astype(np.int64)
-        return rows[:, 0] * len(self.data.docs) + rows[:, 1]
+        grades = self.data.grades(queries[:, None], docs)
+        return Lists(queries, docs, self.candidates.scores[queries, :depth], grades, self.data.judged_grades(queries))
 
 
 @dataclass(frozen=True)

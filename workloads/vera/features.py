@@ -119,10 +119,6 @@ def collection_pool(data: Retrieval, retrieved: Candidates, depth: int) -> Pool:
     judgements = data.judgements.astype(np.int64)
     places = _located(indptr, text, judgements[:, 0], judgements[:, 1])
     listed = (places >= 0) & (judgements[:, 2] > 0)
-    lengths = np.diff(data.indptr)
-    judged = np.zeros((count, int(lengths.max(initial=0))), np.float32)
-    row, column = np.nonzero(np.arange(judged.shape[1]) < lengths[:, None])
-    judged[row, column] = judgements[:, 2]
     return Pool(
         queries=data.queries.to_pylist(),
         texts=data.docs.to_pylist(),
@@ -136,7 +132,7 @@ def collection_pool(data: Retrieval, retrieved: Candidates, depth: int) -> Pool:
         categories=(NONE,),
         relevant=np.column_stack([judgements[listed, 0], places[listed]]),
         grades=judgements[listed, 2].astype(np.float32),
-        all_grades=judged,
+        all_grades=data.judged_grades(np.arange(count)),
         type=np.zeros(count, np.int64),
         types=("query",),
         family=data.family,

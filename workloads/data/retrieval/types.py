@@ -80,6 +80,44 @@ class Retrieval:
         texts = map(normal_text, self.queries.to_pylist())
         return np.array([first.setdefault(text, number) for number, text in enumerate(texts)], np.int64)
 
+    def grades(self, queries: NDArray[np.int64], docs: NDArray[np.int64]) -> NDArray[np.float32]:
+        """The grade of each pair, 0 without a judgement. ``queries`` and ``docs`` are indices, broadcast; -1 pads."""
+        import numpy as np
+
+        row, judged = self._judgement_rows(queries, docs)
+        return np.where(judged, self.judgements[row, 2], 0).astype(np.float32)
+
+    def is_judged(self, queries: NDArray[np.int64], docs: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Whether each pair has a judgement. Arguments as of :meth:`grades`."""
+        return self._judgement_rows(queries, docs)[1]
+
+    def judged_grades(self, queries: NDArray[np.int64]) -> NDArray[np.float32]:
+        """The grades of all judged documents of each query, (n,) to (n, J), padded with 0."""
+        import numpy as np
+
+        starts = self.indptr[queries]
+        counts = self.indptr[queries + 1] - starts
+        grades = np.zeros((len(queries), int(counts.max(initial=0))), np.float32)
+        row, column = np.nonzero(np.arange(grades.shape[1]) < counts[:, None])
+        grades[row, column] = self.judgements[starts[row] + column, 2]
+        return grades
+
+    def _judgement_rows(
+        self, queries: NDArray[np.int64], docs: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Each pair's row in the sorted judgements, and whether it has one."""
+        codes = queries * len(self.docs) + docs
+        row = self._codes.searchsorted(codes).clip(max=len(self._codes) - 1)
+        return row, (self._codes[row] == codes) & (docs >= 0)
+
+    @cached_property
+    def _codes(self) -> NDArray[np.int64]:
+        """A number for each judged pair, ascending."""
+        import numpy as np
+
+        rows = self.judgements.astype(np.int64)
+        return rows[:, 0] * len(self.docs) + rows[:, 1]
+
     def counts(self) -> dict[str, int]:
         """Counts of documents, queries and judgements, and of unusual ones."""
         return {

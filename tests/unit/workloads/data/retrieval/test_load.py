@@ -18,6 +18,7 @@ from workloads.data.cache import cache_dir, default_data_root
 from workloads.data.retrieval.load import load_retrieval
 from workloads.data.retrieval.synthetic import Planted, generate
 from workloads.data.retrieval.types import PARTS, Retrieval, split_queries
+from workloads.memory import bytes_by_device
 
 DOCS = [
     {"_id": "d1", "title": "Cats", "text": "purr"},
@@ -66,6 +67,19 @@ def test_texts_and_judgements_of_three_parts(beir: Callable[..., Path], zipped: 
         "documents": 3, "queries": 4, "judgements": 4, "queries_without_relevant": 1, "empty_documents": 1,
         "empty_queries": 1, "unknown_judgements": 0,
     }  # fmt: skip
+
+
+def test_grades_of_pairs_and_of_queries(beir: Callable[..., Path]) -> None:
+    data = load(beir(train="q1\td2\t2", dev="q3\td1\t1", test="q0\td2\t0;q0\td1\t3"))
+    before = sum(bytes_by_device(data).values())
+    queries = np.arange(4)[:, None]
+    docs = np.array([0, 1, 2, -1])
+    assert data.grades(queries, docs).tolist() == [[3, 0, 0, 0], [0, 2, 0, 0], [0, 0, 0, 0], [1, 0, 0, 0]]
+    assert data.grades(queries, docs).dtype == np.float32
+    assert np.argwhere(data.is_judged(queries, docs)).tolist() == [[0, 0], [0, 1], [1, 1], [3, 0]]
+    assert sum(bytes_by_device(data).values()) == before + 4 * 8, "the lookup is kept, and counted"
+    assert data.judged_grades(np.array([3, 0, 2])).tolist() == [[1, 0], [3, 0], [0, 0]]
+    assert data.judged_grades(np.array([2])).shape == (1, 0)
 
 
 def test_one_file_of_judgements_has_no_parts(beir: Callable[..., Path]) -> None:
