@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,6 +14,9 @@ from numpy.typing import NDArray
 from workloads.abstention.decision import KEY
 from workloads.abstention.scores import BM25, MARGIN, SOFTMAX, TEMPERATURE, by, mass
 from workloads.data.errors import DataError
+
+KS = (1, 3, 5, 10)
+"""Successes of :func:`abstention_table`: a relevant document among the first k."""
 
 _LOG_TEMPERATURES = (-5.0, 5.0)
 _FLOOR = 1e-7
@@ -99,6 +102,13 @@ class Ranking:
         return every
 
 
+class Systems(NamedTuple):
+    """Rankings of some queries by the prefix of their successes, and BM25's scores if any, (Q, C), padded with -inf."""
+
+    rankings: Mapping[str, Ranking]
+    bm25: NDArray[np.floating[Any]] | None = None
+
+
 def temperatures_of(systems: Mapping[str, Ranking], ks: Sequence[int]) -> dict[str, float]:
     """The temperature for each success, fitted on a validation part; for NDCG that of the first k.
 
@@ -112,27 +122,21 @@ def temperatures_of(systems: Mapping[str, Ranking], ks: Sequence[int]) -> dict[s
     return fitted
 
 
-def side_of(
-    systems: Mapping[str, Ranking],
-    ks: Sequence[int],
-    temperatures: Mapping[str, float],
-    plain: float = 1.0,
-    bm25: NDArray[np.floating[Any]] | None = None,
-) -> Side:
+def side_of(systems: Systems, ks: Sequence[int], temperatures: Mapping[str, float], plain: float = 1.0) -> Side:
     """All kinds of scores, and the losses, of some queries.
 
     Args:
-        systems: rankings by the prefix of their successes.
+        systems: of the queries.
         ks: of the successes "among the first k".
         temperatures: of :func:`temperatures_of`.
         plain: the temperature of the score ``softmax``.
-        bm25: BM25's scores, (Q, C), padded with -inf.
     """
+    rankings, bm25 = systems
     successes = []
     scores: dict[str, dict[str, NDArray[np.float64]]] = {name: {} for name in (SOFTMAX, TEMPERATURE, MARGIN)}
     if bm25 is not None:
         scores[BM25] = {}
-    for prefix, ranking in systems.items():
+    for prefix, ranking in rankings.items():
         for one in ranking.successes(ks, prefix):
             successes.append(one)
             for name, values in scores.items():
@@ -185,3 +189,21 @@ def exported(
     }
     tensors = {f"{KEY}.{name}": torch.from_numpy(np.ascontiguousarray(side)) for name, side in weights.items()}
     return Exported(tensors, {KEY: config})
+
+
+def abstention_table(
+    part: Systems, validation: Systems, *, share: float, plain: float = 1.0, trusted: bool = True
+) -> Exported:
+    """What the registered model of a ranker abstains by; arguments as of :func:`exported`.
+
+    The default is the temperature-scaled mass of the first document, and that it is relevant.
+    """
+    temperatures = temperatures_of(validation.rankings, KS)
+    return exported(
+        *(side_of(one, KS, temperatures, plain) for one in (part, validation)),
+        share=share,
+        default=(TEMPERATURE, "top_1"),
+        temperatures=temperatures,
+        plain=plain,
+        trusted=trusted,
+    )

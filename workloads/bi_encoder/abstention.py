@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from workloads.abstention.calibration import Exported, Ranking, exported, side_of, temperatures_of
-from workloads.abstention.scores import TEMPERATURE
+from workloads.abstention.calibration import Exported, Ranking, Systems, abstention_table
 from workloads.bi_encoder.calibration_queries import calibration_queries
 from workloads.data.retrieval.load import load_retrieval
 from workloads.data.retrieval.types import Retrieval
@@ -23,9 +22,6 @@ from workloads.encoders.tokens import Tokenizer
 
 DEPTH = 100
 """Documents whose scores decide."""
-
-KS = (1, 3, 5, 10)
-"""Successes: a relevant document among the first k."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,13 +53,9 @@ def collection(name: str, root: Path, seed: int, tokenizer: Tokenizer, encoder: 
     data = load_retrieval(name, root, "skip")
     calibrating, placing = calibration_queries(name, root, seed)
     vectors = normalised(encode(encoder, tokenizer(data.docs.to_pylist())))
-    ranked = [_ranking(data, own, tokenizer, encoder, vectors) for own in (calibrating, placing)]
-    temperatures = temperatures_of({"": ranked[1]}, KS)
-    sides = (side_of({"": one}, KS, temperatures, _PLAIN) for one in ranked)
+    sides = [_searched(data, own, tokenizer, encoder, vectors) for own in (calibrating, placing)]
     share = len(calibrating) / (len(calibrating) + len(placing))
-    table = exported(
-        *sides, share=share, default=(TEMPERATURE, "top_1"), temperatures=temperatures, plain=_PLAIN
-    )  # fmt: skip
+    table = abstention_table(*sides, share=share, plain=_PLAIN)
     ids = torch.frombuffer(bytearray(json.dumps(data.doc_ids.to_pylist()).encode()), dtype=torch.uint8)
     return Collection(vectors, ids, table)
 
@@ -72,10 +64,10 @@ _PLAIN = 0.05
 """Temperature of the score ``softmax``: sentence-transformers' scale of 20."""
 
 
-def _ranking(
+def _searched(
     data: Retrieval, queries: NDArray[np.int64], tokenizer: Tokenizer, encoder: TextEncoder, vectors: torch.Tensor
-) -> Ranking:
+) -> Systems:
     """The first documents of some queries by their cosine."""
     asked = normalised(encode(encoder, tokenizer(data.queries.take(queries).to_pylist())))
     scores, docs = exact_topk(asked, vectors, DEPTH)
-    return Ranking(scores.cpu().numpy(), data.grades(queries[:, None], docs.cpu().numpy()) > 0)
+    return Systems({"": Ranking(scores.cpu().numpy(), data.grades(queries[:, None], docs.cpu().numpy()) > 0)})

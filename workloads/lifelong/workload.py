@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.utils import clip_grad_norm_
 
-from workloads.abstention.calibration import Ranking
+from workloads.abstention.calibration import Systems, abstention_table
 from workloads.checks import check_plan, check_split
 from workloads.contract import Evaluation, Metrics, Objective, Runtime, Servable, Split, State, StepValues
 from workloads.distributed import broadcast, reduce_sum, without_sync, wrap
@@ -26,7 +26,7 @@ from workloads.encoders.text import TextEncoder, encode, load_encoder
 from workloads.encoders.tokens import Tokenizer
 from workloads.initial_weights import check_tokenizer, copy_weights, text_of
 from workloads.lifelong import baselines
-from workloads.lifelong.abstention import abstention_table, searched
+from workloads.lifelong.abstention import searched
 from workloads.lifelong.batches import batches
 from workloads.lifelong.dataset import DEPTH, prepare, tokens
 from workloads.lifelong.evaluation import SessionCost, SessionEvaluator
@@ -387,15 +387,16 @@ class Lifelong:
         doc_ids = self.data.data.doc_ids
         documents = self.encoder if self.params.encoders == "apart" else None
         table = None
-        if self.runtime.abstention_part:
-            part, validation = (self._searched(queries) for queries in (self.data.abstention, self.data.held))
-            table = abstention_table(part, validation, self.params.temperature, self.runtime)
+        if share := self.runtime.abstention_part:
+            sides = (self._searched(queries) for queries in (self.data.abstention, self.data.held))
+            plain = self.params.temperature
+            table = abstention_table(*sides, share=share, plain=plain, trusted=self.runtime.holdout)
         return servable(
             self.query_encoder, self.tokenizer, self.index, self.params, doc_ids, self.session, documents, table
         )
 
     @torch.no_grad()
-    def _searched(self, queries: NDArray[np.int64]) -> Ranking:
+    def _searched(self, queries: NDArray[np.int64]) -> Systems:
         """The first documents of the index for some queries, by this rank alone."""
         vectors = normalised(encode(self.query_encoder, self.tokens.take(len(self.data.data.docs) + queries)))
         return searched(self.data, queries, vectors, self.index)

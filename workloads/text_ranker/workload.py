@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.utils import clip_grad_norm_
 
+from workloads.abstention.calibration import Systems, abstention_table
 from workloads.checks import check_plan, check_split
 from workloads.contract import Evaluation, Metrics, Objective, Runtime, Servable, Split, State, StepValues
 from workloads.distributed import reduce_sum, without_sync, wrap
@@ -20,7 +21,7 @@ from workloads.encoders.text import load_encoder
 from workloads.initial_weights import check_tokenizer, copy_weights
 from workloads.seeding import derive, seeded
 from workloads.step_log import StepLog
-from workloads.text_ranker.abstention import Systems, abstention_table
+from workloads.text_ranker.abstention import systems
 from workloads.text_ranker.batches import Groups, GroupSampler
 from workloads.text_ranker.dataset import Lists, prepare, texts
 from workloads.text_ranker.evaluation import RankingEvaluator
@@ -247,9 +248,9 @@ class TextRanker:
     def servable(self) -> Servable:
         """Encoder, tokenizer and BM25's weight. The documents come with the input."""
         table = None
-        if self.runtime.abstention_part:
-            part, validation = (self._systems(queries) for queries in (self.data.abstention, self.data.held))
-            table = abstention_table(part, validation, self.runtime)
+        if share := self.runtime.abstention_part:
+            sides = (self._systems(queries) for queries in (self.data.abstention, self.data.held))
+            table = abstention_table(*sides, share=share, trusted=self.runtime.holdout)
         return servable(self.model, self.sequence_builder.tokenizer, self.params, self.bm25_weight, self.data, table)
 
     @torch.no_grad()
@@ -257,4 +258,4 @@ class TextRanker:
         """The model's ranking of the candidates of some queries and the interpolated one, by this rank alone."""
         lists = self.data.lists(queries, self.params.eval_candidates)
         scores, _ = self._scored(lists, np.arange(len(queries)), torch.Tensor.clone)
-        return Systems.of(lists, scores.cpu(), self.bm25_weight)
+        return systems(lists, scores.cpu(), self.bm25_weight)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from workloads.abstention.calibration import Exported, Ranking, Side, exported, side_of, temperatures_of
+from workloads.abstention.calibration import Exported, Ranking, Side, Systems, exported, side_of, temperatures_of
 from workloads.abstention.scores import BM25, TEMPERATURE
 from workloads.vera.confidence import Ranked, confidence
 from workloads.vera.dataset import VeraData
@@ -63,7 +63,7 @@ def abstention_table(part: Scored, validation: Scored, params: Params, k: int, s
 
 def abstention_side(one: Scored, ks: Sequence[int], params: Params, temperatures: Mapping[str, float]) -> Side:
     """The scores of all kinds and the losses of some queries, for each of the successes "among the first k"."""
-    side = side_of({"": one.ranking}, ks, temperatures, params.temperature or 1.0, one.bm25)
+    side = side_of(Systems({"": one.ranking}, one.bm25), ks, temperatures, params.temperature or 1.0)
     if params.confidence != "evidence":
         return side
     own = {each.name: confidence(one.ranked, each.k, params).cpu().numpy() for each in side.successes}

@@ -12,7 +12,7 @@ import torch
 
 from tests.unit.workloads.text_ranker.test_workload import RUNTIME, SMALL
 from workloads.abstention.decision import KEY
-from workloads.text_ranker.abstention import Systems
+from workloads.text_ranker.abstention import systems
 from workloads.text_ranker.dataset import Lists
 from workloads.text_ranker.evaluation import RankingEvaluator
 from workloads.text_ranker.params import Params
@@ -29,7 +29,7 @@ def test_the_loss_at_10_counts_what_a_shorter_list_lacks() -> None:
     scores = torch.tensor([[3.0, 2.0, 1.0]])
     measured = RankingEvaluator(lists, torch.device("cpu"), 5).evaluation(scores, 0.5, False).metrics["ndcg_at_10"]
     assert measured == pytest.approx(0.469, abs=5e-4)
-    assert Systems.of(lists, scores, 0.5).rankings[""].ndcg == pytest.approx([measured])
+    assert systems(lists, scores, 0.5).rankings[""].ndcg == pytest.approx([measured])
 
 
 def test_served_scores_are_the_calibrated_ones_with_and_without_bm25() -> None:
