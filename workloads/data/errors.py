@@ -56,3 +56,8 @@ class DataUnreachable(DataError):
 
 class CacheUnwritable(DataError):
     """The cache directory cannot be written."""
+
+
+def line_error(what: str, file: Path, number: int, line: str | bytes, expected: str | None = None) -> DataError:
+    """The error about a line of a file, which shows how the line begins."""
+    return DataError(what, file=file, line=number, got=repr(line[:60]), expected=expected)

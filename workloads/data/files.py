@@ -12,7 +12,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import IO
 
-from workloads.data.errors import DataError
+from workloads.data.errors import line_error
 
 
 def plain_or_gz(path: Path) -> Path:
@@ -93,7 +93,7 @@ def lines(path: Path) -> Iterator[tuple[int, str]]:
             try:
                 line = raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
             except UnicodeDecodeError as error:
-                raise DataError("the text is not UTF-8", file=path, line=number, got=repr(raw[:60])) from error
+                raise line_error("the text is not UTF-8", path, number, raw) from error
             if line:
                 yield number, line
 

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from workloads.data.errors import DataError
+from workloads.data.errors import DataError, line_error
 from workloads.data.files import content, plain_or_gz
 from workloads.data.interactions.ratings import RatingColumns, check_disjoint, read_ratings
 from workloads.data.interactions.types import Interactions
@@ -83,10 +83,7 @@ def _occupations(folder: Path, file: str, separator: str, n_users: int) -> NDArr
     fields = [line.split(separator) for line in lines]
     for number, (line, columns) in enumerate(zip(lines, fields), 1):
         if len(columns) != 5 or columns[0] != str(number):
-            raise DataError(
-                "the line is not a user", file=users, line=number, got=repr(line[:60]),
-                expected=f"5 fields, the first of them {number}",
-            )  # fmt: skip
+            raise line_error("the line is not a user", users, number, line, f"5 fields, the first of them {number}")
     if len(fields) != n_users:
         raise DataError("the file is not complete", file=users, got=f"{len(fields)} users", expected=f"{n_users} users")
     names = np.array([columns[3] for columns in fields])

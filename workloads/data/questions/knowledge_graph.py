@@ -14,7 +14,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from workloads.data.errors import DataError
+from workloads.data.errors import DataError, line_error
 from workloads.data.files import HALF_CHARACTER, is_encodable, lines, opened, plain_or_gz
 from workloads.data.questions.types import KIND, PARTS, Graph, GraphQuestions, Question
 from workloads.data.source import Dataset, SourceFile
@@ -123,13 +123,10 @@ def _questions(file: Path, graphs: Mapping[str, Graph]) -> Iterator[Question]:
                     line=number,
                 )
             except (UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError, ValueError, AttributeError):
-                got = repr(raw[:60])
-                raise DataError(
-                    "the line holds no question", file=file, line=number, got=got, expected=_EXAMPLE
-                ) from None
+                raise line_error("the line holds no question", file, number, raw, _EXAMPLE) from None
             names = (question.id, question.topic, question.kb, question.type, *chain.from_iterable(question.path))
             if not is_encodable(question.text + "".join(names)):
-                raise DataError(HALF_CHARACTER, file=file, line=number, got=repr(raw[:60]))
+                raise line_error(HALF_CHARACTER, file, number, raw)
             if not 1 <= len(question.path) <= question.hops:
                 got = f"hops={question.hops} and a path of {len(question.path)}"
                 raise DataError(
@@ -143,11 +140,12 @@ def _questions(file: Path, graphs: Mapping[str, Graph]) -> Iterator[Question]:
 
 
 def _triples(file: Path) -> Iterator[tuple[str, str, str]]:
-    expected = "subject, relation and object between tabs"
     for number, line in lines(file):
         cells = line.split("\t")
         if len(cells) != 3 or not all(cells):
-            raise DataError("the line holds no triple", file=file, line=number, got=repr(line[:60]), expected=expected)
+            raise line_error(
+                "the line holds no triple", file, number, line, "subject, relation and object between tabs"
+            )
         yield cells[0], cells[1], cells[2]
 
 

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from workloads.data.errors import DataError
+from workloads.data.errors import DataError, line_error
 from workloads.data.files import HALF_CHARACTER, is_encodable, lines, plain_or_gz
 from workloads.data.retrieval.judged import Row, judged
 from workloads.data.retrieval.types import PARTS
@@ -107,13 +107,12 @@ def read_texts(file: Path, *, titled: bool) -> tuple[list[str], list[str]]:
             text = record["text"]
             title = record.get("title") or "" if titled else ""
         except (json.JSONDecodeError, KeyError, TypeError, AttributeError):
-            got = repr(line[:60])
             expected = 'an object like {"_id": "d1", "text": "..."}'
-            raise DataError("the line holds no text", file=file, line=number, got=got, expected=expected) from None
+            raise line_error("the line holds no text", file, number, line, expected) from None
         if not (isinstance(name, str) and isinstance(text, str) and isinstance(title, str)):
-            raise DataError("id, title and text are strings", file=file, line=number, got=repr(line[:60]))
+            raise line_error("id, title and text are strings", file, number, line)
         if not is_encodable(f"{name}{title}{text}"):
-            raise DataError(HALF_CHARACTER, file=file, line=number, got=repr(line[:60]))
+            raise line_error(HALF_CHARACTER, file, number, line)
         if name in ids:
             raise DataError("an id occurs twice", file=file, line=number, got=f"{name!r}, as in line {ids[name]}")
         ids[name] = number
@@ -130,16 +129,15 @@ def _rows(file: Path) -> Iterator[Row]:
         cells = line.split("\t")
         if number == 1:
             if tuple(cells) != _HEADER:
-                raise DataError("the header differs", file=file, line=1, got=repr(line[:60]), expected=expected)
+                raise line_error("the header differs", file, number, line, expected)
             continue
         try:
             query, doc, grade = cells
             yield Row(query, doc, _grade(grade), part, file, number)
         except ValueError:
-            raise DataError(
-                "the line holds no judgement", file=file, line=number, got=repr(line[:60]),
-                expected=f"{expected}, the score an integer",
-            ) from None  # fmt: skip
+            raise line_error(
+                "the line holds no judgement", file, number, line, f"{expected}, the score an integer"
+            ) from None
 
 
 def _grade(cell: str) -> int:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from workloads.data.errors import DataError
+from workloads.data.errors import DataError, line_error
 from workloads.data.files import lines
 from workloads.data.retrieval.bm25 import Candidates
 from workloads.data.retrieval.types import Retrieval
@@ -38,9 +38,7 @@ def read_run(file: Path, data: Retrieval, depth: int, unknown: str = "refuse") -
             score = float(cell)
         except ValueError:
             expected = "topic Q0 document rank score tag"
-            raise DataError(
-                "the line is not that of a run", file=file, line=number, got=repr(line[:60]), expected=expected
-            ) from None
+            raise line_error("the line is not that of a run", file, number, line, expected) from None
         query = query_of.get(topic)
         doc = doc_of.get(name)
         if query is None or doc is None:
@@ -50,7 +48,7 @@ def read_run(file: Path, data: Retrieval, depth: int, unknown: str = "refuse") -
             fix = "Correct the run, or set dataset_unknown=skip to leave such lines out"
             raise DataError("the run names a text that is not there", file=file, line=number, got=got, fix=fix)
         if not np.isfinite(score) or listed.setdefault(query, {}).setdefault(doc, score) != score:
-            raise DataError("a score is not finite, or a document has two", file=file, line=number, got=repr(line[:60]))
+            raise line_error("a score is not finite, or a document has two", file, number, line)
     ranked = Candidates(
         np.full((len(query_of), depth), -1, np.int32), np.full((len(query_of), depth), -np.inf, np.float32)
     )

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workloads.data.errors import DataError
+from workloads.data.errors import DataError, line_error
 from workloads.data.files import lines, plain_or_gz
 from workloads.data.retrieval.beir import CORPUS, JUDGEMENTS, QUERIES, check_test, is_beir, judgement_files, read_beir
 from workloads.data.retrieval.judged import Row, judged
@@ -122,10 +122,7 @@ def read_lotte(folder: Path, files: tuple[str, ...]) -> Retrieval:
                 rows += [Row(f"{kind}-{record['qid']}", str(pid), 1, "", file, number) for pid in record["answer_pids"]]
             except (json.JSONDecodeError, KeyError, TypeError):
                 expected = 'an object like {"qid": 0, "answer_pids": [3]}'
-                got = repr(line[:60])
-                raise DataError(
-                    "the line holds no answers", file=file, line=number, got=got, expected=expected
-                ) from None
+                raise line_error("the line holds no answers", file, number, line, expected) from None
     return judged((list(docs), list(docs.values())), (list(queries), list(queries.values())), rows)
 
 
@@ -146,10 +143,7 @@ def read_cpr(folder: Path, files: tuple[str, ...]) -> Retrieval:
         for number, line in lines(file):
             cells = line.split()
             if len(cells) != 4 or not cells[3].lstrip("-").isdigit():
-                raise DataError(
-                    "the line holds no judgement", file=file, line=number, got=repr(line[:60]),
-                    expected="query, 0, document, grade",
-                )  # fmt: skip
+                raise line_error("the line holds no judgement", file, number, line, "query, 0, document, grade")
             rows.append(Row(f"{part}-{cells[0]}", cells[2], max(0, int(cells[3])), ours, file, number))
     collection = judged((list(docs), list(docs.values())), (list(queries), list(queries.values())), rows)
     if "qrels.dev.tsv" in files:
@@ -191,8 +185,7 @@ def _pairs(file: Path) -> dict[str, str]:
     for number, line in lines(file):
         name, tab, text = line.partition("\t")
         if not tab:
-            expected = "an id and a text between a tab"
-            raise DataError("the line holds no text", file=file, line=number, got=repr(line[:60]), expected=expected)
+            raise line_error("the line holds no text", file, number, line, "an id and a text between a tab")
         if name in documents:
             raise DataError("an id occurs twice", file=file, line=number, got=repr(name))
         documents[name] = text

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from workloads.data.errors import DataError
+from workloads.data.errors import DataError, line_error
 from workloads.data.files import lines, opened, plain_or_gz
 from workloads.data.retrieval.beir import CORPUS, check_test, read_texts
 from workloads.data.retrieval.judged import Row, judged
@@ -94,9 +94,7 @@ def _marked(file: Path) -> tuple[list[str], list[str]]:
 def _add(texts: dict[str, str], name: str, text: str, file: Path, line: int) -> None:
     if not name or not text.strip():
         expected = "an id, a tab and a text, or <top> with <num> and <title>"
-        raise DataError(
-            "the topic has no id or no text", file=file, line=line, got=repr(f"{name} {text}"[:60]), expected=expected
-        )
+        raise line_error("the topic has no id or no text", file, line, f"{name} {text}", expected)
     if name in texts:
         raise DataError("an id occurs twice", file=file, line=line, got=repr(name))
     texts[name] = text.strip()
@@ -109,7 +107,5 @@ def _rows(file: Path) -> Iterator[Row]:
             topic, _, doc, grade = line.split()
             yield Row(topic, doc, max(0, int(grade)), part, file, number)
         except ValueError:
-            raise DataError(
-                "the line holds no judgement", file=file, line=number, got=repr(line[:60]),
-                expected="topic iteration document grade",
-            ) from None  # fmt: skip
+            expected = "topic iteration document grade"
+            raise line_error("the line holds no judgement", file, number, line, expected) from None
