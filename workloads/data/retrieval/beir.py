@@ -15,15 +15,13 @@ from typing import TYPE_CHECKING
 
 from workloads.data.errors import DataError, line_error
 from workloads.data.files import HALF_CHARACTER, is_encodable, lines, plain_or_gz
-from workloads.data.retrieval.judged import Row, judged
-from workloads.data.retrieval.types import PARTS
+from workloads.data.retrieval.judged import Row, judgement_files, read_judgements
 from workloads.data.source import Dataset, SourceFile
 
 if TYPE_CHECKING:
     from workloads.data.retrieval.types import Retrieval
 
 CORPUS, QUERIES, JUDGEMENTS = "corpus.jsonl", "queries.jsonl", "qrels.tsv"
-SPLIT_JUDGEMENTS = {part: f"qrels/{part}.tsv" for part in ("train", "dev", "test")}
 
 _HEADER = ("query-id", "corpus-id", "score")
 
@@ -35,22 +33,21 @@ def collection(name: str, summary: str, folder: str, files: tuple[SourceFile, ..
     return Dataset(name, summary, "retrieval", reader, files, folder=folder, obtain=obtain)
 
 
-def judgement_files(folder: Path) -> list[str]:
-    """The judgement files in the folder."""
-    split = [file for file in SPLIT_JUDGEMENTS.values() if plain_or_gz(folder / file).is_file()]
-    return split or [file for file in (JUDGEMENTS,) if plain_or_gz(folder / file).is_file()]
-
-
 def is_beir(folder: Path) -> bool:
     """Whether a folder has the layout."""
-    texts = all(plain_or_gz(folder / file).is_file() for file in (CORPUS, QUERIES))
-    return texts and bool(judgement_files(folder))
+    return bool(beir_files(folder))
+
+
+def beir_files(folder: Path) -> list[str]:
+    """The files of a folder in this layout; none if it has another."""
+    judgements = judgement_files(folder, ".tsv")
+    there = judgements and all(plain_or_gz(folder / file).is_file() for file in (CORPUS, QUERIES))
+    return [CORPUS, QUERIES, *judgements] if there else []
 
 
 def own_beir(name: str, folder: Path) -> Dataset:
     """A user's own collection, named by its absolute path."""
-    files = [CORPUS, QUERIES, *judgement_files(folder)]
-    return collection(name, "a user's own", str(folder), tuple(SourceFile(file) for file in files))
+    return collection(name, "a user's own", str(folder), tuple(map(SourceFile, beir_files(folder))))
 
 
 def read_beir(folder: Path, files: tuple[str, ...]) -> Retrieval:
@@ -67,33 +64,9 @@ def read_beir(folder: Path, files: tuple[str, ...]) -> Retrieval:
         DataError: a line that is not a document, query or judgement, a repeated id, a pair with two grades, a query
             with judgements in two parts, or a test part without relevant documents.
     """
-    doc_ids, docs = read_texts(plain_or_gz(folder / CORPUS), titled=True)
-    query_ids, queries = read_texts(plain_or_gz(folder / QUERIES), titled=False)
-    rows = [row for file in files for row in _rows(plain_or_gz(folder / file))]
-    collection = judged((doc_ids, docs), (query_ids, queries), rows)
-    if SPLIT_JUDGEMENTS["test"] in files:
-        check_test(plain_or_gz(folder / SPLIT_JUDGEMENTS["test"]), collection)
-    return collection
-
-
-def check_test(file: Path, data: Retrieval) -> None:
-    """Check that the test part has relevant documents. Otherwise another part would be drawn in its place.
-
-    Args:
-        file: the file of its judgements.
-        data: the collection with all parts.
-
-    Raises:
-        DataError: no query of the part has a document with a grade above 0.
-    """
-    tested = data.parts == PARTS.index("test")
-    if not (tested & data.answered).any():
-        raise DataError(
-            "no query of the test part has a relevant document: its judgements are hidden or missing",
-            file=file,
-            got=f"{tested.sum()} judged queries, no grade above 0",
-            fix="Put the true judgements there, or remove the file to have a test part drawn from the other queries",
-        )
+    docs = read_texts(plain_or_gz(folder / CORPUS), titled=True)
+    queries = read_texts(plain_or_gz(folder / QUERIES), titled=False)
+    return read_judgements(docs, queries, folder, files, _rows)
 
 
 def read_texts(file: Path, *, titled: bool) -> tuple[list[str], list[str]]:
@@ -122,8 +95,7 @@ def read_texts(file: Path, *, titled: bool) -> tuple[list[str], list[str]]:
     return list(ids), texts
 
 
-def _rows(file: Path) -> Iterator[Row]:
-    part = "" if file.name.startswith(JUDGEMENTS) else file.name.partition(".")[0]
+def _rows(file: Path, part: str) -> Iterator[Row]:
     expected = f"{', '.join(_HEADER)} between tabs"
     for number, line in lines(file):
         cells = line.split("\t")

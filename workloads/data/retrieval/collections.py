@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from workloads.data.retrieval.beir import CORPUS, JUDGEMENTS, QUERIES, SPLIT_JUDGEMENTS, collection
+from workloads.data.retrieval.beir import CORPUS, JUDGEMENTS, QUERIES, collection
 from workloads.data.source import Dataset, SourceFile
 
 _BEIR = "https://public.ukp.informatik.tu-darmstadt.de/thakur/BEIR/datasets"
@@ -19,8 +19,8 @@ SCIFACT = collection(
     (
         _scifact(CORPUS, 8_106_566, "dec31c8182f3d744c7d2c09423756fd1d17cbef75808db13ba01cc0aab4d1ac6"),
         _scifact(QUERIES, 209_731, "8ff84a7c903f722981cd8d595c022660140c51867b27608a6d4910db86080313"),
-        _scifact(SPLIT_JUDGEMENTS["train"], 13_582, "ac0902d9b1cb717df182aaff1306175877fdb8f55bb5c3e8597ad694fc8e539f"),
-        _scifact(SPLIT_JUDGEMENTS["test"], 5_049, "68c0ac63f1c24b9e8ce497649694f09b2d0850bab7ec2b103cc66996f5f8b3a3"),
+        _scifact("qrels/train.tsv", 13_582, "ac0902d9b1cb717df182aaff1306175877fdb8f55bb5c3e8597ad694fc8e539f"),
+        _scifact("qrels/test.tsv", 5_049, "68c0ac63f1c24b9e8ce497649694f09b2d0850bab7ec2b103cc66996f5f8b3a3"),
     ),
 )
 

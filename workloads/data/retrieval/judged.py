@@ -1,12 +1,13 @@
-"""Build a numbered collection from texts and judgements with ids."""
+"""Build a numbered collection from texts and files of judgements with ids."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from workloads.data.errors import DataError
+from workloads.data.files import plain_or_gz
 from workloads.data.retrieval.types import PARTS
 
 if TYPE_CHECKING:
@@ -31,13 +32,38 @@ Texts = tuple[Sequence[str], Sequence[str]]
 """Ids and texts."""
 
 
-def judged(docs: Texts, queries: Texts, rows: Iterable[Row]) -> Retrieval:
+def judgement_files(folder: Path, suffix: str) -> list[str]:
+    """The judgement files in a folder: ``qrels/<part><suffix>``, or without a split ``qrels<suffix>``."""
+    split = [f"qrels/{part}{suffix}" for part in PARTS[1:]]
+    there = [file for file in (*split, f"qrels{suffix}") if plain_or_gz(folder / file).is_file()]
+    return [file for file in there if file in split] or there
+
+
+def read_judgements(
+    docs: Texts, queries: Texts, folder: Path, files: Sequence[str], read: Callable[[Path, str], Iterable[Row]]
+) -> Retrieval:
+    """Build the collection of these texts and of judgement files; ``read`` takes a file and its part.
+
+    Raises:
+        DataError: as of :func:`judged` and ``read``.
+    """
+    parts = {Path(file).stem.replace("qrels", ""): plain_or_gz(folder / file) for file in files}
+    rows = [row for part, file in parts.items() for row in read(file, part)]
+    return judged(docs, queries, rows, parts.get("test"))
+
+
+def judged(docs: Texts, queries: Texts, rows: Iterable[Row], test: Path | None = None) -> Retrieval:
     """Build the collection of these texts and judgements.
 
     Judgements of unknown documents or queries are removed and listed. Equal judgements of one pair count once.
 
+    Args:
+        test: the file with the judgements of the test part. Without relevant documents in it, another part would be
+            drawn in its place.
+
     Raises:
-        DataError: a pair has two grades, a query has judgements in two parts, or no document is relevant.
+        DataError: a pair has two grades, a query has judgements in two parts, or no document is relevant, to any query
+            or to one of ``test``.
     """
     import numpy as np
     import pyarrow as pa
@@ -71,4 +97,13 @@ def judged(docs: Texts, queries: Texts, rows: Iterable[Row]) -> Retrieval:
         got = f"{len(table)} judgements of known documents, {len(unknown)} of unknown ones"
         raise DataError("no document is judged relevant", got=got, expected="a grade above 0")
     doc_ids, doc_texts, query_ids, query_texts = (pa.array(column, pa.large_string()) for column in (*docs, *queries))
-    return Retrieval(doc_ids, doc_texts, query_ids, query_texts, table, parts, unknown[:_NAMED], len(unknown))
+    data = Retrieval(doc_ids, doc_texts, query_ids, query_texts, table, parts, unknown[:_NAMED], len(unknown))
+    tested = parts == PARTS.index("test")
+    if test is not None and not (tested & data.answered).any():
+        raise DataError(
+            "no query of the test part has a relevant document: its judgements are hidden or missing",
+            file=test,
+            got=f"{tested.sum()} judged queries, no grade above 0",
+            fix="Put the true judgements there, or remove the file to have a test part drawn from the other queries",
+        )
+    return data

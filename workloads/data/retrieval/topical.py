@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from workloads.data.errors import DataError, line_error
 from workloads.data.files import lines, plain_or_gz
-from workloads.data.retrieval.beir import CORPUS, JUDGEMENTS, QUERIES, check_test, is_beir, judgement_files, read_beir
+from workloads.data.retrieval.beir import CORPUS, JUDGEMENTS, QUERIES, beir_files, read_beir
 from workloads.data.retrieval.judged import Row, judged
 from workloads.data.source import Dataset, SourceFile
 
@@ -145,15 +145,13 @@ def read_cpr(folder: Path, files: tuple[str, ...]) -> Retrieval:
             if len(cells) != 4 or not cells[3].lstrip("-").isdigit():
                 raise line_error("the line holds no judgement", file, number, line, "query, 0, document, grade")
             rows.append(Row(f"{part}-{cells[0]}", cells[2], max(0, int(cells[3])), ours, file, number))
-    collection = judged((list(docs), list(docs.values())), (list(queries), list(queries.values())), rows)
-    if "qrels.dev.tsv" in files:
-        check_test(plain_or_gz(folder / "qrels.dev.tsv"), collection)
-    return collection
+    test = plain_or_gz(folder / "qrels.dev.tsv") if "qrels.dev.tsv" in files else None
+    return judged((list(docs), list(docs.values())), (list(queries), list(queries.values())), rows, test)
 
 
 def _topics(folder: Path) -> dict[str, tuple[str, ...]]:
     """Topics of a folder by name, with their files; empty if it is not such a collection."""
-    if not folder.is_dir() or is_beir(folder):
+    if not folder.is_dir() or beir_files(folder):
         return {}
     if alone := _files(folder):
         return {"": alone}
@@ -167,10 +165,6 @@ def _files(folder: Path) -> tuple[str, ...]:
 
 def _beir(folder: Path, files: tuple[str, ...]) -> Retrieval:
     return read_beir(folder, tuple(file for file in files if file not in (CORPUS, QUERIES)))
-
-
-def _beir_files(folder: Path) -> list[str]:
-    return [CORPUS, QUERIES, *judgement_files(folder)] if is_beir(folder) else []
 
 
 def _complete(folder: Path, docs: str, pairs: list[tuple[str, str]]) -> list[str]:
@@ -198,7 +192,7 @@ _LOTTE_PAIRS = [(f"questions.{kind}.tsv", f"qas.{kind}.jsonl") for kind in LOTTE
 _CPR_PAIRS = [(f"{part}.query.txt", f"qrels.{part}.tsv") for part in CPR_PARTS]
 
 FORMS = (
-    Form(CORPUS, _beir_files, _beir),
+    Form(CORPUS, beir_files, _beir),
     Form(LOTTE_DOCS, partial(_complete, docs=LOTTE_DOCS, pairs=_LOTTE_PAIRS), read_lotte),
     Form(CPR_DOCS, partial(_complete, docs=CPR_DOCS, pairs=_CPR_PAIRS), read_cpr),
 )

@@ -15,16 +15,14 @@ from typing import TYPE_CHECKING
 
 from workloads.data.errors import DataError, line_error
 from workloads.data.files import lines, opened, plain_or_gz
-from workloads.data.retrieval.beir import CORPUS, check_test, read_texts
-from workloads.data.retrieval.judged import Row, judged
+from workloads.data.retrieval.beir import CORPUS, read_texts
+from workloads.data.retrieval.judged import Row, judgement_files, read_judgements
 from workloads.data.source import Dataset, SourceFile
 
 if TYPE_CHECKING:
     from workloads.data.retrieval.types import Retrieval
 
 TOPICS = ("topics.tsv", "topics.trec")
-JUDGEMENTS = "qrels.trec"
-SPLIT_JUDGEMENTS = {part: f"qrels/{part}.trec" for part in ("train", "dev", "test")}
 
 _NUMBER = re.compile(r"<num>\s*(?:Number:)?\s*(\S+?)\s*(?=<|$)", re.IGNORECASE | re.MULTILINE)
 _TITLE = re.compile(r"<title>\s*(?:Topic:)?\s*(.*?)\s*(?=<|\Z)", re.IGNORECASE | re.DOTALL)
@@ -32,13 +30,13 @@ _TITLE = re.compile(r"<title>\s*(?:Topic:)?\s*(.*?)\s*(?=<|\Z)", re.IGNORECASE |
 
 def is_trec(folder: Path) -> bool:
     """Whether a folder has the layout."""
-    return plain_or_gz(folder / CORPUS).is_file() and bool(_topics(folder)) and bool(_judgements(folder))
+    return plain_or_gz(folder / CORPUS).is_file() and bool(_topics(folder)) and bool(judgement_files(folder, ".trec"))
 
 
 def own_trec(name: str, folder: Path) -> Dataset:
     """A user's own collection, named by its absolute path."""
     topics = _topics(folder)
-    judgements = _judgements(folder)
+    judgements = judgement_files(folder, ".trec")
     reader = partial(read_trec, topics=topics[0], files=tuple(judgements))
     files = tuple(SourceFile(file) for file in (CORPUS, topics[0], *judgements))
     return Dataset(name, "a user's own", "retrieval", reader, files, folder=str(folder))
@@ -53,20 +51,11 @@ def read_trec(folder: Path, topics: str, files: tuple[str, ...]) -> Retrieval:
     docs = read_texts(plain_or_gz(folder / CORPUS), titled=True)
     file = plain_or_gz(folder / topics)
     queries = _table(file) if topics == TOPICS[0] else _marked(file)
-    rows = [row for name in files for row in _rows(plain_or_gz(folder / name))]
-    collection = judged(docs, queries, rows)
-    if SPLIT_JUDGEMENTS["test"] in files:
-        check_test(plain_or_gz(folder / SPLIT_JUDGEMENTS["test"]), collection)
-    return collection
+    return read_judgements(docs, queries, folder, files, _rows)
 
 
 def _topics(folder: Path) -> list[str]:
     return [file for file in TOPICS if plain_or_gz(folder / file).is_file()]
-
-
-def _judgements(folder: Path) -> list[str]:
-    split = [file for file in SPLIT_JUDGEMENTS.values() if plain_or_gz(folder / file).is_file()]
-    return split or [file for file in (JUDGEMENTS,) if plain_or_gz(folder / file).is_file()]
 
 
 def _table(file: Path) -> tuple[list[str], list[str]]:
@@ -100,8 +89,7 @@ def _add(texts: dict[str, str], name: str, text: str, file: Path, line: int) -> 
     texts[name] = text.strip()
 
 
-def _rows(file: Path) -> Iterator[Row]:
-    part = "" if file.name.startswith(JUDGEMENTS) else file.name.partition(".")[0]
+def _rows(file: Path, part: str) -> Iterator[Row]:
     for number, line in lines(file):
         try:
             topic, _, doc, grade = line.split()
