@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from workloads.data.retrieval.types import Queries, Retrieval, split_queries
 from workloads.seeding import derive
 
 Indices = NDArray[np.int64]
@@ -51,6 +52,20 @@ def hold_out(train: Indices, validation: Indices, share: float, seed: int, famil
             f"for validation and {len(held)} to calibrate with. Set another share, or use more queries"
         )
     return Parts(left[0], left[1], one_of_each(both[np.isin(own, held)], seed, family))
+
+
+def split_collection(
+    data: Retrieval, seed: int, validation: float, test: float, *, holdout: bool, share: float
+) -> tuple[Queries, Indices, Indices]:
+    """The queries of a run, those of its validation part, which a refit trains on, and those of the abstention part.
+
+    Arguments as of :func:`~workloads.data.retrieval.types.split_queries` and :func:`hold_out`, which raise ValueError.
+    """
+    queries = split_queries(data, seed=seed, validation=validation, test=test)
+    train, held, abstention = hold_out(queries.train, queries.validation, share, seed, data.family)
+    if not holdout:
+        train = np.sort(np.concatenate([train, held]))
+    return Queries(train, held if holdout else held[:0], queries.test), held, abstention
 
 
 def one_of_each(queries: Indices, seed: int, family: Indices | None = None) -> Indices:

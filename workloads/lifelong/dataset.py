@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from workloads.abstention.part import hold_out
+from workloads.abstention.part import split_collection
 from workloads.data.conversion_cache import cached_arrays
 from workloads.data.datasets import fingerprint
 from workloads.data.retrieval.bm25 import K1, VERSION, B, Candidates, Tokenised
 from workloads.data.retrieval.load import load_retrieval
-from workloads.data.retrieval.types import Queries, Retrieval, split_queries
+from workloads.data.retrieval.types import Queries, Retrieval
 from workloads.encoders.tokens import Tokenizer, Tokens
 from workloads.lifelong.params import Params
 from workloads.lifelong.sessions import Sessions, Stream, arrivals, load_sessions, query_topics
@@ -99,12 +99,7 @@ def _prepare(
     cumulative: bool,
 ) -> LifelongData:
     sessions = load_sessions(dataset, root, data, stream)
-    queries = split_queries(data, seed=stream.seed, validation=validation, test=test)
-    learnt, held, abstention = hold_out(queries.train, queries.validation, share, stream.seed, data.family)
-    if holdout:
-        queries = Queries(learnt, held, queries.test)
-    else:
-        queries = Queries(np.sort(np.concatenate([learnt, held])), held[:0], queries.test)
+    queries, held, abstention = split_collection(data, stream.seed, validation, test, holdout=holdout, share=share)
     positives = {int(query): _relevant(data, sessions, int(query)) for query in queries.train}
     train = np.array([query for query, docs in positives.items() if len(docs)], np.int64)
     if not len(train):

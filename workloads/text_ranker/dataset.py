@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from workloads.abstention.part import hold_out
+from workloads.abstention.part import split_collection
 from workloads.data.digests import digest
 from workloads.data.retrieval.bm25 import Candidates, candidates
 from workloads.data.retrieval.load import load_retrieval
 from workloads.data.retrieval.runs import read_run
-from workloads.data.retrieval.types import Queries, Retrieval, split_queries
+from workloads.data.retrieval.types import Queries, Retrieval
 from workloads.encoders.served_text import passages
 from workloads.encoders.tokens import Tokenizer, Tokens
 from workloads.memory import bounded_cache
@@ -112,12 +112,7 @@ def _prepare(
     unknown: str,
     share: float,
 ) -> RankerData:
-    queries = split_queries(data, seed=seed, validation=validation, test=test)
-    train, held, abstention = hold_out(queries.train, queries.validation, share, seed, data.family)
-    if holdout:
-        queries = Queries(train, held, queries.test)
-    else:
-        queries = Queries(np.sort(np.concatenate([train, held])), held[:0], queries.test)
+    queries, held, abstention = split_collection(data, seed, validation, test, holdout=holdout, share=share)
     listed = candidates(dataset, root, data, depth) if run is None else read_run(Path(run[0]), data, depth, unknown)
     return RankerData(data, queries, listed, abstention[listed.counts[abstention] > 0], held)
 

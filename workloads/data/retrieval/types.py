@@ -139,9 +139,7 @@ class Queries(NamedTuple):
     test: NDArray[np.int64]
 
 
-def split_queries(
-    data: Retrieval, *, seed: int, validation: float = 0.2, test: float = 0.5, holdout: bool = True
-) -> Queries:
+def split_queries(data: Retrieval, *, seed: int, validation: float = 0.2, test: float = 0.5) -> Queries:
     """Split the queries into train, validation and test. Queries without a relevant document are in none of them.
 
     Uses the source's own parts, with dev as validation. Parts that it does not have are drawn: ``test`` is a share of
@@ -153,7 +151,6 @@ def split_queries(
         seed: seed of the draws, not negative.
         validation: in (0, 1).
         test: in (0, 1).
-        holdout: False keeps validation queries in train; the validation part is then empty.
 
     Raises:
         ValueError: there are too few queries for three parts, or a share is out of its bounds.
@@ -180,9 +177,6 @@ def split_queries(
             f"too few queries to split: {relevant.sum()} of {len(relevant)} have a relevant document, which leaves "
             f"{len(trained)} to train on, {len(held)} for validation and {len(tested)} for the test"
         )
-    if not holdout:
-        trained = np.concatenate([trained, held])
-        held = held[:0]
     return Queries(np.sort(trained), np.sort(held), np.sort(tested))
 
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from workloads.abstention.part import hold_out
+from workloads.abstention.part import hold_out, split_collection
 from workloads.data import DataError, check_readable, conversion_cache, dataset
 from workloads.data.cache import cache_dir, default_data_root
 from workloads.data.retrieval.load import load_retrieval
@@ -217,8 +217,8 @@ def test_split_follows_the_source_and_leaves_out_queries_without_a_relevant_docu
     data = load(beir(train="q1\td2\t2;q2\td1\t0", dev="q3\td1\t1", test="q0\td1\t3"))
     found = split_queries(data, seed=0)
     assert [part.tolist() for part in found] == [[1], [3], [0]]
-    refit = split_queries(data, seed=0, holdout=False)
-    assert [part.tolist() for part in refit] == [[1, 3], [], [0]]
+    refit, validation, _ = split_collection(data, 0, 0.2, 0.5, holdout=False, share=0.0)
+    assert [part.tolist() for part in (*refit, validation)] == [[1, 3], [], [0], [3]]
 
 
 def test_drawn_parts_are_disjoint_seeded_and_of_the_asked_size() -> None:
