@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -243,6 +244,23 @@ class Drawn:
 
     curves: Sequence[Curve] = ()
     tables: Mapping[str, Cells] = field(default_factory=dict)
+
+
+def size_table(
+    sizes: Sequence[str], printed: Mapping[str, Sequence[float | None]], count: Callable[[str], Sequence[float]]
+) -> Drawn:
+    """Two rows a dataset: ours, by ``count``, empty where the dataset is not here, and the printed one, if any."""
+    from workloads.data.errors import DataError
+
+    rows: list[dict[str, Any]] = []
+    for name, values in printed.items():
+        ours: Sequence[float] = ()
+        with suppress(DataError):
+            ours = count(name)
+        for of, side in (("ours", ours), ("printed", values)):
+            if side or of == "ours":
+                rows.append({"dataset": name, "of": of, **dict.fromkeys(sizes), **dict(zip(sizes, side))})
+    return Drawn(tables={"sizes": rows})
 
 
 Draw: TypeAlias = Callable[[Sequence[Trained]], Iterable[Curve]]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from workloads.published import Computation, Drawn
+from workloads.published import Computation, Drawn, size_table
 
 if TYPE_CHECKING:
     from workloads.data.interactions.variants import Split
@@ -34,23 +34,16 @@ _PRINTED: Mapping[str, Mapping[str, tuple[float | None, ...]]] = {
 
 
 def sizes(table: str, quick: bool) -> Drawn:
-    """Two rows a dataset, ours and the printed one; ours is empty where the dataset is not here. E-3.D, E-4.S."""
-    from workloads.data import DataError, default_data_root, load_interactions
+    """The sizes of a table. E-3.D, E-4.S."""
+    from workloads.data import default_data_root, load_interactions
 
-    rows: list[dict[str, Any]] = []
-    for name, printed in _PRINTED[table].items():
+    def count(name: str) -> tuple[float, ...]:
         split: Split = "clean" if table == "3.1" else "random" if name == "yahoo-r3" else "official"
-        try:
-            data = load_interactions(name, default_data_root(), split)
-        except DataError:
-            ours: dict[str, Any] = {}
-        else:
-            counts = (data.n_users, data.n_items, len(data.train), len(data.test))
-            ours = dict(zip(_SIZES, (*counts, sum(counts[2:]) / (counts[0] * counts[1]))))
-        for of, values in (("ours", ours), ("printed", dict(zip(_SIZES, printed)))):
-            if values or of == "ours":
-                rows.append({"dataset": name, "of": of, **{size: values.get(size) for size in _SIZES}})
-    return Drawn(tables={"sizes": rows})
+        data = load_interactions(name, default_data_root(), split)
+        pairs = len(data.train), len(data.test)
+        return data.n_users, data.n_items, *pairs, sum(pairs) / (data.n_users * data.n_items)
+
+    return size_table(_SIZES, _PRINTED[table], count)
 
 
 SIZES = tuple(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from workloads.published import Computation, Drawn
+from workloads.published import Computation, Drawn, size_table
 
 _SIZES = ("classes", "pixels", "train", "test")
 
@@ -19,23 +17,15 @@ _PRINTED = {
 
 
 def sizes(quick: bool) -> Drawn:
-    """Two rows a dataset, ours and the printed one; ours is empty where the dataset is not here."""
-    from workloads.data import DataError, default_data_root
+    """The sizes of the table."""
+    from workloads.data import default_data_root
     from workloads.data.images.load import load_images
 
-    rows: list[dict[str, Any]] = []
-    for name, printed in _PRINTED.items():
-        try:
-            images = load_images(name, default_data_root())
-        except DataError:
-            ours: dict[str, Any] = {}
-        else:
-            side = images.train.images.shape[-1]
-            ours = dict(zip(_SIZES, (len(images.classes), side, len(images.train.labels), len(images.test.labels))))
-        for of, values in (("ours", ours), ("printed", dict(zip(_SIZES, printed)))):
-            if values or of == "ours":
-                rows.append({"dataset": name, "of": of, **{size: values.get(size) for size in _SIZES}})
-    return Drawn(tables={"sizes": rows})
+    def count(name: str) -> tuple[int, ...]:
+        images = load_images(name, default_data_root())
+        return len(images.classes), images.train.images.shape[-1], len(images.train.labels), len(images.test.labels)
+
+    return size_table(_SIZES, _PRINTED, count)
 
 
 SIZES = Computation("thesis-6.2", "Sizes of the image datasets", "thesis 6.6.2.1, table 6.2", "simclr", sizes)
