@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import shutil
 from pathlib import Path
 
 
@@ -27,6 +28,14 @@ def predictor_sources(predictor: Path) -> dict[str, Path]:
             sources[name] = file
             pending += _imported(file, predictor.parent)
     return sources
+
+
+def copy_sources(predictor: Path, folder: Path, own: str = "") -> None:
+    """Copy the files of :func:`predictor_sources` into ``folder``, those of the predictor's own folder into ``own``."""
+    for name, file in predictor_sources(predictor).items():
+        target = folder / name if "/" in name else folder / own / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, target)
 
 
 def _imported(file: Path, top: Path) -> list[Path]:

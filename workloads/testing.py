@@ -51,7 +51,7 @@ from workloads.contract import (
     State,
     Workload,
 )
-from workloads.predictor_sources import predictor_sources
+from workloads.predictor_sources import copy_sources, predictor_sources
 from workloads.testing_distributed import WORLD, run_on_ranks
 from workloads.testing_states import assert_equal_states, through_plain_data, vectors_by_kind, with_nan
 
@@ -310,10 +310,7 @@ class Conformance:
         if servable.predictor is None:
             pytest.skip("has no predictor")
         package = f"exported_{uuid4().hex}"
-        for name, file in predictor_sources(servable.predictor).items():
-            copied = tmp_path / package / (name if "/" in name else f"workload/{name}")
-            copied.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(file, copied)
+        copy_sources(servable.predictor, tmp_path / package, "workload")
         monkeypatch.syspath_prepend(str(tmp_path))
         module = importlib.import_module(f"{package}.workload.predictor")
         weights = {name: tensor.detach().cpu().numpy() for name, tensor in servable.weights.items()}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import shutil
 import statistics
 import sys
 import tempfile
@@ -14,7 +13,7 @@ from uuid import uuid4
 
 from orchestrator.errors import UserError
 from workloads.contract import Servable
-from workloads.predictor_sources import predictor_sources
+from workloads.predictor_sources import copy_sources
 
 CALLS, SECONDS = 20, 2.0
 """A measurement ends after so many calls, or, if there were at least three, after so much time."""
@@ -32,10 +31,7 @@ def milliseconds(servable: Servable) -> float:
         raise UserError("The latency of a model without a class Predictor cannot be measured")
     package = f"measured_{uuid4().hex}"
     with tempfile.TemporaryDirectory() as folder:
-        for name, file in predictor_sources(servable.predictor).items():
-            copied = Path(folder, package, name if "/" in name else f"workload/{name}")
-            copied.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(file, copied)
+        copy_sources(servable.predictor, Path(folder, package), "workload")
         sys.path.insert(0, folder)
         try:
             module = importlib.import_module(f"{package}.workload.predictor")

@@ -26,7 +26,7 @@ from orchestrator.storage.settings import Settings
 from orchestrator.tracking.tracker import JOURNAL
 from workloads.catalog import catalog
 from workloads.data.cache import file_lock
-from workloads.predictor_sources import predictor_sources
+from workloads.predictor_sources import copy_sources, predictor_sources
 
 PENDING_MODEL = "owed"
 
@@ -126,9 +126,7 @@ def _renew(outcome: Path, predictor: Path) -> None:
     for file in code:
         file.unlink()
     for model in _models(outcome):
-        for name, source in predictor_sources(predictor).items():
-            (model / name).parent.mkdir(exist_ok=True)
-            shutil.copyfile(source, model / name)
+        copy_sources(predictor, model)
 
 
 @cache

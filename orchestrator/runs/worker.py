@@ -27,7 +27,7 @@ from orchestrator.storage.look_ledger import Look
 from workloads import memory
 from workloads.contract import Columns, Evaluation, Runtime, Servable, Workload
 from workloads.data.cache import replacing
-from workloads.predictor_sources import predictor_sources
+from workloads.predictor_sources import copy_sources, predictor_sources
 
 if TYPE_CHECKING:
     import torch
@@ -364,9 +364,8 @@ def export(servable: Servable, folder: Path) -> None:
 
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    for name, source in (predictor_sources(servable.predictor) if servable.predictor else {}).items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source, folder / name)
+    if servable.predictor:
+        copy_sources(servable.predictor, folder)
     for file, tensors in ((servables.WEIGHTS, servable.weights), (servables.TRAINING, servable.training)):
         if tensors or file == servables.WEIGHTS:
             save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, folder / file)
