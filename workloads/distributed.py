@@ -95,7 +95,7 @@ def share_rows(rows: torch.Tensor, counts: Sequence[int]) -> None:
 
     Args:
         rows: contiguous, (sum of counts, ...).
-        counts: number of rows of each rank, in the order of the ranks; may be 0.
+        counts: number of rows of each rank, in the order of the ranks; may be 0. Ranks that are left out have none.
     """
     first = 0
     for rank, count in enumerate(counts):

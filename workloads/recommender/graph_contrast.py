@@ -6,7 +6,6 @@ import torch
 from torch.nn import functional
 
 from workloads.clustering import kmeans
-from workloads.distributed import share_rows, world_size
 from workloads.losses.contrastive import view_infonce_loss
 from workloads.recommender.batches import Batch
 from workloads.recommender.contrasts import CONTRASTS, size_error
@@ -47,10 +46,7 @@ class GraphContrast:
             return
         for side, points in enumerate((table[: self._n_users], table[self._n_users :])):
             key = derive(self._seed, "clusters", epoch, side)
-            centres, members = kmeans(points, params.clusters, key)
-            for part in (centres, members):  # sums of a GPU differ in the last bits from rank to rank
-                share_rows(part, [len(part)] + [0] * (world_size() - 1))
-            self.prototypes.append((centres, members))
+            self.prototypes.append(kmeans(points, params.clusters, key))
 
     def __call__(self, table: torch.Tensor, batch: Batch) -> torch.Tensor:
         """This part's share of the term of the whole batch, a scalar.

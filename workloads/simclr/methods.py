@@ -15,7 +15,7 @@ from workloads import gradient_cache
 from workloads.clustering import kmeans
 from workloads.contract import Runtime, State
 from workloads.data.images.resident import Part
-from workloads.distributed import gather, share_rows
+from workloads.distributed import gather
 from workloads.losses.prototypes import byol_loss, concentrations, prototype_loss
 from workloads.precision import encoder_precision
 from workloads.scores import false_negatives, two_view_scores
@@ -291,8 +291,6 @@ class Prototypes(Queue):
         assert temperature is not None
         for number, size in enumerate(self.sizes):
             centres, members = kmeans(points, size, derive(self.runtime.seed, "clusters", epoch, number))
-            for part in (centres, members):  # sums of a GPU differ in the last bits from rank to rank
-                share_rows(part, [len(part)] + [0] * (self.runtime.world_size - 1))
             if self.params.concentration == "estimated":
                 phi = concentrations(points, centres, members, temperature)
             else:
