@@ -6,11 +6,7 @@ import torch
 from torch import nn
 
 from workloads.encoders.packing import Packed
-from workloads.encoders.text import TextEncoder
-from workloads.seeding import generator
-
-_INIT_STD = 0.02
-"""Standard deviation of the head's initial weights, as in BERT."""
+from workloads.encoders.text import TextEncoder, scoring_head
 
 
 class CrossEncoder(nn.Module):
@@ -19,10 +15,7 @@ class CrossEncoder(nn.Module):
     def __init__(self, encoder: TextEncoder, seed: int) -> None:
         super().__init__()
         self.encoder = encoder
-        with torch.random.fork_rng(devices=()), torch.no_grad():
-            self.head = nn.Linear(encoder.dim, 1)
-            self.head.weight.normal_(0, _INIT_STD, generator=generator(seed, "head"))
-            self.head.bias.zero_()
+        self.head = scoring_head(encoder.dim, seed)
 
     def forward(self, batch: Packed) -> torch.Tensor:
         """Similarities (n,) in [0, 1] of n pairs, a sequence each."""

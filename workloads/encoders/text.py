@@ -17,7 +17,7 @@ from workloads.encoders.packing import ATTENTION, Packed, pack
 from workloads.encoders.pooling import Pooling, pool
 from workloads.encoders.sources import TINY, folder_of
 from workloads.encoders.tokens import Tokenizer, Tokens
-from workloads.seeding import derive
+from workloads.seeding import derive, generator
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -144,6 +144,15 @@ def load_encoder(
             expected=f"at most {limit} tokens for encoder {name!r}",
         )
     return tokenizer, encoder.train()
+
+
+def scoring_head(dim: int, seed: int) -> nn.Linear:
+    """The head of a cross-encoder: a linear function of a pooled vector, with initial weights as in BERT."""
+    with torch.random.fork_rng(devices=()), torch.no_grad():
+        head = nn.Linear(dim, 1)
+        head.weight.normal_(0, 0.02, generator=generator(seed, "head"))
+        head.bias.zero_()
+    return head
 
 
 def _longest(model: PreTrainedModel) -> int | None:

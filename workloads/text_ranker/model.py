@@ -9,15 +9,13 @@ from torch import nn
 
 from workloads.encoders.packing import Packed, pack
 from workloads.encoders.pooling import normalised
-from workloads.encoders.text import TextEncoder, encode
+from workloads.encoders.text import TextEncoder, encode, scoring_head
 from workloads.encoders.tokens import Tokenizer, Tokens, spans
 from workloads.losses.ranknet import bounded, unbounded
-from workloads.seeding import generator
 from workloads.text_ranker.dataset import Texts
 from workloads.text_ranker.params import Params
 from workloads.transfer import constant, to_device
 
-_INIT_STD = 0.02  # standard deviation of the head's initial weights, as in BERT
 _SCORED_AT_ONCE = 2**13  # pairs whose vectors are in memory at once, without gradients
 
 
@@ -70,12 +68,7 @@ class Ranker(nn.Module):
         super().__init__()
         self.encoder = encoder
         self.temperature = params.temperature or 1.0
-        self.head: nn.Linear | None = None
-        if params.scoring == "cross":
-            with torch.random.fork_rng(devices=()), torch.no_grad():
-                self.head = nn.Linear(encoder.dim, 1)
-                self.head.weight.normal_(0, _INIT_STD, generator=generator(seed, "head"))
-                self.head.bias.zero_()
+        self.head = scoring_head(encoder.dim, seed) if params.scoring == "cross" else None
         start = params.margin if params.margin is not None else params.sigma
         self.scale: float = 1.0 if start is None else start
         self.raw = nn.Parameter(unbounded(self.scale)) if params.learnable else None
