@@ -164,14 +164,8 @@ class LowRank:
     """Subspace iterations, a power of 61 of the singular values."""
 
     def __init__(self, graph: Graph, n_users: int, rank: int) -> None:
-        """``rank``: q, the number of singular values that are kept.
-
-        Raises:
-            ValueError: there are fewer users or items.
-        """
+        """``rank``: q, the number of singular values that are kept, at most that of users and of items."""
         n_items = len(graph.indptr) - 1 - n_users
-        if rank > min(n_users, n_items):
-            raise ValueError(f"svd_rank={rank} is more than the {n_users} users or {n_items} items. Set a smaller one")
         size = min(rank + 11, n_users, n_items)
         device = graph.weights.device
         start = torch.randn(n_items, size, generator=generator(0, "svd"), dtype=torch.float64).to(device)
