@@ -38,8 +38,13 @@ def check_tokenizer(own: str, given: str | None, encoder: str) -> None:
         raise ValueError(f"the weights do not fit: their tokenizer is not that of encoder {encoder!r} with this data")
 
 
+def bytes_of(text: str) -> torch.Tensor:
+    """A text as the tensor of bytes that a Servable stores."""
+    return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+
+
 def text_of(tensor: torch.Tensor | None) -> str | None:
-    """The text that a Servable stores as a tensor of bytes."""
+    """The text of a tensor of :func:`bytes_of`."""
     return None if tensor is None else bytes(tensor.numpy().tobytes()).decode()
 
 

@@ -19,6 +19,7 @@ from workloads.encoders.pooling import normalised
 from workloads.encoders.search import exact_topk
 from workloads.encoders.text import TextEncoder, encode
 from workloads.encoders.tokens import Tokenizer
+from workloads.initial_weights import bytes_of
 
 DEPTH = 100
 """Documents whose scores decide."""
@@ -56,8 +57,7 @@ def collection(name: str, root: Path, seed: int, tokenizer: Tokenizer, encoder: 
     sides = [_searched(data, own, tokenizer, encoder, vectors) for own in (calibrating, placing)]
     share = len(calibrating) / (len(calibrating) + len(placing))
     table = abstention_table(*sides, share=share, plain=_PLAIN)
-    ids = torch.frombuffer(bytearray(json.dumps(data.doc_ids.to_pylist()).encode()), dtype=torch.uint8)
-    return Collection(vectors, ids, table)
+    return Collection(vectors, bytes_of(json.dumps(data.doc_ids.to_pylist())), table)
 
 
 _PLAIN = 0.05

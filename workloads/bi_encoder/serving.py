@@ -14,6 +14,7 @@ from workloads.contract import Servable
 from workloads.encoders.served_text import REQUIREMENTS
 from workloads.encoders.text import TextEncoder
 from workloads.encoders.tokens import Tokenizer
+from workloads.initial_weights import bytes_of
 
 _EXAMPLE = {
     "sentence": np.array(["A plane is taking off.", None], dtype=object),
@@ -44,7 +45,7 @@ def servable(
     """
     weights = {f"model.{name}": value for name, value in encoder.model.state_dict().items()}
     weights |= {f"head.{name}": value for name, value in (head or {}).items()}
-    weights["tokenizer"] = torch.frombuffer(bytearray(tokenizer.definition.encode()), dtype=torch.uint8)
+    weights["tokenizer"] = bytes_of(tokenizer.definition)
     return Servable(
         predictor=Path(__file__).with_name("predictor.py"),
         weights={**weights, **(searched.weights if searched else {})},

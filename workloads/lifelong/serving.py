@@ -17,6 +17,7 @@ from workloads.data import fingerprint
 from workloads.encoders.served_text import REQUIREMENTS
 from workloads.encoders.text import TextEncoder
 from workloads.encoders.tokens import Tokenizer
+from workloads.initial_weights import bytes_of
 from workloads.lifelong.dataset import DEPTH
 from workloads.lifelong.index import Index
 from workloads.lifelong.params import Params
@@ -63,8 +64,8 @@ def servable(
     """
     where = str(index.folder) if index.folder else None
     weights = {f"model.{name}": value for name, value in encoder.model.state_dict().items()}
-    weights["tokenizer"] = _bytes(tokenizer.definition)
-    weights["index.doc_ids"] = _bytes(json.dumps(doc_ids.to_pylist()))
+    weights["tokenizer"] = bytes_of(tokenizer.definition)
+    weights["index.doc_ids"] = bytes_of(json.dumps(doc_ids.to_pylist()))
     if index.folder is None:
         weights["index.docs"] = torch.from_numpy(index.docs)
         weights["index.models"] = torch.from_numpy(index.models)
@@ -101,7 +102,3 @@ def servable(
         if documents
         else {},
     )
-
-
-def _bytes(text: str) -> torch.Tensor:
-    return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
