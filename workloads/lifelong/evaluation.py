@@ -102,13 +102,11 @@ class SessionEvaluator:
         metrics["forward_transfer"] = forward_transfer(own, bm25, self.data.sessions.main)
         metrics["documents_embedded"] = float(sum(one.embedded for one in costs))
         metrics["sessions_ended"] = float(len(rankings))
-        if self.arrivals is not None:
-            for prefix, side in (("", values), ("bm25_", self._bm25)):
-                arriving = self._arriving([one[_TRANSFER] for one in side[: len(values)]])
-                metrics[f"{prefix}arriving_{_TRANSFER}"] = float(arriving[-1]) if len(arriving) else 0.0
+        arriving = self._arriving(values)
+        metrics |= {name: float(column[-1]) if len(column) else 0.0 for name, column in arriving.items()}
         session, topic = np.nonzero(~np.isnan(own))  # R[t, s] in long form, for topics with a query that counts
         tables: dict[str, Columns] = {
-            "sessions": self._sessions(values, costs),
+            "sessions": {**self._sessions(values, costs), **arriving},
             "topics": {
                 "session": session, "topic": topic, "mrr_at_10": own[session, topic],
                 "bm25_mrr_at_10": bm25[session, topic],
@@ -116,19 +114,15 @@ class SessionEvaluator:
         }  # fmt: skip
         return Evaluation(metrics, {"id": self.queries, **columns} if units else {}, tables)
 
-    def _arriving_columns(self, values: Sequence[Values]) -> dict[str, NDArray[np.float64]]:
+    def _arriving(self, values: Sequence[Values]) -> dict[str, NDArray[np.float64]]:
+        """The mean of each session over the queries that arrived in it, (sessions,); 0 where there is none."""
         if self.arrivals is None:
             return {}
-        sides = (("", values), ("bm25_", self._bm25[: len(values)]))
-        return {
-            f"{prefix}arriving_{_TRANSFER}": self._arriving([one[_TRANSFER] for one in side]) for prefix, side in sides
-        }
-
-    def _arriving(self, columns: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
-        """The mean of each session over the queries that arrived in it, (sessions,); 0 where there is none."""
-        assert self.arrivals is not None
-        own = [column[self.arrivals == session] for session, column in enumerate(columns)]
-        return np.array([_mean(column) for column in own], np.float64)
+        columns = {}
+        for prefix, side in (("", values), ("bm25_", self._bm25[: len(values)])):
+            own = [one[_TRANSFER][self.arrivals == session] for session, one in enumerate(side)]
+            columns[f"{prefix}arriving_{_TRANSFER}"] = np.array([_mean(column) for column in own], np.float64)
+        return columns
 
     def _sessions(self, values: Sequence[Values], costs: Sequence[SessionCost]) -> Columns:
         done = len(values)
@@ -147,7 +141,6 @@ class SessionEvaluator:
             "embedding_seconds": np.array([one.seconds for one in costs], np.float64),
             "embedding_saved": saved([one.embedded for one in costs], sizes),
             **shown,
-            **self._arriving_columns(values),
         }
 
 
