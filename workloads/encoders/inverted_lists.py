@@ -23,20 +23,19 @@ _CANDIDATES = 2**22
 class InvertedLists:
     """Rows ordered by list; a copy of the rows is in memory."""
 
-    def __init__(self, rows: torch.Tensor, lists: int, key: int = 0) -> None:
-        """Make the lists.
+    def __init__(self, rows: torch.Tensor, lists: int) -> None:
+        """Make the lists, from a random sample of rows, the first of which are the centres' start.
 
         Args:
             rows: (N, d).
             lists: number of lists, from 1 to N.
-            key: of the random sample of rows, the first of which are the centres' start.
 
         Raises:
             ValueError: the number of lists is out of its bounds.
         """
         if not 1 <= lists <= len(rows):
             raise ValueError(f"lists must be from 1 to the {len(rows)} rows, got {lists}")
-        generator = torch.Generator().manual_seed(key)
+        generator = torch.Generator().manual_seed(0)
         sample = torch.randperm(len(rows), generator=generator)[: _SAMPLE * lists]
         drawn = rows[sample.to(rows.device)]
         self.centres, _ = lloyd(drawn, drawn[:lists])

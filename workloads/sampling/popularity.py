@@ -14,18 +14,18 @@ _TOTAL = 2**31
 
 
 class Popularity(Sampler):
-    """PNS: an unobserved item with a probability proportional to popularity^power. Thesis 4.5.1.2.
+    """PNS: an unobserved item with a probability proportional to popularity^0.75. Thesis 4.5.1.2.
 
     Items are adjacent intervals on a line, as long as their weights. A random point of the line without the user's
     positives is mapped to the whole line by adding the lengths of the positives before it, found by binary search.
     """
 
-    def __init__(self, unobserved: Unobserved, observed: Lists, popularity: torch.Tensor, power: float = 0.75) -> None:
+    def __init__(self, unobserved: Unobserved, observed: Lists, popularity: torch.Tensor) -> None:
         """``popularity``: training interactions of each item, (I,).
 
         Items without interactions are drawn only for users who have no others left; then all are equally probable.
         """
-        weights = torch.where(popularity > 0, popularity.double() ** power, 0.0)
+        weights = torch.where(popularity > 0, popularity.double() ** 0.75, 0.0)
         lengths = (weights * (_TOTAL / weights.sum().clamp_min(1e-300))).long()
         lengths = torch.where(popularity > 0, lengths.clamp_min(1), 0)
         self._unobserved, self._observed = unobserved, observed
