@@ -11,11 +11,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from workloads.lifelong import baselines
 from workloads.lifelong.params import Params
 from workloads.lifelong.selection import gather_docs, isd, new_scores, top_positions
 from workloads.seeding import derive
+from workloads.transfer import to_device
 
 _AT_ONCE = 256  # queries whose blocks are processed together
 
@@ -112,6 +114,40 @@ def choose_memory(
         query_vectors,
         lambda part: _isd(memory[part], new[part], lookup, query_vectors.query[part], whole),
     )
+
+
+def choose_interfered(
+    params: Params,
+    memory: torch.Tensor,
+    module: nn.Module,
+    vectors: Callable[[], tuple[VectorLookup, QueryVectors]],
+    backward: Callable[[], None],
+) -> torch.Tensor:
+    """Choose the ``n_memory`` documents of each query's memory whose loss a virtual step raises most, (Q, n_memory).
+
+    MIR; see :func:`~workloads.lifelong.baselines.virtual_step`.
+
+    Args:
+        params: their ``n_memory`` and ``lr`` are used.
+        memory: (Q, capacity).
+        module: the model, which does not change.
+        vectors: gives the memory's vectors and those of the queries, by the current model.
+        backward: accumulates the gradients of a step on the new documents.
+    """
+    assert params.n_memory is not None
+    docs = memory.numpy()
+
+    def losses() -> torch.Tensor:
+        lookup, queries = vectors()
+        parts = []
+        for part in queries.rows():
+            query = queries.query[part] * queries.scale
+            parts.append(baselines.pair_losses(lookup(docs[part]), queries.positive[part], query))
+        return torch.cat(parts)
+
+    before, after = baselines.virtual_step(module, losses, backward, params.lr)
+    scores = baselines.mir(before, after, to_device(memory >= 0, before.device))
+    return gather_docs(memory, top_positions(scores, params.n_memory).cpu())
 
 
 def update_memory(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,15 @@ def lineage_of(params: Params, runtime: Runtime, sessions: str) -> str:
     part = [runtime.abstention_part] if runtime.abstention_part else []
     named = [fixed, runtime.seed, runtime.epochs, runtime.holdout, sessions, *part]
     return hashlib.sha256(f"{named} {fingerprint(params.dataset, runtime.data)}".encode()).hexdigest()
+
+
+def lineage_from(lineage: str, weights: Mapping[str, torch.Tensor]) -> str:
+    """The lineage of a run that starts from the encoders of another model."""
+    content = hashlib.sha256(lineage.encode())
+    for name, value in sorted(weights.items()):
+        if name.startswith(("model.", "documents.")):
+            content.update(value.numpy().tobytes())
+    return content.hexdigest()[: len(lineage)]
 
 
 def folder_of(params: Params, lineage: str) -> str:

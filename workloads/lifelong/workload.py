@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -25,7 +24,6 @@ from workloads.encoders.pooling import normalised
 from workloads.encoders.text import TextEncoder, encode, load_encoder
 from workloads.encoders.tokens import Tokenizer
 from workloads.initial_weights import check_tokenizer, copy_weights, text_of
-from workloads.lifelong import baselines
 from workloads.lifelong.abstention import searched
 from workloads.lifelong.batches import batches
 from workloads.lifelong.dataset import DEPTH, prepare, tokens
@@ -38,14 +36,14 @@ from workloads.lifelong.params import Params as LifelongParams
 from workloads.lifelong.replay import (
     QueryVectors,
     VectorLookup,
+    choose_interfered,
     choose_memory,
     choose_new,
     draw_memory,
     draw_new,
     update_memory,
 )
-from workloads.lifelong.selection import gather_docs, top_positions
-from workloads.lifelong.serving import folder_of, lineage_of, servable
+from workloads.lifelong.serving import folder_of, lineage_from, lineage_of, servable
 from workloads.schedule import stage_ends, stage_of, steps_per_pass
 from workloads.seeding import derive, seeded
 from workloads.step_log import StepLog
@@ -273,36 +271,21 @@ class Lifelong:
 
     def _interfered(self, session: int, epoch: int) -> torch.Tensor:
         """MIR: the documents of each query's memory whose loss rises most by a virtual step on the new documents."""
-        params = self.params
         runtime = self.runtime
-        memory = self.memory.numpy()
-        assert params.n_memory is not None
 
-        def pair_losses() -> torch.Tensor:
-            lookup = self.index_encoder.lookup(memory, self.data.first, again=True)
-            query_vectors = self._query_vectors(lookup)
-            return torch.cat(
-                [
-                    baselines.pair_losses(
-                        lookup(memory[part]),
-                        query_vectors.positive[part],
-                        query_vectors.query[part] * query_vectors.scale,
-                    )
-                    for part in query_vectors.rows()
-                ]
-            )
+        def vectors() -> tuple[VectorLookup, QueryVectors]:
+            lookup = self.index_encoder.lookup(self.memory.numpy(), self.data.first, again=True)
+            return lookup, self._query_vectors(lookup)
 
         def backward() -> None:
             self.model.train()
             with seeded(derive(runtime.seed, "virtual", epoch, runtime.rank), runtime.device):
                 whole = replace(runtime, steps_per_epoch=None)
-                drawn = list(batches(self.data.positives, params.batch_size, whole, 1))
+                drawn = list(batches(self.data.positives, self.params.batch_size, whole, 1))
                 for rows, positives, weight in drawn:
                     self._backward(session, rows, positives, weight / len(drawn))
 
-        before, after = baselines.virtual_step(self.model, pair_losses, backward, params.lr)
-        scores = baselines.mir(before, after, self.index_encoder.to_device(torch.from_numpy(memory >= 0)))
-        return gather_docs(self.memory, top_positions(scores, params.n_memory).cpu())
+        return choose_interfered(self.params, self.memory, self.model, vectors, backward)
 
     def _query_vectors(self, lookup: VectorLookup) -> QueryVectors:
         """Vectors of the training queries by the current model, with a positive of each."""
@@ -376,11 +359,7 @@ class Lifelong:
         copy_weights(self.query_encoder.model, weights, "model.")
         if self.params.update == "retrain":
             self._start = _copied(self.encoder), _copied(self.query_encoder)
-        content = hashlib.sha256(self.index.lineage.encode())
-        for name, value in sorted(weights.items()):
-            if name.startswith(("model.", "documents.")):
-                content.update(value.numpy().tobytes())
-        self._open_index(content.hexdigest()[: len(self.index.lineage)])
+        self._open_index(lineage_from(self.index.lineage, weights))
 
     def servable(self) -> Servable:
         """The query encoder with its index and their lineage."""
