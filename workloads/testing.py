@@ -25,8 +25,8 @@ import json
 import math
 import random
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, ClassVar, get_args
@@ -37,14 +37,12 @@ import pandas as pd
 import pytest
 import torch
 
-from workloads import distributed
 from workloads.contract import (
     LIMITS,
     RESERVED,
     Direction,
     Evaluation,
     Initialisable,
-    Metrics,
     Objective,
     Packable,
     Runtime,
@@ -52,23 +50,19 @@ from workloads.contract import (
     Workload,
 )
 from workloads.predictor_sources import copy_sources, predictor_sources
-from workloads.testing_distributed import WORLD, run_on_ranks
+from workloads.testing_distributed import run_on_ranks
+from workloads.testing_runs import (
+    Reference,
+    Trained,
+    build_workload,
+    seed_global_streams,
+    train_on_rank,
+    train_twice,
+    values,
+)
 from workloads.testing_states import assert_equal_states, through_plain_data, vectors_by_kind, with_nan
 
-
-@dataclass(frozen=True)
-class Reference:
-    """The workload trained for two epochs and evaluated; computed once for all tests of a class."""
-
-    rows: tuple[dict[str, float], ...]
-    """The metrics of both epochs of training."""
-    states: tuple[State, ...]
-    """The state after each of them."""
-    validation: tuple[dict[str, float], ...]
-    """Two evaluations on validation after them."""
-    test: Evaluation
-    trained: Workload
-    """The workload after both epochs. Tests must not change it."""
+__all__ = ["Conformance", "values"]
 
 
 class Conformance:
@@ -106,7 +100,7 @@ class Conformance:
     start_seed: ClassVar[int] = 8
     """Seed of the workload that starts from the weights of another one, whose seed is 7."""
     _reference: ClassVar[Reference]
-    _compared_reference: ClassVar[tuple[Workload, _Trained]]
+    _compared_reference: ClassVar[tuple[Workload, Trained]]
 
     @pytest.fixture(autouse=True)
     def _one_thread(self) -> Iterator[None]:
@@ -122,17 +116,17 @@ class Conformance:
             pytest.skip(f"{name}: {reason}")
 
     def build(self, **runtime: Any) -> Workload:
-        return _build(self.workload, self.params, self.data, {"epochs": self.epochs, **runtime})
+        return build_workload(self.workload, self.params, self.data, {"epochs": self.epochs, **runtime})
 
     def build_to_compare(self, **runtime: Any) -> Workload:
         params = {**self.params, **self.compared}
-        return _build(self.workload, params, self.data, {"epochs": self.epochs, **runtime})
+        return build_workload(self.workload, params, self.data, {"epochs": self.epochs, **runtime})
 
     def reference(self) -> Reference:
         """Train and evaluate at the first call; the result is shared by all tests of this class."""
         cls = type(self)
         if "_reference" not in cls.__dict__:
-            _seed_global_streams(1)
+            seed_global_streams(1)
             workload = self.build()
             rows: list[dict[str, float]] = []
             states: list[State] = []
@@ -144,17 +138,17 @@ class Conformance:
             cls._reference = Reference(tuple(rows), tuple(states), validation, test, workload)
         return cls._reference
 
-    def compared_reference(self) -> tuple[Workload, _Trained]:
+    def compared_reference(self) -> tuple[Workload, Trained]:
         """Train on whole batches in one process at the first call; the result is shared by all tests of this class."""
         cls = type(self)
         if "_compared_reference" not in cls.__dict__:
             if self.compared:
                 workload = self.build_to_compare()
-                trained = _trained(workload)
+                trained = train_twice(workload)
             else:
                 reference = self.reference()
                 workload = reference.trained
-                trained = _Trained(_flat(reference.rows), through_plain_data(reference.states[-1]))
+                trained = Trained.of(reference.rows, reference.states[-1])
             cls._compared_reference = (workload, trained)
         return cls._compared_reference
 
@@ -199,7 +193,7 @@ class Conformance:
     def test_same_seed_same_metrics_with_evaluations_in_between(self) -> None:
         """The state of the global random generators has no influence either, and evaluation leaves them alone."""
         reference = self.reference()
-        _seed_global_streams(2)
+        seed_global_streams(2)
         looked = self.build()
         assert values(looked.train_epoch(1)) == reference.rows[0], "the same seed gave other metrics"
         before = through_plain_data(looked.state_dict())
@@ -270,7 +264,7 @@ class Conformance:
     def test_micro_batches_give_the_same_gradient(self) -> None:
         self.skip_if_limited("accumulate")
         _, whole = self.compared_reference()
-        self._assert_trained_alike(whole, _trained(self.build_to_compare(accumulate=2)))
+        self._assert_trained_alike(whole, train_twice(self.build_to_compare(accumulate=2)))
 
     def test_virtual_epochs_cover_the_same_stream(self) -> None:
         self.skip_if_limited("steps_per_epoch")
@@ -333,7 +327,7 @@ class Conformance:
         self.skip_if_limited("workers")
         alone, whole = self.compared_reference()
         params = {**self.params, **self.compared}
-        ranks = run_on_ranks(_train_rank, self.workload, params, self.data, self.epochs, whole.state)
+        ranks = run_on_ranks(train_on_rank, self.workload, params, self.data, self.epochs, whole.state)
         (first, first_seen), (second, second_seen) = ranks
         assert first.rows == second.rows, "the ranks disagree"
         assert values(first_seen) == values(second_seen), "the ranks disagree"
@@ -341,7 +335,7 @@ class Conformance:
         self._assert_trained_alike(first, second)
         self._assert_evaluated_alike(alone.evaluate("validation"), first_seen)
 
-    def _assert_trained_alike(self, one: _Trained, other: _Trained) -> None:
+    def _assert_trained_alike(self, one: Trained, other: Trained) -> None:
         """Compare metrics and states of both epochs; the optimiser's moments in the states are sums of gradients."""
         tolerance = max(self.tolerance, self.choices)
         assert one.rows.keys() == other.rows.keys()
@@ -408,50 +402,3 @@ class Conformance:
         assert len({member.pack_shape() for member in members}) == 1
         assert self.workload.pack_size(params[0], torch.device("cpu")) >= 1
         return members
-
-
-def values(result: Metrics | Evaluation) -> dict[str, float]:
-    """The scalars of a result."""
-    return dict(result.metrics if isinstance(result, Evaluation) else result)
-
-
-@dataclass(frozen=True)
-class _Trained:
-    """The metrics of two epochs and the state after them."""
-
-    rows: Mapping[str, float]
-    state: State
-
-
-def _build(workload: type[Any], params: Mapping[str, Any], data: Path, runtime: Mapping[str, Any]) -> Workload:
-    built: Workload = workload(
-        workload.Params(**params), Runtime(device=torch.device("cpu"), data=data, **{"seed": 7, **runtime})
-    )
-    return built
-
-
-def _train_rank(
-    rank: int, workload: type[Any], params: Mapping[str, Any], data: Path, epochs: int, state: State
-) -> tuple[_Trained, Evaluation]:
-    """Train on a rank, then evaluate a model that another process trained."""
-    runtime = {"epochs": epochs, "rank": rank, "world_size": WORLD, "broadcast": distributed.broadcast}
-    built = _build(workload, params, data, runtime)
-    trained = _trained(built)
-    built.load_state_dict(state)
-    return trained, built.evaluate("validation")
-
-
-def _trained(workload: Workload) -> _Trained:
-    rows = {f"{k}@{epoch}": v for epoch in (1, 2) for k, v in values(workload.train_epoch(epoch)).items()}
-    return _Trained(rows, through_plain_data(workload.state_dict()))
-
-
-def _seed_global_streams(seed: int) -> None:
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)
-
-
-def _flat(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Metrics of both epochs, each name with its epoch."""
-    return {f"{name}@{epoch}": value for epoch, row in enumerate(rows, 1) for name, value in row.items()}
