@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +22,11 @@ _GIVE = "Define a function space(trial) in it, or give one with --space file.py:
 Space = Callable[[Any], Mapping[str, Any]]
 
 PROBES = 32
+
+DEFAULT = "space"
+"""Name of the preset that is searched unless another is named."""
+
+_ORIGIN = "from the search space"
 
 
 @dataclass(frozen=True)
@@ -112,10 +119,12 @@ def probe(
     params: type[BaseModel],
     seed: int,
     check: Callable[[Mapping[str, Any]], None] = lambda complete: None,
+    named: tuple[str, str] | None = None,
 ) -> Survey:
     """Sample the space without training. Raises UserError for parameters that no trial could run with.
 
-    ``check`` is called with the complete parameters of every sample.
+    ``check`` is called with the complete parameters of every sample. ``named`` are the names of the workload and of the
+    space: with them, the error about a drawn value that conflicts with ``fixed`` names the space and those that fit.
     """
     import optuna
 
@@ -134,7 +143,10 @@ def probe(
                 f"The search space failed: {type(error).__name__}: {one_line(error)}",
                 fix="It is called with an Optuna trial",
             ) from None
-        complete = validated(values, params)
+        try:
+            complete = validated(values, params)
+        except UserError as error:
+            raise _conflict(error, named, fixed, params, seed) if named else error from None
         check(complete.model_dump(mode="json"))
         shapes.add(tuple(sorted(trial.params)))
         for name, distribution in trial.distributions.items():
@@ -143,15 +155,49 @@ def probe(
     return Survey(distributions, conditional=len(shapes) > 1)
 
 
+def _conflict(
+    error: UserError, named: tuple[str, str], fixed: Mapping[str, Any], params: type[BaseModel], seed: int
+) -> UserError:
+    """``error``; if it is a condition between fields that a drawn value violates, with its space and those that fit."""
+    if _ORIGIN in error.what:
+        return error
+    try:
+        validate(params, fixed, "parameter")
+    except UserError as alone:
+        if alone.what == error.what:  # the fixed values conflict with one another
+            return error
+    workload, name = named
+    space = "the default search space" if name == DEFAULT else f"the search space {name}"
+    what, _, fix = error.what.rstrip(".").partition(". ")
+    fix = re.sub(r"^Drop \w+(, or )?", "", fix)  # a drawn parameter is not the user's to drop
+    fitting = _fitting(workload, fixed, params, seed)
+    others = (
+        f"choose another with --space: {', '.join(fitting)}" if fitting else "give one with --space file.py:function"
+    )
+    fix = f"{fix}, or {others}" if fix else others
+    return UserError(f"{what} (drawn by {space})", fix=fix[0].upper() + fix[1:], code=error.code)
+
+
+def _fitting(workload: str, fixed: Mapping[str, Any], params: type[BaseModel], seed: int) -> list[str]:
+    """The presets of a workload that trials with the fixed parameters can draw from, by name."""
+    fitting = []
+    with suppress(UserError):  # a workload without presets
+        for name, space in presets(workload).items():
+            with suppress(UserError):
+                if probe(space, fixed, params, seed).distributions:
+                    fitting.append(name)
+    return sorted(fitting)
+
+
 def validated(values: Mapping[str, Any], params: type[BaseModel]) -> BaseModel:
     """The complete parameters of a trial. Raises UserError, also for values that are not JSON, the study's format."""
-    complete = validate(params, values, "parameter from the search space")
+    complete = validate(params, values, f"parameter {_ORIGIN}")
     for name, value in values.items():
         try:
             json.dumps(value)
         except TypeError:
             raise UserError(
-                f"Parameter {name} from the search space is not a plain value",
+                f"Parameter {name} {_ORIGIN} is not a plain value",
                 got=type(value).__name__,
                 allowed="numbers, text, lists and dicts of them",
             ) from None

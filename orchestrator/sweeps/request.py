@@ -132,6 +132,7 @@ def sweep(
     chosen = validate(Search, given_search, "search setting", request.places("search"))
     chosen = user_search.complete(chosen)
     space = spaces.load(request.workload, chosen.space)
+    named = (request.workload, chosen.space)
     devices = request.resources(settings, whole_machine=False, local=local)
     if devices.min_workers:
         raise UserError(
@@ -143,7 +144,7 @@ def sweep(
     if source is not None:
         _check_fork(chosen)
         plan = plan if plan.refit is not None else plan.model_copy(update={"refit": False})
-        searched = spaces.probe(space, fixed, params, request.seed).distributions
+        searched = spaces.probe(space, fixed, params, request.seed, named=named).distributions
         fixed = {name: value for name, value in request.inherited().items() if name not in searched} | fixed
     refit = selects_by[0].refit if plan.refit is None else bool(plan.refit)
 
@@ -160,7 +161,7 @@ def sweep(
         notes.add(preflight.micro_batches(request.workload, complete, plan))
         preflight.data(request.workload, complete, settings.data, elsewhere=elsewhere)
 
-    survey = spaces.probe(space, fixed, params, request.seed, check)
+    survey = spaces.probe(space, fixed, params, request.seed, check, named)
     if not survey.distributions:
         raise UserError("Nothing is left to search: every parameter of the space is fixed", got=", ".join(fixed))
     why = None

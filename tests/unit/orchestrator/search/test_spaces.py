@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import optuna
 import pytest
+from pydantic import model_validator
 
+from orchestrator.errors import UserError
 from orchestrator.search import spaces
 from tests.support.refusals import refused
 from tests.support.toy import Params
@@ -229,3 +231,48 @@ def test_a_value_that_is_rarely_wrong_is_found() -> None:
 def test_what_the_study_could_not_write_is_refused_before_a_trial_runs() -> None:
     words = ("Parameter batch_size from the search space is not a plain value", "got int64")
     refused(lambda: spaces.probe(lambda trial: {"batch_size": np.int64(4)}, {}, Params, seed=0), *words)
+
+
+@pytest.mark.parametrize(
+    ("workload", "fixed", "message"),
+    [
+        (
+            "recommender",
+            {"backbone": "ease"},
+            "Set backbone=mf or backbone=lightgcn, or choose another with --space: ease.",
+        ),
+        ("vera", {"method": "edl"}, "Set method=vera, or choose another with --space: evidential."),
+        ("simclr", {"method": "byol"}, "or choose another with --space: byol, published."),
+    ],
+)
+def test_a_drawn_value_that_conflicts_names_the_spaces_that_fit(
+    workload: str, fixed: dict[str, Any], message: str
+) -> None:
+    params, default = catalog()[workload].load_params(), spaces.load(workload, "space")
+    with pytest.raises(UserError) as caught:
+        spaces.probe(default, fixed, params, seed=0, named=(workload, "space"))
+    assert str(caught.value).endswith(message)
+    assert "(drawn by the default search space)" in str(caught.value)
+    assert "Drop" not in str(caught.value)
+
+
+def test_a_conflict_of_fixed_values_is_not_the_spaces_fault() -> None:
+    params, default = catalog()["recommender"].load_params(), spaces.load("recommender", "space")
+    fixed = {"backbone": "ease", "batch_size": 4}
+    with pytest.raises(UserError, match=r"^batch_size=4 has no effect with backbone=ease\. Drop batch_size, or set"):
+        spaces.probe(default, fixed, params, seed=0, named=("recommender", "space"))
+
+
+def test_a_conflict_without_a_fitting_preset_asks_for_a_space(toy_workload: str) -> None:
+    class Strict(Params):
+        @model_validator(mode="after")
+        def _slow_start(self) -> Strict:
+            if self.slow and "lr" in self.model_fields_set:
+                raise ValueError("lr has no effect with slow. Drop lr")
+            return self
+
+    with pytest.raises(UserError) as caught:
+        spaces.probe(space, {"slow": 1.0}, Strict, seed=0, named=(toy_workload, "mine.py:space"))
+    assert str(caught.value) == (
+        "lr has no effect with slow (drawn by the search space mine.py:space). Give one with --space file.py:function."
+    )

@@ -453,3 +453,12 @@ def test_a_population_is_random_and_not_refitted(settings: Settings) -> None:
 )
 def test_what_no_sweep_could_be(asked: dict[str, Any], words: tuple[str, ...], settings: Settings) -> None:
     refused(lambda: request.sweep("recommender", settings, **asked), *words)
+
+
+def test_a_conflict_with_a_drawn_value_names_the_spaces_that_fit(settings: Settings) -> None:
+    refused(
+        lambda: request.sweep("recommender", settings, overrides={"optimizer": "sgd"}),
+        "has no effect with optimizer=sgd (drawn by the default search space)",
+        "choose another with --space:",
+        "sgd_bns",
+    )
