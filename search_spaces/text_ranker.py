@@ -67,8 +67,15 @@ def _training(trial: optuna.Trial) -> dict[str, Any]:
         "batch_size": trial.suggest_categorical("batch_size", [4, 8, 16, 32]),  # BERT: 16, 32 sequences
         "negatives": trial.suggest_int("negatives", 1, 15, log=True),  # note: 1; lists of up to 16
         "pool": trial.suggest_categorical("pool", [10, 20, 50, 100]),  # hardest to easier
-        "hard": trial.suggest_categorical("hard", [0.5, 1.0]),
+        "hard": _hard(trial),
     }
+
+
+def _hard(trial: optuna.Trial) -> float:
+    """All negatives if the user sets ``hard_margin``, which needs at least one hard negative; else searched."""
+    if _fixed(trial).get("hard_margin") is not None:
+        return 1.0
+    return float(trial.suggest_categorical("hard", [0.5, 1.0]))
 
 
 def _sigma(trial: optuna.Trial) -> float:

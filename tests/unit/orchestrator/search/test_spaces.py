@@ -94,6 +94,12 @@ def test_negatives_are_asked_for_only_where_they_are_drawn(preset: str) -> None:
     assert "negatives" in spaces.probe(space, {**fixed, "sampler": "dns"}, params, seed=0).distributions
 
 
+def test_a_fixed_hard_margin_searches_with_hard_negatives_only() -> None:
+    space, params = spaces.load("text_ranker", "space"), catalog()["text_ranker"].load_params()
+    assert "hard" in spaces.probe(space, {}, params, seed=0).distributions
+    assert "hard" not in spaces.probe(space, {"hard_margin": 0.5}, params, seed=0).distributions
+
+
 def test_an_unknown_preset_gets_the_nearest() -> None:
     refused(lambda: spaces.load("recommender", "spce"), "Unknown search space of recommender", "Did you mean 'space'?")
 
