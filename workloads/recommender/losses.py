@@ -137,10 +137,10 @@ class SamplerRow(Row):
 
     Attributes:
         function: ``module:name`` of the function that builds it, of parameters, data and the data root.
-        compiled: as of a loss.
+        compiled: supported by the compiled loop of ``optimizer=sgd``.
     """
 
-    compiled: bool = True
+    compiled: bool = False
 
 
 _BUILDERS = "workloads.recommender.samplers"
@@ -148,25 +148,28 @@ _LAMBDA = {"bns_lambda": (0.0, 1e6)}
 _BNS = {"candidates": 5, "bns_lambda": 5.0, "bns_prior": "popularity"}
 
 SAMPLERS: dict[str, SamplerRow] = {
-    "uniform": SamplerRow(f"{_BUILDERS}:uniform", "RNS of thesis table 4.2"),
-    "in_batch": SamplerRow(f"{_BUILDERS}:in_batch", "thesis 5.6.2.3, E-6.N", {"logq": False}, compiled=False),
-    "popularity": SamplerRow(f"{_BUILDERS}:popularity", "PNS of thesis table 4.2"),
-    "aobpr": SamplerRow(f"{_BUILDERS}:aobpr", "Rendle and Freudenthaler, WSDM 2014", {"aobpr_lambda": 100.0}),
-    "dns": SamplerRow(f"{_BUILDERS}:dns", "Zhang et al., SIGIR 2013; E-4.D", {"candidates": 5}),
+    "uniform": SamplerRow(f"{_BUILDERS}:uniform", "RNS of thesis table 4.2", compiled=True),
+    "in_batch": SamplerRow(f"{_BUILDERS}:in_batch", "thesis 5.6.2.3, E-6.N", {"logq": False}),
+    "popularity": SamplerRow(f"{_BUILDERS}:popularity", "PNS of thesis table 4.2", compiled=True),
+    "aobpr": SamplerRow(
+        f"{_BUILDERS}:aobpr", "Rendle and Freudenthaler, WSDM 2014", {"aobpr_lambda": 100.0}, compiled=True
+    ),
+    "dns": SamplerRow(f"{_BUILDERS}:dns", "Zhang et al., SIGIR 2013; E-4.D", {"candidates": 5}, compiled=True),
     "srns": SamplerRow(
         f"{_BUILDERS}:srns", "Ding et al., NeurIPS 2020; E-4.D",
         {"candidates": 64, "srns_memory": 8, "srns_alpha": 5.0, "srns_warmup": 50, "srns_temperature": 10.0},
-        compiled=False,
     ),
     "bns": SamplerRow(
-        f"{_BUILDERS}:bns", "thesis (4.30), algorithm 3", {**_BNS, "bns_uniform_epochs": 0, "ecdf": "exact"}, _LAMBDA
+        f"{_BUILDERS}:bns", "thesis (4.30), algorithm 3", {**_BNS, "bns_uniform_epochs": 0, "ecdf": "exact"}, _LAMBDA,
+        compiled=True,
     ),
     "bns_posterior": SamplerRow(
-        f"{_BUILDERS}:bns", "thesis (4.29)", {"candidates": 5, "bns_prior": "popularity", "ecdf": "exact"}
+        f"{_BUILDERS}:bns", "thesis (4.29)", {"candidates": 5, "bns_prior": "popularity", "ecdf": "exact"},
+        compiled=True,
     ),
     "bns_oracle": SamplerRow(
         f"{_BUILDERS}:bns", "thesis table 4.5",
-        {**_BNS, "bns_prior": "label", "truth": "planted", "ecdf": "exact"}, _LAMBDA,
+        {**_BNS, "bns_prior": "label", "truth": "planted", "ecdf": "exact"}, _LAMBDA, compiled=True,
     ),
 }  # fmt: skip
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
 from torch.nn import functional
 
 from workloads import compilation
@@ -21,9 +22,11 @@ from workloads.data.cache import cache_dir
 from workloads.losses import pairwise
 from workloads.recommender.dataset import prepare
 from workloads.recommender.evaluation import evaluation, rank_users
+from workloads.recommender.losses import LOSSES, SAMPLERS, SamplerRow
 from workloads.recommender.model import normal
+from workloads.recommender.params import Params
 from workloads.recommender.scorers import Factors
-from workloads.recommender.sequential import choice, draws, updates
+from workloads.recommender.sequential import choice, draws, mf, updates
 from workloads.recommender.sequential.mf import SequentialMF, Settings
 from workloads.sampling.negatives import random_bits
 from workloads.seeding import derive
@@ -31,6 +34,18 @@ from workloads.seeding import derive
 DRAWN = 20_000
 EVERY_SAMPLER = ("uniform", "popularity", "aobpr", "dns", "bns", "bns_posterior", "bns_oracle")
 EVERY_LOSS = ("bpr", "bce", "denoise_truncated_bpr", "denoise_reweighted", "gbpr", "mpr")
+
+
+def test_compiled_rows_are_those_that_the_loop_has() -> None:
+    assert {name for name, row in SAMPLERS.items() if row.compiled} == set(mf.CHOICES)
+    reduced = {"bprac"}  # trained as BPR with weights
+    assert {name for name, row in LOSSES.items() if row.compiled} - reduced == set(mf.LOSSES)
+
+
+def test_a_new_sampler_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SAMPLERS, "mine", SamplerRow("workloads.recommender.samplers:uniform", "a source"))
+    with pytest.raises(ValidationError, match="sampler=mine"):
+        Params(optimizer="sgd", sampler="mine")
 
 
 def csr(lists: list[list[int]]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
