@@ -258,8 +258,9 @@ def everything(trial: optuna.Trial) -> dict[str, Any]:
         params["layers"] = trial.suggest_int("layers", 1, 4)  # thesis 4.5.1.2: 1; LightGCN paper: up to 4
         contrast = trial.suggest_categorical("contrast", [None, *_CONTRASTS])
         params |= _CONTRASTS[contrast](trial) if contrast else {"contrast": None}
-    own = _SAMPLERS.get(sampler, lambda _trial: {})  # a fixed one, such as in_batch, has no parameters here
-    of_loss = supervised if loss == "supervised" else _LOSSES[loss]  # fixed: it needs a truth that is known
+    # Fixed ones that are not drawn: in_batch has no parameters here, and supervised needs a truth that is known.
+    own = _SAMPLERS.get(sampler, lambda _trial: {})
+    of_loss = supervised if loss == "supervised" else _LOSSES.get(loss, lambda _trial: {})
     return {**params, **of_loss(trial), **own(trial)}
 
 

@@ -17,6 +17,8 @@ from tests.support.refusals import refused
 from tests.support.toy import Params
 from workloads.catalog import catalog
 from workloads.recommender.backbones import BACKBONES
+from workloads.recommender.losses import LOSSES
+from workloads.recommender.params import Params as RecommenderParams
 
 
 def space(trial: Any) -> dict[str, Any]:
@@ -61,7 +63,7 @@ def test_everything_of_the_recommender_is_searched_but_data_and_device() -> None
             for parameter, value in drawn.items():
                 asked[parameter].add(value)
     never = {name for name, values in asked.items() if not values}
-    assert never == {
+    expected = {
         "dataset_noise",
         "eval_users",
         "split",
@@ -73,6 +75,11 @@ def test_everything_of_the_recommender_is_searched_but_data_and_device() -> None
         "logq",
         "prior_file",
     }
+    assert never <= expected, (
+        f"The space everything draws no {', '.join(sorted(never - expected))}: add its range to the loss in _LOSSES or "
+        "to the sampler in _SAMPLERS of search_spaces/recommender.py, or list it here as not searched"
+    )
+    assert never == expected, f"{', '.join(sorted(expected - never))} is drawn: remove it from this list"
     assert {1, 15} <= asked["candidates"]
     assert {"warm", "occupation", "sampled", "auc_literal", "mid"} <= set().union(*asked.values())
     ranges = spaces.probe(spaces.load("recommender", "everything"), {"loss": "dcl"}, params, seed=0).text()
@@ -84,6 +91,12 @@ def test_everything_takes_a_fixed_loss_that_it_does_not_draw() -> None:
     params = catalog()["recommender"].load_params()
     survey = spaces.probe(spaces.load("recommender", "everything"), {"loss": "supervised"}, params, seed=0)
     assert "negatives" in survey.distributions
+
+
+def test_everything_takes_a_fixed_loss_without_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(LOSSES, "mine", LOSSES["bpr"])
+    survey = spaces.probe(spaces.load("recommender", "everything"), {"loss": "mine"}, RecommenderParams, seed=0)
+    assert {"lr", "sampler"} <= set(survey.distributions)
 
 
 @pytest.mark.parametrize("preset", ["infonce", "decoupled", "dcl", "hcl", "bcl", "everything"])
