@@ -6,12 +6,13 @@ import ast
 import json
 import subprocess
 import sys
+import tomllib
 from functools import cache
 from pathlib import Path
 
 import pytest
 
-from workloads.catalog import catalog
+from workloads.catalog import BUILT_IN, catalog
 
 ROOT = Path(__file__).parents[3]
 PACKAGES = ("orchestrator", "workloads", "search_spaces")
@@ -167,3 +168,12 @@ def test_the_orchestrator_finds_workloads_in_the_catalog() -> None:
         if path.startswith("orchestrator/"):
             found = {".".join(name.split(".")[:2]) for name in imports(tree)}
             assert not found & names, path
+
+
+def test_the_import_contract_lists_the_built_in_workloads() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    (independent,) = (contract["modules"] for contract in contracts if contract["type"] == "independence")
+    assert sorted(independent) == sorted(f"workloads.{name}" for name in BUILT_IN)
+    (spaces,) = (contract for contract in contracts if contract.get("source_modules") == ["search_spaces"])
+    forbidden = {module for module in spaces["forbidden_modules"] if module.startswith("workloads.")}
+    assert forbidden == {f"workloads.{name}.workload" for name in BUILT_IN}
