@@ -29,3 +29,10 @@ FORMULAS = dict(_formulas())
 @pytest.mark.parametrize("name", FORMULAS)
 def test_a_loss_or_metric_says_its_shapes(name: str) -> None:
     assert SHAPE.search(FORMULAS[name])
+
+
+def test_a_preset_of_the_example_says_what_it_searches() -> None:
+    tree = ast.parse((ROOT / "examples" / "linreg" / "linreg" / "spaces.py").read_text())
+    presets = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    assert presets
+    assert [preset.name for preset in presets if not ast.get_docstring(preset)] == []
