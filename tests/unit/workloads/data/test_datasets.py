@@ -47,7 +47,8 @@ def root(tmp_path: Path) -> Path:
 
 
 def test_terms_of_use_end_a_summary() -> None:
-    assert {name: entry.terms for name, entry in DATASETS.items() if entry.terms} == {
+    """The list is complete, so that no other remark at the end of a summary is taken for terms."""
+    expected = {
         "ml-100k": "GroupLens terms: research use",
         "ml-100k-raw": "research use",
         "ml-1m": "research use",
@@ -55,6 +56,8 @@ def test_terms_of_use_end_a_summary() -> None:
         "scifact": "claims CC BY 4.0",
         "stsb": "scores CC BY-SA 4.0",
     }
+    found = {name: entry.terms for name, entry in DATASETS.items() if entry.terms}
+    assert found == expected, "add the terms that a summary ends with, in parentheses, to the list of this test"
 
 
 def test_the_catalogue_is_complete() -> None:
