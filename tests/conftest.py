@@ -20,6 +20,7 @@ import pytest
 from orchestrator.storage.settings import NAMES, Settings, embedded_uri, resolve
 from orchestrator.tracking import store
 from orchestrator.tracking.mlflow_globals import preserve_env
+from tests.support.held_data import is_held
 from tests.support.stores import copy_store
 from workloads import catalog
 
@@ -82,8 +83,15 @@ def pytest_unconfigure() -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    if item.get_closest_marker("data") and not os.environ.get("ORCHESTRATOR_DATA"):
+    """Skip a test of real data where they are missing: ``data("NAME")`` needs the datasets that it names."""
+    if not item.get_closest_marker("data"):
+        return
+    if not (held := os.environ.get("ORCHESTRATOR_DATA")):
         pytest.skip("ORCHESTRATOR_DATA is unset")
+    for mark in item.iter_markers("data"):
+        for name in mark.args:
+            if not is_held(name, held):
+                pytest.skip(f"ORCHESTRATOR_DATA holds no {name}")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -19,7 +19,7 @@ from workloads.encoders.text import encode, load_encoder
 from workloads.metrics.correlation import average_ranks, influences
 
 
-@pytest.mark.data
+@pytest.mark.data("stsb")
 def test_minilm_reads_sentences_as_its_own_library_does() -> None:
     """Vectors of sentence-transformers, and in bf16 the same Spearman on the first pairs of STS-B's dev part."""
     library = pytest.importorskip("sentence_transformers")

@@ -38,7 +38,7 @@ def test_parameters_without_a_dataset_have_no_lineage(tmp_path: Path) -> None:
     assert lineage.dataset({"lr": 0.1}, tmp_path) is None
 
 
-@pytest.mark.data
+@pytest.mark.data("ml-100k")
 def test_a_real_dataset_is_told_by_its_folder_never_by_a_path_of_this_machine() -> None:
     from workloads.data import default_data_root
 

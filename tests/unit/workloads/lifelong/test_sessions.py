@@ -175,7 +175,7 @@ def test_a_damaged_line_is_named(tmp_path: Path, files: dict[str, str], message:
         own_topical("x", folder).reader(folder)
 
 
-@pytest.mark.data
+@pytest.mark.data("classic-ir")
 def test_the_classic_collections() -> None:
     data = CLASSIC_IR.reader(CLASSIC_IR.folder_in(default_data_root()))
     assert (len(data.docs), int(data.answered.sum())) == (7520, 465)

@@ -249,7 +249,7 @@ class TestSynthetic:
         assert 0.3 < spearmanr(overlap, test.scores).statistic < 0.7
 
 
-@pytest.mark.data
+@pytest.mark.data("stsb")
 def test_stsb_is_what_it_is() -> None:
     data = load_pairs("stsb", Path(os.environ["ORCHESTRATOR_DATA"]))
     assert [len(part) for part in (data.train, data.validation, data.test) if part is not None] == [5749, 1500, 1379]

@@ -247,12 +247,14 @@ def test_planted_relevance() -> None:
     assert set(data.queries[int(query)].as_py().split()) <= set(data.docs[int(doc)].as_py().split())
 
 
-@pytest.mark.data
 @pytest.mark.parametrize(
     ("name", "counts", "grades"),
     [
-        ("scifact", (5183, 1109, 1258), 1), ("cran", (1400, 225, 1612), 4), ("cisi", (1460, 112, 3114), 1),
-        ("cacm", (3204, 64, 796), 1), ("med", (1033, 30, 696), 1), ("time", (423, 83, 321), 1),
+        pytest.param(*row, marks=pytest.mark.data(row[0]))
+        for row in (
+            ("scifact", (5183, 1109, 1258), 1), ("cran", (1400, 225, 1612), 4), ("cisi", (1460, 112, 3114), 1),
+            ("cacm", (3204, 64, 796), 1), ("med", (1033, 30, 696), 1), ("time", (423, 83, 321), 1),
+        )
     ],
 )  # fmt: skip
 def test_real_collections(name: str, counts: tuple[int, int, int], grades: int) -> None:
