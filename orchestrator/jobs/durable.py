@@ -2,20 +2,22 @@
 
     python -m orchestrator.jobs.durable NAME sweep recommender dataset=synthetic --trials 32
 
-The first attempt begins it, each later one resumes it. If another process drives it, or the lease of a lost driver has
-not expired yet, an attempt waits for the end of either.
+The first attempt begins it, each later one with the same arguments resumes it; other arguments are refused. If another
+process drives it, or the lease of a lost driver has not expired yet, an attempt waits for the end of either.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
 from typing import Any
 
 from orchestrator.errors import DONE, PARTIAL, USAGE
+from orchestrator.provenance.scrub import scrub_words
 from orchestrator.storage.records import SETTLED
 
 
@@ -36,6 +38,10 @@ def status(name: str) -> dict[str, Any] | None:
 def main(name: str, verb: str, *words: str) -> int:
     """The attempt's exit code; that of a sweep with some failed trials is 0, since a retry would change nothing."""
     before = status(name)
+    given = scrub_words([verb, *words])  # as the record has them
+    if before and (recorded := _arguments(before["command"])) != given:
+        print(f"{name} was begun with other arguments: {shlex.join(recorded)}; choose another name", file=sys.stderr)
+        return USAGE
     if before and before["status"] in SETTLED:
         print(f"{name} is {before['status']} already")
         return DONE
@@ -44,6 +50,18 @@ def main(name: str, verb: str, *words: str) -> int:
         signal.signal(stop, lambda *_: None)
     code = subprocess.call(command)
     return DONE if code == PARTIAL else code
+
+
+def _arguments(command: str) -> list[str]:
+    """The words of a recorded command, without its program and the name of the run."""
+    arguments: list[str] = []
+    words = iter(shlex.split(command)[1:])
+    for word in words:
+        if word == "--name":
+            next(words, None)
+        elif not word.startswith("--name="):
+            arguments.append(word)
+    return arguments
 
 
 if __name__ == "__main__":

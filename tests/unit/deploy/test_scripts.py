@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ import boto3
 import pytest
 from moto import mock_aws
 
+from orchestrator.errors import DONE, USAGE
 from tests.support.waiting import HANG_SECONDS
 from tests.support.web import QuietHandler, serving
 from tests.unit.deploy.manifests import DEPLOY, ROOT
@@ -83,9 +85,34 @@ BEGIN, GO_ON = "sweep recommender --trials 2 --name mf", "sweep --resume mf"
 )
 def test_durable(tmp_path: Path, standing: str | None, status_code: int, code: int, then: list[str], ends: int) -> None:
     commands = Commands(tmp_path)
-    commands.answer(json.dumps({"status": standing, "exit_code": status_code}) if standing else "", status_code, code)
+    record = {"status": standing, "exit_code": status_code, "command": f"orchestrator {BEGIN}"}
+    commands.answer(json.dumps(record) if standing else "", status_code, code)
     assert commands.durable("mf", "sweep", "recommender", "--trials", "2") == ends
     assert commands.asked() == ["status mf --wait --json", *then]
+
+
+@pytest.mark.parametrize("state", ["finished", "interrupted"])
+@pytest.mark.parametrize(
+    ("recorded", "words", "same"),
+    [
+        ("orchestrator run recommender epochs=2 --name mf", "run recommender epochs=2", True),
+        ("orchestrator run --name=mf recommender epochs=2", "run recommender epochs=2", True),
+        ("orchestrator run recommender 'init=a b' --name mf", "run recommender 'init=a b'", True),
+        ("orchestrator run recommender api_token=*** --name mf", "run recommender api_token=abc123", True),
+        ("orchestrator run recommender epochs=2 --name mf", "run recommender epochs=200 lr=0.3", False),
+        ("orchestrator run recommender epochs=2 --name mf", "sweep recommender epochs=2", False),
+        ("python train.py run recommender epochs=2 --name mf", "run recommender epochs=2", False),
+    ],
+)
+def test_durable_refuses_other_arguments(
+    tmp_path: Path, state: str, recorded: str, words: str, *, same: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    commands = Commands(tmp_path)
+    commands.answer(json.dumps({"status": state, "command": recorded}), 0, 0)
+    assert commands.durable("mf", *shlex.split(words)) == (DONE if same else USAGE)
+    go_on = ["run --resume mf"] if same and state == "interrupted" else []
+    assert commands.asked() == ["status mf --wait --json", *go_on]
+    assert ("mf was begun with other arguments: " in capfd.readouterr().err) is not same
 
 
 @pytest.fixture
