@@ -37,6 +37,9 @@ NAMES: dict[str, tuple[str, str]] = {
     "notify": ("ORCHESTRATOR_NOTIFY", "webhook, or 'cmd: PROGRAM WORDS', notified of starts, ends and gates"),
 }
 
+INTEGERS = ("priority", "collective_timeout", "start_timeout")
+"""Settings that may be numbers in the file; the others are text."""
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -229,7 +232,16 @@ def _read_file(file: Path) -> Mapping[str, str]:
     from orchestrator.config.parsing import read_yaml
 
     values = read_yaml(file).values
-    for name in values:
+    for name, value in values.items():
         if name not in NAMES or name == "home":
             raise unknown(f"setting in {file}", name, set(NAMES) - {"home"})
+        integer = type(value) is int and name in INTEGERS
+        if not (value is None or isinstance(value, str) or integer):
+            nested = isinstance(value, list | dict)
+            raise UserError(
+                f"The setting {name} in {file} is not valid",
+                got=f"a {'list' if isinstance(value, list) else 'mapping'}" if nested else value,
+                allowed="an integer" if name in INTEGERS else "text",
+                fix=None if nested or name in INTEGERS else "Put it in quotes",
+            )
     return {name: str(value) for name, value in values.items() if value is not None}

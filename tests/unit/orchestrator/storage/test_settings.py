@@ -68,6 +68,32 @@ def test_in_whose_name_it_runs(home: Path, monkeypatch: pytest.MonkeyPatch) -> N
             resolve({name: wrong})
 
 
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("storage: [a, b]", r"storage in .*config.yaml is not valid: got a list; allowed: text\.$"),
+        ("prices: {gpu: 2}", r"prices in .*config.yaml is not valid: got a mapping; allowed: text\.$"),
+        ("storage: 3", r"storage in .*config.yaml is not valid: got 3; allowed: text\. Put it in quotes\.$"),
+        ("experiment: 2026-11-28", r"experiment in .* got 2026-11-28; allowed: text\. Put it in quotes\.$"),
+        ("tracking: false", r"tracking in .* got False; allowed: text\. Put it in quotes\.$"),
+        ("priority: [2]", r"priority in .*config.yaml is not valid: got a list; allowed: an integer\.$"),
+        ("priority: true", r"priority in .* got True; allowed: an integer\.$"),
+        ("start_timeout: 1.5", r"start_timeout in .* got 1\.5; allowed: an integer\.$"),
+    ],
+)
+def test_a_value_of_the_file_is_text_or_an_integer(home: Path, line: str, says: str) -> None:
+    configure(home, f"{line}\n")
+    with pytest.raises(UserError, match=says) as caught:
+        resolve()
+    assert caught.value.code == USAGE
+
+
+@pytest.mark.parametrize("line", ["start_timeout: 60", "start_timeout: '60'"])
+def test_an_integer_of_the_file_may_be_text(home: Path, line: str) -> None:
+    configure(home, f"{line}\nexperiment: '3'\nqueue:\n")
+    assert (resolve().start_timeout, resolve().experiment, resolve().queue) == (60, "3", "default")
+
+
 def test_tracking_can_be_off() -> None:
     found = resolve({"tracking": "none"})
     assert found.tracking is None
