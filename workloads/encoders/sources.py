@@ -122,10 +122,13 @@ def _check_hub(name: str) -> None:
 
 
 def _unreachable(name: str, error: Exception) -> DataError:
-    close = get_close_matches(name, (MINILM, BERT_BASE, TINY), n=1)
+    others = [other for other in (MINILM, BERT_BASE, TINY) if other != name]
+    fixes = [f"Did you mean {other!r}?" for other in get_close_matches(name, others, n=1)]
+    if importlib.util.find_spec(_PACKAGE):
+        fixes.append(f"encoder={MINILM} needs no download")
     reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
     return DataError(
         f"encoder {name!r} is not on this machine and cannot be downloaded from the Hugging Face hub ({reason})",
         expected=_EXPECTED,
-        fix=f"Did you mean {close[0]!r}?" if close else None,
+        fix=" ".join(fixes) or None,
     )

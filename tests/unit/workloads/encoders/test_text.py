@@ -282,7 +282,7 @@ class TestSources:
         with pytest.raises(DataError, match=r"cannot be (read|loaded)"):
             load_encoder(str(folder), max_length=12)
 
-    @pytest.mark.parametrize("name", ["someone/some-model", "minilmm"])
+    @pytest.mark.parametrize("name", ["someone/some-model", "minilmm", "bert-base"])
     def test_a_name_that_is_nowhere_is_refused_at_once(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         def unanswered(*_: Any, timeout: float, **__: Any) -> None:
             assert timeout <= 5
@@ -292,6 +292,8 @@ class TestSources:
         with pytest.raises(DataError, match="not on this machine and cannot be downloaded") as caught:
             sources.check(name)
         assert "no route to host" in str(caught.value)
+        assert "encoder=minilm needs no download" in str(caught.value)
+        assert f"Did you mean {name!r}" not in str(caught.value)
         assert ("Did you mean 'minilm'?" in str(caught.value)) == (name == "minilmm")
 
     def test_a_relative_folder_is_refused_with_its_path(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
