@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -240,6 +242,21 @@ def test_the_page_backs_up_every_volume_that_cannot_be_fetched_again() -> None:
     assert f"psql -q -U {user} {database} < mlflow.sql" in restore
     on_kubernetes = f"kubectl exec {one('base', 'StatefulSet')['metadata']['name']}-0 -- pg_dump -U {user} {database}"
     assert on_kubernetes in README
+
+
+COPY = re.compile(r"(?:cp|install)[^\n]* deploy/(?:\.env|nodes/nodes\.env)\.example deploy/(?:nodes/nodes)?\.env")
+"""A command of a page or header that makes a file of passwords from its example."""
+
+
+def test_files_of_passwords_are_made_for_their_owner_alone(tmp_path: Path) -> None:
+    shutil.copytree(DEPLOY, tmp_path / "deploy", ignore=shutil.ignore_patterns(".env", "nodes.env"))
+    files = (path for path in DEPLOY.rglob("*") if path.is_file() and path.name not in (".env", "nodes.env"))
+    commands = {command for path in files for command in COPY.findall(path.read_text(errors="ignore"))}
+    assert len(commands) == 2, commands
+    for command in commands:
+        subprocess.run(["bash", "-c", f"umask 022; {command}"], cwd=tmp_path, check=True)
+    for name in (".env", "nodes/nodes.env"):
+        assert (tmp_path / "deploy" / name).stat().st_mode & 0o777 == 0o600, name
 
 
 def test_the_policy_of_the_nodes_key(monkeypatch: pytest.MonkeyPatch) -> None:
