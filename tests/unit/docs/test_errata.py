@@ -49,6 +49,19 @@ def test_a_workloads_readme_says_where_sources_and_tags_are(folder: Path) -> Non
     assert "../../docs/errata.md" in text
 
 
+def test_a_range_of_decisions_ends_with_the_last_tag() -> None:
+    entries = re.findall(r"^- \*\*(E-[A-Z]+)(\d+)\*\* ", ERRATA.read_text(), re.MULTILINE)
+    last = {group: int(number) for group, number in sorted(entries, key=lambda entry: int(entry[1]))}
+    ranges = [
+        (folder.name, group, int(number))
+        for folder in WORKLOADS
+        for group, number in re.findall(r"(E-[A-Z]+)1\s+to\s+\1(\d+)\s+are", (folder / "README.md").read_text())
+    ]
+    assert {name for name, _, _ in ranges} >= {"vera", "lifelong"}
+    for name, group, number in ranges:
+        assert number == last[group], name
+
+
 def test_the_first_page_and_the_results_say_so_too() -> None:
     for name in ("README.md", "RESULTS.md"):
         assert {"docs/sources.md", "docs/errata.md"} <= set(re.findall(r"\]\(([^)]*)\)", (ROOT / name).read_text()))
