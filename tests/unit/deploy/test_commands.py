@@ -20,7 +20,7 @@ from orchestrator.errors import UserError
 from orchestrator.jobs import durable
 from orchestrator.storage.records import NAME
 from orchestrator.sweeps import sweep
-from tests.unit.deploy.manifests import BUILDS, DEPLOY, README, SERVICES, one, ray_clusters
+from tests.unit.deploy.manifests import BUILDS, DEPLOY, README, SERVICES, build, containers, one, ray_clusters
 from tests.unit.deploy.test_slurm import ray_start as slurm_ray_start
 
 
@@ -91,6 +91,19 @@ RAY_STARTS = list(map(tuple, ray_starts()))
 @pytest.mark.parametrize("words", RAY_STARTS, ids=range(len(RAY_STARTS)))  # Slurm's nodes draw their ports
 def test_ray_knows_every_word_of_ray_start(words: tuple[str, ...]) -> None:
     ray_commands.start.make_context("ray start", list(words))
+
+
+def test_the_port_of_metrics_is_as_the_page_says() -> None:
+    text = " ".join((DEPLOY / "grafana" / "README.md").read_text().split())
+    assert "In `deploy/` the port is 8080, except under Slurm, where Ray chooses it." in text
+    given = [[word for word in words if word.startswith("--metrics-export-port")] for words in RAY_STARTS]
+    assert [] not in given[:6], "compose, cluster.yaml, cluster-aws.yaml"
+    assert given[-2:] == [[], []], "Slurm"
+    assert {word for words in given for word in words} == {"--metrics-export-port=8080"}
+    for name in BUILDS:
+        for container in containers(build(name)):
+            ports = {port.get("name"): port["containerPort"] for port in container.get("ports", ())}
+            assert ports.get("metrics", 8080) == 8080
 
 
 @pytest.mark.parametrize("name", [name for name in BUILDS if name.endswith("sweep")])
