@@ -26,6 +26,7 @@ BUILDS = (
     "overlays/single-gpu/sweep",
     "overlays/team",
     "overlays/team/sweep",
+    "overlays/team/serve",
     "overlays/gpu-nodes",
     "overlays/gpu-nodes/sweep",
     "overlays/rdma",

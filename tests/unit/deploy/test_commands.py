@@ -129,7 +129,7 @@ def test_what_does_not_fit_is_refused() -> None:
 def test_a_cluster_that_stays_is_never_without_a_worker() -> None:
     """A sweep sizes itself by the nodes that are there, and one that finds none is refused."""
     for name, nodes in shapes().items():
-        on_cpus = "cpu" in name or name == "serve"
+        on_cpus = "cpu" in name or name.endswith("serve")
         assert connection.check_fit(nodes, Resources(gpus_per_worker=not on_cpus)) >= 1, name
     for name in BUILDS:
         for spec in ray_clusters(name):

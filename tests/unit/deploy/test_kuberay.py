@@ -16,6 +16,7 @@ from tests.unit.deploy import schemas
 from tests.unit.deploy.manifests import (
     BUILDS,
     KUBERAY,
+    README,
     ROOT,
     Manifest,
     build,
@@ -280,6 +281,17 @@ def test_the_service_runs_what_the_command_runs() -> None:
     (build,) = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name)
     taken = {node.value for node in ast.walk(build) if isinstance(node, ast.Constant)}
     assert application["args"].keys() <= taken
+
+
+def test_a_team_s_images_are_from_its_registry() -> None:
+    for name in ("overlays/team", "overlays/team/sweep", "overlays/team/serve"):
+        ours = {each["image"] for each in containers(build(name)) if "orchestrator-" in each["image"]}
+        assert ours
+        assert all(image.startswith("registry.example.com/ml/") for image in ours), ours
+
+
+def test_the_page_names_every_folder_that_serves() -> None:
+    assert all(f"deploy/kuberay/{name}`" in README for name in BUILDS if name.endswith("serve"))
 
 
 def test_every_ray_cluster_asks_for_a_token() -> None:
