@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import copy
+import json
 import re
 import resource
 import shlex
 import subprocess
 from typing import Any
 
+import boto3
 import jsonschema
 import pytest
 import yaml
+from botocore.exceptions import ClientError
+from moto import mock_aws
+from ray.autoscaler._private.aws.config import _configure_iam_role
+from ray.autoscaler._private.aws.node_provider import AWSNodeProvider
 from ray.autoscaler._private.util import prepare_config, validate_config
+from ray.autoscaler.tags import TAG_RAY_CLUSTER_NAME, TAG_RAY_NODE_KIND, TAG_RAY_NODE_STATUS
 
 from tests.unit.deploy.manifests import DEPLOY, ROOT, Manifest, misspelt, variables
 
 FILES = ("cluster.yaml", "cluster-aws.yaml")
+HEAD_POLICY: Manifest = json.loads((DEPLOY / "nodes" / "head-policy.json").read_text())
 FREE = frozenset({"provider", "file_mounts", "available_node_types", "resources", "node_config", "Ebs"})
 PROVIDERS = {
     "local": {"type", "head_ip", "worker_ips"},
@@ -65,6 +73,59 @@ def test_machines_that_idle_are_given_back_and_keys_stay_at_home(name: str) -> N
     assert {"--cap-drop=ALL", "--security-opt=no-new-privileges"} <= set(config["docker"]["run_options"])
 
 
+def test_only_the_head_has_rights_in_aws_and_those_of_its_profile() -> None:
+    config = read("cluster-aws.yaml")
+    profiles = {kind: each["node_config"].get("IamInstanceProfile") for kind, each in _kinds(config).items()}
+    assert profiles == {config["head_node_type"]: {"Name": "orchestrator-head"}, "gpu": None}
+    bootstrap = _configure_iam_role({**copy.deepcopy(config), "head_node": {}})  # without a request to AWS
+    assert bootstrap["head_node"] == {}, "a role of the launcher's own"
+    tags = {
+        value
+        for statement in HEAD_POLICY["Statement"]
+        for key, value in statement.get("Condition", {}).get("StringEquals", {}).items()
+        if key.endswith(f"Tag/{TAG_RAY_CLUSTER_NAME}")
+    }
+    assert tags == {config["cluster_name"]}
+    for page in (DEPLOY / "README.md", ROOT / "docs" / "access.md"):
+        assert "nodes/head-policy.json)" in page.read_text()
+
+
+def test_the_policy_of_the_head_is_what_the_autoscaler_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray's own calls against moto, which checks the actions alone: it knows no resource and no condition of EC2."""
+    config = read("cluster-aws.yaml")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "administrator")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "administrator")
+    actions = [{**statement, "Resource": "*"} for statement in HEAD_POLICY["Statement"]]
+    policy = json.dumps({**HEAD_POLICY, "Statement": actions})
+    with mock_aws():
+        iam = boto3.client("iam")
+        iam.create_user(UserName="head")
+        iam.put_user_policy(UserName="head", PolicyName="head", PolicyDocument=policy)
+        made = iam.create_access_key(UserName="head")["AccessKey"]
+        key = {"aws_access_key_id": made["AccessKeyId"], "aws_secret_access_key": made["SecretAccessKey"]}
+        region = config["provider"]["region"]
+        ec2 = boto3.client("ec2", region_name=region)
+        worker = {
+            **config["available_node_types"]["gpu"]["node_config"],
+            "ImageId": ec2.describe_images()["Images"][0]["ImageId"],
+            "SubnetIds": [ec2.describe_subnets()["Subnets"][0]["SubnetId"]],
+        }
+        monkeypatch.setattr("moto.settings.INITIAL_NO_AUTH_ACTION_COUNT", 0)  # from here on keys are checked
+        provider = AWSNodeProvider({**config["provider"], "aws_credentials": key}, config["cluster_name"])
+        provider.create_node(worker, {TAG_RAY_NODE_KIND: "worker"}, 1)
+        (node,) = provider.non_terminated_nodes({})
+        provider._create_tags({(TAG_RAY_NODE_STATUS, "up-to-date"): [node]})
+        provider.terminate_nodes([node])
+        refused = {
+            "s3": ("list_buckets", {}),
+            "iam": ("list_roles", {}),
+            "ec2": ("authorize_security_group_ingress", {"GroupId": "sg-1", "IpPermissions": []}),
+        }
+        for service, (call, arguments) in refused.items():
+            with pytest.raises(ClientError, match=r"403|AccessDenied|UnauthorizedOperation|not authorized"):
+                getattr(boto3.client(service, region_name=region, **key), call)(**arguments)
+
+
 @pytest.mark.parametrize("name", FILES)
 def test_every_node_reads_the_token_and_nothing_of_it_stands_in_a_command(name: str) -> None:
     config = read(name)
@@ -104,6 +165,11 @@ def test_open_files_are_as_many_as_the_machine_allows(name: str, hard: int | Non
 
 def test_ignored_by_git() -> None:
     assert (DEPLOY / ".gitignore").read_text().split() == [".env", "nodes/nodes.env"]
+
+
+def _kinds(config: Manifest) -> Manifest:
+    kinds: Manifest = config["available_node_types"]
+    return kinds
 
 
 def _starts(config: Manifest) -> list[str]:
