@@ -305,7 +305,7 @@ def test_ctrl_c_saves_and_resumes(home: Path, start: Start) -> None:
 @pytest.mark.faults
 def test_a_trial_goes_on_when_its_processes_are_killed(home: Path, start: Start) -> None:
     """A worker, which Train starts anew in the same place; then the trial's own process, which Tune does."""
-    epochs, store = 50, Store(home)
+    epochs, store = 100, Store(home)
     sweep = start(*SWEEP, "--trials", "1", "--scheduler", "none", f"epochs={epochs}", "slow=0.4", "refit=false")
     for victim in ("RayTrainWorker", "GroupTrial"):
         known = _saved(home)
