@@ -126,9 +126,10 @@ def _usage(error: Any) -> str:
         verb = ast.literal_eval(quoted[0]) if quoted else message
         return f"error: {unknown('verb', verb, verbs, listed_by=listed_by)}"
     message = message.replace(": Value error, ", ": ").rstrip(".")
-    option = re.match(r"No such option: --([\w-]+)", message)
+    option = str(getattr(error, "option_name", ""))
     names = [each.strip("-") for each in getattr(error, "possibilities", None) or ()]
-    if option and error.ctx.command.name in ("run", "sweep") and not nearest(option[1], names):
-        word = f"{option[1].replace('-', '_')}=VALUE"
-        message = f"{option[0]}. Parameters and keys of the plan are words: {word}"
+    is_unknown = option.startswith("--") and message.startswith("No such option")
+    if is_unknown and error.ctx.command.name in ("run", "sweep") and not nearest(option[2:], names):
+        word = f"{option[2:].replace('-', '_')}=VALUE"
+        message = f"No such option: {option}. Parameters and keys of the plan are words: {word}"
     return f"error: {message}. See: {error.ctx.command_path if error.ctx else 'orchestrator'} --help"
