@@ -18,12 +18,12 @@ BACKBONES = {"mf": "MF", "lightgcn": "LightGCN"}
 MEASURE = "ndcg_at_20"
 TABLES = ("4.2", "4.3", "4.4", "5.2", "5.3", "6.3")
 README_COLUMNS = {
-    "BPR": ("RNS", ("4.2",)),
+    "BPR": ("BPR", ("5.2", "5.3")),
     "DNS": ("DNS", ("4.2",)),
     "BNS": ("BNS", ("4.2",)),
-    "InfoNCE": ("InfoNCE", ("6.3",)),
-    "DCL": ("DCL", ("6.3",)),
-    "HCL": ("HCL", ("6.3",)),
+    "InfoNCE": ("InfoNCE", ("5.2", "6.3")),
+    "DCL": ("DCL", ("5.2", "6.3")),
+    "HCL": ("HCL", ("5.2", "6.3")),
     "DPL": ("DPL", ("5.2", "5.3")),
     "DPL, hard": ("DPL with hard samples", ("5.3",)),
     "BCL": ("BCL", ("6.3",)),
