@@ -48,6 +48,9 @@ Status = Literal["finished", "failed", "partial", "interrupted"]
 DRIVEN: set[str] = set()
 """Ids of the runs and sweeps that this process has driven."""
 
+UNRECORDED_SECONDS = 10.0
+"""Age from which a folder without a record is one of a killed driver. A record is written within milliseconds."""
+
 SETTLED: tuple[Status, ...] = ("finished", "partial")
 """Statuses of runs with a result."""
 
@@ -330,10 +333,14 @@ def create(
 
 
 def _remove_unrecorded(path: Path) -> None:
-    """Remove a folder whose driver was killed before it had written the record."""
+    """Remove a folder whose driver was killed before it had written the record.
+
+    A younger one may be that of a driver that is about to take its lock.
+    """
     with suppress(OSError):
-        files = os.listdir(path)
-        if all(file == lease.LOCK or file.startswith(".record.") for file in files) and not lease.has_live_driver(path):
+        mere = all(file == lease.LOCK or file.startswith(".record.") for file in os.listdir(path))
+        is_old = time.time() - path.stat().st_mtime > UNRECORDED_SECONDS
+        if mere and is_old and not lease.has_live_driver(path):
             shutil.rmtree(path)
 
 

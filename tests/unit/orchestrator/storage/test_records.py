@@ -8,6 +8,7 @@ import os
 import secrets
 import signal
 import threading
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -92,6 +93,10 @@ def test_a_folder_of_a_driver_that_was_killed_before_its_record_frees_the_name(t
         records.create(tmp_path, "run", "toy", {}, "orchestrator run toy", "r1")
     folder.release("failed", 1)
     (folder.path / "record.json").unlink()
+    with pytest.raises(UserError, match="The name r1 is in use"):  # another driver may be about to take its lock
+        records.create(tmp_path, "run", "toy", {}, "orchestrator run toy", "r1")
+    earlier = time.time() - 2 * records.UNRECORDED_SECONDS
+    os.utime(folder.path, (earlier, earlier))
     assert records.create(tmp_path, "run", "toy", {}, "orchestrator run toy", "r1").id == "r1"
 
 
