@@ -301,11 +301,12 @@ def stored(block: Block, settings: Settings) -> bool:
     """Whether the table, figure or computation of the whole block is written, with the block's seeds and trials."""
     name = block.request().name(block.budget)
     file = settings.home / FOLDER / name / f"{block.published.id}.json"
-    if not file.exists():
+    try:
+        effort = json.loads(file.read_text())["effort"]
+    except (FileNotFoundError, json.JSONDecodeError):  # one that was cut off while it was written is written again
         return False
-    effort = json.loads(file.read_text())["effort"]
     wanted = {**vars(block.budget), "local": effort.get("local")}
-    return all(wanted[key] == value for key, value in effort.items())
+    return all(wanted.get(key) == value for key, value in effort.items())
 
 
 def folder(source: str, settings: Settings) -> Path:

@@ -44,6 +44,6 @@ def status(error: BaseException) -> int | None:
         return None
     response = getattr(error, "response", None)
     if isinstance(response, Mapping):  # of botocore
-        return int(response["ResponseMetadata"].get("HTTPStatusCode", 500))
+        return int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 500))
     codes = (getattr(response, "status_code", None), getattr(error, "status_code", None), getattr(error, "code", None))
     return next((int(code) for code in codes if isinstance(code, int)), 500)

@@ -300,7 +300,7 @@ class FunctionWorkload:
         if absent := self._context._requested - state.keys():
             names = ", ".join(sorted(absent))
             raise RuntimeError(f"{self._name} loads {names}, which it does not yield; it yields {', '.join(state)}")
-        if not (self._context._requested or self._context._is_read):
+        if state and not (self._context._requested or self._context._is_read):
             raise RuntimeError(
                 f"{self._name} yields a state and loads none of it, by ctx.load({next(iter(state))}=...) or from "
                 "ctx.state, so that a resume would begin again"

@@ -103,6 +103,9 @@ def test_all_is_run_once(settings: Settings, trained: Path) -> None:
     file.write_text(whole.replace('"seeds": 1', '"seeds": 3'))  # as its own command with other seeds writes it
     ask(settings, **wanted)
     assert json.loads(file.read_text())["effort"] == json.loads(whole)["effort"]
+    file.write_text(whole[: len(whole) // 2])  # a process was killed while it wrote
+    ask(settings, **wanted)
+    assert json.loads(file.read_text())["effort"] == json.loads(whole)["effort"]
 
 
 def test_nothing_starts_after_the_hours(settings: Settings, trained: Path) -> None:

@@ -270,6 +270,11 @@ def test_a_function_that_yields_wrongly_fails_with_a_sentence(write: Any, body: 
         [workload.train_epoch(epoch) for epoch in (1, 2)]
 
 
+def test_a_function_may_yield_an_empty_state(write: Any) -> None:
+    mine = write("def train(params, ctx):\n    for _ in ctx.epochs:\n        yield {'loss': 1.0}, {}\n")
+    assert mine(mine.Params(), runtime()).train_epoch(1) == {"loss": 1.0}
+
+
 def test_weights_need_a_function_that_loads_a_model_and_evaluates(write: Any) -> None:
     mine = write(STATELESS)
     with pytest.raises(ValueError, match="the function loads no model"):
