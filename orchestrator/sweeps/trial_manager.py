@@ -8,12 +8,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.cluster import preflight
-from orchestrator.config.spec import ExperimentSpec, Resources, SweepSpec
+from orchestrator.config.spec import ExperimentSpec, SweepSpec
 from orchestrator.console import show
 from orchestrator.engine.loop import Row
 from orchestrator.errors import UNAVAILABLE, UserError
-from orchestrator.runs import micro_batches, reports, worker
-from orchestrator.runs.driver import flat_params
+from orchestrator.runs import reports, worker
 from orchestrator.runs.driver_status import DriverStatus
 from orchestrator.runs.live_view import RunningTrial, settings_text, sweep_view
 from orchestrator.runs.session import Session
@@ -29,12 +28,10 @@ from orchestrator.sweeps import steering
 from orchestrator.sweeps.budget import Budget
 from orchestrator.sweeps.driver_load import DriverLoad
 from orchestrator.sweeps.failure_limit import FailureLimit
+from orchestrator.sweeps.trial_runs import TrialRuns
 
 if TYPE_CHECKING:
     from rich.console import Group
-
-MAX_NAME = 100
-"""Maximum length of a trial's name in MLflow."""
 
 REQUEST_SECONDS = 1.0
 """Interval at which the driver looks for requests to add or stop trials."""
@@ -57,18 +54,13 @@ class TrialManager:
         self._done = sum(trial.state.is_finished() for trial in study.trials)
         self._trouble: str | None = None
         self._at_work = False
-        self._begun: set[int] = set()
-        """Seed runs whose MLflow run this process has opened and not ended."""
+        self._runs = TrialRuns(study, session, spec)
         self._running: dict[int, RunningTrial] = {}
         """Seed runs that hold devices."""
-        self._micro_batches: dict[int, int] = {}
         self._most = 1
         """Most seed runs that ever held devices at once."""
         self._curves = Curves(session.folder.path, study.objectives)
         self._charged = spec.resources
-        recorded = session.folder.record["spec"].get("sweep", {}).get("resources")
-        self._recorded_resources = Resources.model_validate(recorded) if recorded else spec.resources
-        """Those that MLflow has: parameters cannot change, and a resume may have other resources."""
         self.refusal: UserError | None = None
         """The error of a trial that every other trial would raise too. It stops the sweep."""
         self.usage_log = UsageLog(session.folder.path)
@@ -203,9 +195,8 @@ class TrialManager:
         self._curves.add(number, rows, seed)
         self._session.publisher.trained(sum(row.epoch > 0 for row in rows))
         self._show(seed_run, rows, payload.get("best_value"))
-        if self._session.tracker:
-            self._session.tracker.log(self._key(seed_run), rows)
-        self._note_micro_batches(seed_run, payload.get("accumulate"))
+        self._runs.log(seed_run, rows)
+        self._runs.note_micro_batches(seed_run, payload.get("accumulate"))
         if cause := payload.get("error"):
             if payload["refused"]:
                 self.refusal = UserError(cause, code=payload["refused"])
@@ -246,16 +237,6 @@ class TrialManager:
             detail += f", violates {', '.join(violations)}"
         self._ended(seed_run, verdict, self._study.cause(seed_run) if verdict == "failed" else detail)
         return True
-
-    def _note_micro_batches(self, seed_run: int, parts: int | None) -> None:
-        """Note a trial's number of micro-batches, where the plan leaves it open, when it changes."""
-        if parts is None or self._micro_batches.get(seed_run) == parts:
-            return
-        self._micro_batches[seed_run] = parts
-        if parts > 1:
-            self._session.console.event(f"{self._name(seed_run)} trains in {parts} micro-batches of a batch")
-        if self._session.tracker:
-            self._session.tracker.tag(self._key(seed_run), {micro_batches.TAG: str(parts)})
 
     def _show(self, seed_run: int, rows: Sequence[Row], best: float | None) -> None:
         """Update what the live view shows of a running trial. Without a terminal print the running trials at times."""
@@ -313,15 +294,12 @@ class TrialManager:
             self._session.console.say("Stopped: the time budget takes no further trial")
         if self.exhausted and not self.stopping():  # otherwise a resume starts it
             self._study.discard_ahead("the budget takes no further trial")
-        tracker = self._session.tracker
         if isinstance(self._study, Population) and self._study.best() is None:
             spent = None  # no member ends before the last meeting: a resume, with a time budget of its own, goes on
-        for seed_run in sorted({*self._study.unfinished(), *self._begun}):
+        for seed_run in sorted({*self._study.unfinished(), *self._runs.open}):
             if spent and seed_run in self._study.unfinished():  # this cuts its other seeds too
                 self._study.discard(seed_run, spent)
-            key = self._key(seed_run)
-            if tracker and seed_run not in self._begun and tracker.opened(key):  # a run of a dead process
-                tracker.end(key, "KILLED")
+            self._runs.kill_orphan(seed_run)
             self._drop(seed_run)
         self.usage_log.close()
 
@@ -329,48 +307,26 @@ class TrialManager:
         if not self._at_work:
             self._session.console.begin("trial", self._done)
             self._at_work = True
-        self.usage_log.start(self._name(trial.seed_run), self._charged)
+        self.usage_log.start(self._runs.name(trial.seed_run), self._charged)
         self.budget.start(trial.seed_run)
-        name = self._name(trial.seed_run)
+        name = self._runs.name(trial.seed_run)
         params = settings_text(self._searched(trial.params))
         self._running[trial.seed_run] = RunningTrial(name, params, spec.plan.epochs)
         self._most = max(self._most, len(self._running))
         self._session.console.event(f"{name} started  {params}")
-        tracker = self._session.tracker
         study = self._study
-        begun = trial.seed_run in self._begun
-        self._begun.add(trial.seed_run)
-        if not tracker:
-            return
-        if not begun:
-            first = study.first_params(trial.number) if isinstance(study, Population) else trial.params
-            shown = self.experiment(trial.origin, first, trial.seed)
-            tracker.start(
-                self._key(trial.seed_run),
-                f"{name} {params}"[:MAX_NAME],
-                params=flat_params(shown.model_copy(update={"resources": self._recorded_resources})),
-                tags={
-                    "orchestrator.kind": "trial",
-                    "orchestrator.number": str(trial.number),
-                    "orchestrator.seed": str(trial.seed),
-                    **({"orchestrator.repeat_of": str(trial.repeat_of)} if trial.repeat_of is not None else {}),
-                    "orchestrator.repeat": shown.command(),
-                    "orchestrator.spec": shown.model_dump_json(),
-                },
-                parent=self._session.folder.id,
-            )
-            self._session.trained_on(self._key(trial.seed_run), spec.params)
-        if isinstance(study, Population):
-            # Parameters in MLflow cannot change, so PBT's values are logged as metrics.
-            values = {name: trial.params[name] for name in study.changeable if name in trial.params}
-            numbers = {f"pbt/{k}": float(v) for k, v in values.items() if type(v) in (int, float)}
-            tracker.log(self._key(trial.seed_run), [Row(study.met, time.time(), numbers)])
+        members = study if isinstance(study, Population) else None
+        first = spec
+        if members:
+            first = self.experiment(trial.origin, members.first_params(trial.number), trial.seed)
+        self._runs.start(trial, first, spec, params)
+        if members:
+            self._runs.log_member(trial, members)
 
     def _ended(self, seed_run: int, verdict: TrialDecision, detail: str) -> None:
         running = self._running.get(seed_run)
-        tracker = self._session.tracker if seed_run in self._begun else None
         self._stop_clock(seed_run)
-        self._begun.discard(seed_run)
+        self._runs.end(seed_run, verdict, detail, self.budget.of(seed_run))
         self._done = sum(trial.state.is_finished() for trial in self._study.trials)
         if verdict == "complete":
             self.budget.complete.add(seed_run)
@@ -378,17 +334,10 @@ class TrialManager:
         number = self._study.trial_of(seed_run)[0]
         first = self.failures.count(number, detail if failed else None)
         if verdict == "failed":
-            self._trouble = f"{self._name(seed_run)}: {detail}"
-        if tracker:
-            tracker.tag(
-                self._key(seed_run),
-                {"orchestrator.state": verdict, "orchestrator.device_seconds": f"{self.budget.of(seed_run):.1f}"}
-                | ({"orchestrator.cause": detail} if verdict == "failed" else {}),
-            )
-            tracker.end(self._key(seed_run), "FAILED" if verdict == "failed" else "FINISHED")
+            self._trouble = f"{self._runs.name(seed_run)}: {detail}"
         params = f"  {running.params}" if running else ""
         shown = detail if first == number else f"same cause as trial {first}"
-        self._session.console.say(f"{self._name(seed_run)} {verdict:<8} {shown}{params}")
+        self._session.console.say(f"{self._runs.name(seed_run)} {verdict:<8} {shown}{params}")
         self._session.console.progress(self._done, self._study.target, "trial")
 
     def _say_once(self, sentence: str) -> None:
@@ -412,23 +361,13 @@ class TrialManager:
 
     def _drop(self, seed_run: int) -> None:
         """Drop a seed run without a result: the sweep was stopped, or another seed of its trial failed."""
-        if self._session.tracker and seed_run in self._begun:
-            self._session.tracker.end(self._key(seed_run), "KILLED")
-        self._begun.discard(seed_run)
+        self._runs.kill(seed_run)
         self._stop_clock(seed_run)
 
     def _stop_clock(self, seed_run: int) -> None:
         self._running.pop(seed_run, None)
-        self.usage_log.stop(self._name(seed_run))
+        self.usage_log.stop(self._runs.name(seed_run))
         self.budget.stop(seed_run)
 
     def _searched(self, params: Mapping[str, Any]) -> dict[str, Any]:
         return {name: value for name, value in params.items() if name not in self._spec.fixed}
-
-    def _name(self, seed_run: int) -> str:
-        number, seed = self._study.trial_of(seed_run)
-        return f"trial {number}" + (f" seed {seed}" if self._spec.search.seeds > 1 else "")
-
-    def _key(self, seed_run: int) -> str:
-        number, seed = self._study.trial_of(seed_run)
-        return f"{self._session.folder.id}/{number}" + (f"/{seed}" if self._spec.search.seeds > 1 else "")
