@@ -69,6 +69,11 @@ TRAINING_MODULES = frozenset(
 """Modules that only an installation with the extra ``train`` has."""
 
 
+def restore_experiment(number: str) -> str:
+    """What to do about a deleted experiment of MLflow."""
+    return f"Restore it with: mlflow experiments restore --experiment-id {number}"
+
+
 def missing_module(error: ModuleNotFoundError, what: str, *, submit: bool) -> UserError | None:
     """What to do if ``error`` is the lack of a module of the extra ``train``, else None. See :func:`of_client`."""
     name = (error.name or "").partition(".")[0]

@@ -19,7 +19,7 @@ from orchestrator.config import user_code, workload_loader
 from orchestrator.config.parsing import validate
 from orchestrator.config.plan import Plan
 from orchestrator.config.spec import Resources
-from orchestrator.errors import UNAVAILABLE, USAGE, UserError
+from orchestrator.errors import UNAVAILABLE, USAGE, UserError, restore_experiment
 from orchestrator.storage.disk import check_writable
 from orchestrator.storage.settings import Settings, sqlite_file
 from workloads.memory import free_bytes
@@ -240,7 +240,7 @@ def services(
     check_writable(settings.storage)
     tracking(settings)
     if workload is not None:
-        _check_may_write(settings, settings.experiment or user_code.label(workload))
+        _check_experiment(settings, settings.experiment or user_code.label(workload))
     if ray and settings.ray_address:
         cluster_gpus(settings.ray_address)
     else:
@@ -331,22 +331,28 @@ def server_version(address: str) -> str:
     return _answer(f"{uri}/version", None, credentials)[:100].decode(errors="replace").strip()
 
 
-def _check_may_write(settings: Settings, experiment: str) -> None:
-    """Check write access on a server with passwords by setting a tag: reading one's own rights would need more rights.
+def _check_experiment(settings: Settings, experiment: str) -> None:
+    """Check that an experiment on a server is not deleted and, with passwords, that this user may write to it.
 
-    Raises UserError (exit 3). A new experiment belongs to the user who creates it.
+    That is tried by setting a tag: reading one's own rights would need more rights. Raises UserError (exit 3). A new
+    experiment belongs to the user who creates it.
     """
     if settings.tracking is None or not settings.tracking.startswith("http"):
         return
     uri, credentials = mlflow_login.credentials(settings.tracking.rstrip("/"))
-    if not credentials:
-        return
     user = mlflow_login.user()
     named = f"{uri}/api/2.0/mlflow/experiments/get-by-name?{urlencode({'experiment_name': experiment})}"
     with suppress(OSError, ValueError, KeyError):  # other errors appear when the run is opened
         try:
-            number = json.loads(_answer(named, None, credentials))["experiment"]["experiment_id"]
-            tag = {"experiment_id": number, "key": "orchestrator", "value": "true"}
+            existing = json.loads(_answer(named, None, credentials))["experiment"]
+            if existing.get("lifecycle_stage") == "deleted":
+                raise UserError(
+                    f"The experiment {experiment!r} of MLflow at {uri} was deleted", code=UNAVAILABLE,
+                    fix=f"{restore_experiment(existing['experiment_id'])}, or name another with MLFLOW_EXPERIMENT_NAME",
+                )  # fmt: skip
+            if not credentials:
+                return
+            tag = {"experiment_id": existing["experiment_id"], "key": "orchestrator", "value": "true"}
             _answer(f"{uri}/api/2.0/mlflow/experiments/set-experiment-tag", json.dumps(tag).encode(), credentials)
         except urllib.error.HTTPError as error:
             if error.code == 403:

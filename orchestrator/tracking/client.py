@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from orchestrator.errors import one_line
+from orchestrator.errors import one_line, restore_experiment
 from orchestrator.tracking import artifact_stores, store
 from orchestrator.tracking.names import fitting, fitting_param, fitting_tag
 
@@ -36,6 +36,10 @@ class Refused(Exception):
 
 class Doubtful(Refused):
     """The server rejected the request, or its database had an error that passes: MLflow has one code for both."""
+
+
+class DeletedExperiment(OSError):
+    """The experiment was deleted. It can be restored, hence an outage: what was to be sent is kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,16 +78,11 @@ class Client:
 
     def __init__(self, uri: str, experiment: str, artifacts: Path | None) -> None:
         store.quiet()
-        from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
+        from mlflow import entities
         from mlflow.exceptions import MlflowException, RestException
         from mlflow.tracking import MlflowClient
 
-        self._metric = Metric
-        self._param = Param
-        self._tag = RunTag
-        self._dataset = Dataset
-        self._input = DatasetInput
-        self._input_tag = InputTag
+        self._entities = entities
         self._refusal = MlflowException
         self._answer = RestException if uri.startswith("http") else MlflowException
         self._client = MlflowClient(uri, uri)
@@ -94,9 +93,13 @@ class Client:
                 self.experiment = self._client.create_experiment(
                     experiment, artifact_location=location, tags={KIND: MODEL_DEVELOPMENT}
                 )
-            except MlflowException:  # another process created it first
-                self.experiment = self._client.get_experiment_by_name(experiment).experiment_id
+            except MlflowException:
+                existing = self._client.get_experiment_by_name(experiment)
+                if existing is None:  # else another process created it first
+                    raise
+                self.experiment = existing.experiment_id
         else:
+            _check_active(existing)
             self.experiment = existing.experiment_id
             if KIND not in existing.tags:
                 with suppress(MlflowException):  # only MLflow's UI reads it
@@ -106,6 +109,8 @@ class Client:
         """All runs of ``owner``, as pairs of key and run."""
         search = partial(self._call, self._client.search_runs)
         for run in all_runs(search, [self.experiment], f"tags.`{OWNER}` = '{owner}'"):
+            if KEY not in run.data.tags:  # removed by hand
+                continue
             steps = {metric.key: int(metric.step) for metric in run.data.to_proto().metrics}
             yield run.data.tags[KEY], ExistingRun(str(run.info.run_id), steps)
 
@@ -135,9 +140,9 @@ class Client:
         self._call(
             self._client.log_batch,
             run,
-            metrics=[self._metric(*value) for value in metrics],
-            params=[self._param(key, fitting_param(value)) for key, value in params],
-            tags=[self._tag(key, fitting_tag(value)) for key, value in tags],
+            metrics=[self._entities.Metric(*value) for value in metrics],
+            params=[self._entities.Param(key, fitting_param(value)) for key, value in params],
+            tags=[self._entities.RunTag(key, fitting_tag(value)) for key, value in tags],
         )
 
     def end(self, run: str, status: End, moment: int) -> None:
@@ -145,9 +150,9 @@ class Client:
 
     def input(self, run: str, dataset: Mapping[str, str]) -> None:
         """Log the training dataset: ``name``, ``digest`` (at most 36 characters), ``source``, ``profile``."""
-        entity = self._dataset(source_type="local", **dataset)
-        context = self._input_tag("mlflow.data.context", "training")
-        self._call(self._client.log_inputs, run, datasets=[self._input(entity, [context])])
+        entity = self._entities.Dataset(source_type="local", **dataset)
+        context = self._entities.InputTag("mlflow.data.context", "training")
+        self._call(self._client.log_inputs, run, datasets=[self._entities.DatasetInput(entity, [context])])
 
     def files(self, run: str, paths: Iterable[str]) -> None:
         """Log the files that exist as artifacts. Raises Refused also for a store without permissions or credentials."""
@@ -172,5 +177,13 @@ class Client:
                 raise Refused(one_line(error)) from None
             if (is_gateways and error.error_code in GATEWAY) or error.get_http_status_code() not in (400, 404, 409):
                 raise
+            if "active' state" in error.message:  # the run's, or its experiment's
+                _check_active(self._client.get_experiment(self.experiment))
             kind = Doubtful if error.error_code == "BAD_REQUEST" else Refused
             raise kind(one_line(error)) from None
+
+
+def _check_active(experiment: Any) -> None:
+    if experiment.lifecycle_stage == "deleted":
+        fix = restore_experiment(experiment.experiment_id)
+        raise DeletedExperiment(f"the experiment {experiment.name!r} was deleted. {fix}")

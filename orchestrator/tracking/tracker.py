@@ -17,7 +17,7 @@ from typing import Any
 
 from orchestrator.engine.loop import Row
 from orchestrator.errors import UNAVAILABLE, UserError, one_line
-from orchestrator.tracking.client import Client, Doubtful, End, Refused
+from orchestrator.tracking.client import Client, DeletedExperiment, Doubtful, End, Refused
 from orchestrator.tracking.journal import Journal, Operation, batches
 from orchestrator.tracking.sender import Sender
 
@@ -73,6 +73,7 @@ class Tracker:
         self._refused: list[str] = []
         self._trouble: str | None = None
         self._passed_trouble: str | None = None
+        self._deleted: str | None = None
         self._changed = threading.Condition()
         self._progress = 0.0
         self._away_since = 0.0
@@ -162,15 +163,15 @@ class Tracker:
         """
         self._awaited.set()
         with self._changed:
-            self._changed.wait_for(lambda: key in self._opened or key in self._lost or self._is_overtaken(), timeout)
+            self._changed.wait_for(
+                lambda: key in self._opened or key in self._lost or self._deleted or self._is_overtaken(), timeout
+            )
         if self._is_overtaken():
             raise UserError(f"{self._owner} was taken over by another driver", code=UNAVAILABLE)
         if key in self._opened:
             return self._opened[key]
-        if key in self._lost:
-            raise UserError(
-                "MLflow refuses the run", got=self._lost[key], code=UNAVAILABLE, fix="Try another --experiment"
-            )
+        if refusal := self._lost.get(key) or self._deleted:
+            raise UserError("MLflow refuses the run", got=refusal, code=UNAVAILABLE, fix="Try another --experiment")
         raise UserError(
             "MLflow does not answer", got=self._trouble or self._uri, code=UNAVAILABLE,
             fix="Start the server, or set --tracking",
@@ -279,6 +280,9 @@ class Tracker:
         except Exception as error:
             if not self._is_wrong(operation, error, attempt):
                 trouble = f"{type(error).__name__}: {one_line(error)[:200]}"
+                if isinstance(error, DeletedExperiment):
+                    self._deleted = str(error)
+                    self._wake()
                 if is_passed:
                     self._passed_trouble = trouble
                 else:
@@ -290,7 +294,7 @@ class Tracker:
             self._refuse(operation, error)
         if is_passed:
             self._passed_trouble = None
-        self._trouble = None
+        self._trouble = self._deleted = None
         self._away_since = 0.0
         self._progress = time.monotonic()
         if self._closing.is_set():

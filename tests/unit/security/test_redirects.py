@@ -75,7 +75,7 @@ def test_the_preflight_sends_no_login_to_another_address(code: int, host: str, s
     assert "MLFLOW_TRACKING_URI" in str(caught.value)
     with pytest.raises(OSError, match=target):
         preflight.server_version(named.url)
-    preflight._check_may_write(resolve({"tracking": named.url}), "mine")  # a question only: its answer may be missing
+    preflight._check_experiment(resolve({"tracking": named.url}), "mine")  # a question only: its answer may be missing
     assert other.seen == []
 
 

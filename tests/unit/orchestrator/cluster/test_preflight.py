@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 import time
@@ -369,8 +370,10 @@ class Experiments(QuietHandler):
     may_write = True
     seen: ClassVar[list[str | None]] = []
 
+    stage = "active"
+
     def get(self) -> None:
-        self._say(200, b'{"experiment": {"experiment_id": "7"}}')
+        self._say(200, json.dumps({"experiment": {"experiment_id": "7", "lifecycle_stage": self.stage}}).encode())
 
     def post(self) -> None:
         self._say(403 if self.path.endswith("set-experiment-tag") and not self.may_write else 200, b"{}")
@@ -482,3 +485,11 @@ def test_a_copy_of_an_object_store_is_fetched_before_its_digest(
     monkeypatch.setattr("workloads.data.stores.stage", unreachable)
     with pytest.raises(UserError, match="the store does not answer"):
         preflight.input_files("any", {})
+
+
+def test_a_deleted_experiment_is_refused_before_training(tmp_path: Path) -> None:
+    with serving(type("Handler", (Experiments,), {"stage": "deleted", "seen": []})) as uri:
+        settings = resolve({"tracking": uri, "storage": str(tmp_path)})
+        words = "The experiment 'recommender'", "was deleted", "restore --experiment-id 7"
+        begin = lambda: preflight.services(settings, Resources(), ray=False, workload="recommender")  # noqa: E731
+        refused(begin, *words, code=UNAVAILABLE)

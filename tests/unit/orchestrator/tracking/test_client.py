@@ -16,7 +16,7 @@ from requests import ConnectionError, HTTPError, Response
 
 from orchestrator.registry import models
 from orchestrator.tracking import artifact_stores
-from orchestrator.tracking.client import Client, Doubtful, Refused
+from orchestrator.tracking.client import KEY, OWNER, Client, Doubtful, Refused
 from tests.support import s3
 from tests.support.ports import free_port
 
@@ -121,3 +121,20 @@ def test_an_answer_of_s3(status: int, passes: bool) -> None:
     assert artifact_stores.may_pass(error) is passes
     assert not artifact_stores.may_pass(NoCredentialsError())
     assert not artifact_stores.may_pass(KeyError("a bug"))
+
+
+def test_a_run_without_its_key_is_not_one_of_ours(client: Client) -> None:
+    kept, other = (client.create(key, {KEY: key, OWNER: "me"}, None, 0) for key in ("a", "b"))
+    client._client.delete_tag(other, KEY)
+    assert [(key, run.run_id) for key, run in client.existing_runs("me")] == [("a", kept)]
+
+
+def test_an_experiment_that_may_not_be_created_is_not_taken_for_one_of_another_process(
+    database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise MlflowException("PERMISSION_DENIED")
+
+    monkeypatch.setattr("mlflow.tracking.MlflowClient.create_experiment", refuse)
+    with pytest.raises(MlflowException, match="PERMISSION_DENIED"):
+        Client(f"sqlite:///{database}", "new", tmp_path)

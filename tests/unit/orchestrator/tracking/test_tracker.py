@@ -270,6 +270,30 @@ def test_a_deleted_experiment_is_said_at_once(open_tracker: Callable[..., Tracke
         second.run_id(OWNER, timeout=FOR_EVER)
 
 
+def test_an_experiment_that_is_deleted_and_restored_has_all_values(
+    open_tracker: Callable[..., Tracker], database: Path
+) -> None:
+    def mark(stage: str) -> None:
+        with closing(sqlite3.connect(database)) as connection:
+            connection.execute("update experiments set lifecycle_stage = ? where name = 'toy'", (stage,))
+            connection.execute("update runs set lifecycle_stage = ?", (stage,))
+            connection.commit()
+
+    first = open_tracker()
+    first.start(OWNER, "run", params={})
+    assert first.flush(FOR_EVER)
+    mark("deleted")
+    first.log(OWNER, rows(1, 2))
+    first.end(OWNER, "FINISHED")
+    warning = first.close(timeout=0.5)
+    assert warning
+    assert "mlflow experiments restore --experiment-id" in warning
+    mark("active")
+    assert open_tracker().close() is None
+    assert metrics(database) == expected(rows(1, 2))
+    assert statuses(database) == {OWNER: "FINISHED"}
+
+
 def test_a_trial_that_waits_is_one_request_for_all_its_values(
     open_tracker: Callable[..., Tracker], database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
