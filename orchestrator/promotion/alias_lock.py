@@ -2,8 +2,12 @@
 
 A writer first opens an event, then reads the log, so that of two writers at least one sees the other. The later one
 gives up. The earlier one waits until the other's event is closed, then checks that the alias has not moved since its
-gates were evaluated. An event open for longer than :data:`LIVE_SECONDS` belongs to a dead writer and is ignored. A
-slow writer that was taken for dead sees the other's event after its own write and restores the alias.
+gates were evaluated, and marks its own event as moving before it writes.
+
+A writer that waits marks the other's event as dead if it has been open for longer than :data:`LIVE_SECONDS`. An
+event takes one mark (a parameter of an MLflow run is written once), so that a writer that was taken for dead, by
+whichever clock, moves nothing. One that is marked as moving for too long died at its write and is ignored. If it
+writes after all, it sees the other's event and restores the alias.
 """
 
 from __future__ import annotations
@@ -17,6 +21,8 @@ from orchestrator.registry import models as registry
 
 LIVE_SECONDS = 30.0
 POLL_SECONDS = 0.2
+MOVING, DEAD = "moving", "dead"
+"""Marks of an event."""
 
 
 class Refusal(UserError):
@@ -35,6 +41,8 @@ def move(audit_log: AuditLog, event: Event) -> Event:
     seen = _wait_for_turn(audit_log, event)
     if _current_version(audit_log, event) != event.before:
         raise _overtaken(audit_log, event)
+    if not audit_log.settle(event, MOVING):
+        raise _overtaken(audit_log, event)
     audit_log.client.set_registered_model_alias(event.model, event.alias, event.version)
     if _current_version(audit_log, event) != event.version:
         raise _overtaken(audit_log, event)
@@ -46,13 +54,15 @@ def move(audit_log: AuditLog, event: Event) -> Event:
 
 def _wait_for_turn(audit_log: AuditLog, event: Event) -> set[str]:
     """Wait until no other event is open; return the ids of the other events that are done by then. Raises Refusal."""
+    began = time.monotonic()
     while True:
         others = _others(audit_log, event)
-        rivals = [other for other in others if other.outcome == "started" and _age(other) < LIVE_SECONDS]
+        late = time.monotonic() - began > LIVE_SECONDS / 2
+        rivals = [other for other in others if other.outcome == "started" and not _is_dead(audit_log, other, late)]
         if not rivals:
             return {other.id for other in others if other.outcome == "done"}
         rival = min(rivals, key=_order)
-        if _order(rival) < _order(event) or _age(event) > LIVE_SECONDS / 2:
+        if late or (_order(rival) < _order(event) and _age(rival) < LIVE_SECONDS):
             raise Refusal(
                 audit_log.close(event, "refused"),
                 f"Someone else is moving {event.model}@{event.alias} at this moment",
@@ -71,9 +81,15 @@ def _order(event: Event) -> tuple[str, str]:
     return event.at, event.id
 
 
+def _is_dead(audit_log: AuditLog, event: Event, late: bool) -> bool:
+    """Whether an event's writer moves nothing any more: it is stopped by this call, or has been moving for too long."""
+    age = _age(event)
+    return age >= LIVE_SECONDS and (audit_log.settle(event, DEAD) or late or age >= 10 * LIVE_SECONDS)
+
+
 def _age(event: Event) -> float:
-    """Seconds since the event was opened."""
-    return (datetime.now(UTC) - datetime.fromisoformat(event.at)).total_seconds()
+    """Seconds between this machine's clock and the writer's when it opened the event, whichever is ahead."""
+    return abs((datetime.now(UTC) - datetime.fromisoformat(event.at)).total_seconds())
 
 
 def _current_version(audit_log: AuditLog, event: Event) -> str | None:

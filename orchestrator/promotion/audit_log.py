@@ -10,12 +10,13 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from orchestrator.errors import UserError
+from orchestrator.errors import UNAVAILABLE, UserError, restore_experiment
 from orchestrator.provenance import record as provenance
 from orchestrator.registry import models as registry
 from orchestrator.storage.records import user
@@ -27,6 +28,7 @@ EXPERIMENT = "promotions"
 FORMAT = 1
 TAG = "orchestrator.event"
 FILE = "event.json"
+FATE = "orchestrator.fate"
 Action = Literal["promote", "rollback"]
 Outcome = Literal["started", "done", "refused"]
 
@@ -81,6 +83,7 @@ class AuditLog:
         """Record an event before the alias is moved; return it with its id."""
         uri = self.settings.tracking
         assert uri is not None
+        self._experiments()
         experiment = Client(uri, EXPERIMENT, store.ensure(uri, self.settings.home)).experiment
         run = self.client.create_run(
             experiment,
@@ -105,30 +108,56 @@ class AuditLog:
         from mlflow.entities import RunTag
 
         self.client.log_batch(event.id, tags=[RunTag(name, value) for name, value in _tags(event).items()])
-        self.client.log_dict(event.id, event.to_json(), FILE)
         forced = ", forced" * event.forced
         about = f"{event.action} {event.alias} {outcome}{forced}, {event.at[:10]}, {event.by}"
         for name, value in {"orchestrator.promotion": about, "orchestrator.promotion.event": event.id}.items():
             self.client.set_model_version_tag(event.model, event.version, name, value)
         self.client.set_terminated(event.id, "FINISHED" if outcome == "done" else "FAILED")
+        with suppress(Exception):  # the alias has moved, and the tags have the outcome
+            self.client.log_dict(event.id, event.to_json(), FILE)
         return event
 
+    def settle(self, event: Event, fate: str) -> bool:
+        """Write the fate of an open event, unless it has one. Returns whether it has this one.
+
+        A parameter of an MLflow run is written once: of two writers at once, one is refused.
+        """
+        from mlflow.exceptions import MlflowException
+
+        try:
+            self.client.log_param(event.id, FATE, fate)
+        except MlflowException as error:
+            if not registry.refused(error):
+                raise
+            return bool(self.client.get_run(event.id).data.params.get(FATE) == fate)
+        return True
+
     def events(self, model: str, alias: str | None = None) -> list[Event]:
-        """All events of a model, oldest first."""
-        experiment = self.client.get_experiment_by_name(EXPERIMENT)
-        searched = [experiment.experiment_id] if experiment else []
-        runs = all_runs(self.client.search_runs, searched, f"tags.`orchestrator.model` = '{model}'")
-        events = [replace(self._read(run), id=run.info.run_id) for run in runs]
+        """All events of a model, oldest first. Raises UserError if the experiment with the log was deleted."""
+        runs = all_runs(self.client.search_runs, self._experiments(), f"tags.`orchestrator.model` = '{model}'")
+        events = [self._read(run) for run in runs]
         return [event for event in events if alias in (None, event.alias)]
+
+    def _experiments(self) -> list[str]:
+        """The id of the experiment with the log; empty before the first event."""
+        experiment = self.client.get_experiment_by_name(EXPERIMENT)
+        if experiment and experiment.lifecycle_stage == "deleted":
+            raise UserError(
+                f"The experiment {EXPERIMENT}, which has the log of promotions, was deleted",
+                fix=restore_experiment(experiment.experiment_id), code=UNAVAILABLE,
+            )  # fmt: skip
+        return [experiment.experiment_id] if experiment else []
 
     def _read(self, run: Any) -> Event:
         """Read an event from the tag, or from the run's file if MLflow truncated the tag."""
+        tags = run.data.tags
         try:
-            return Event.from_json(json.loads(run.data.tags[TAG]))
+            event = Event.from_json(json.loads(tags.get(TAG, "")))
         except json.JSONDecodeError:
             with tempfile.TemporaryDirectory() as folder:
                 file = self.client.download_artifacts(run.info.run_id, FILE, folder)
-                return Event.from_json(json.loads(Path(file).read_text()))
+                event = Event.from_json(json.loads(Path(file).read_text()))
+        return replace(event, id=run.info.run_id, outcome=tags.get("orchestrator.outcome", event.outcome))
 
 
 def now() -> str:

@@ -96,7 +96,7 @@ def fetched(client: Any, model: str, version: Any, name: str = "") -> Iterator[P
                 break
             except Exception as error:  # each kind of store has its own errors for missing files
                 reason = one_line(error)[:SHOWN]
-                if not OUTAGE.search(str(error)):
+                if not OUTAGE.search(re.sub(r"\S*/\S*", "", str(error))):  # a path may have such words
                     raise Unusable(f"its files are gone ({reason})") from None
                 time.sleep(wait)
         else:

@@ -318,7 +318,7 @@ def test_of_two_at_once_one_has_the_alias_and_the_other_is_told(
         waiting.set()
         time.sleep(seconds)
 
-    monkeypatch.setattr(alias_lock, "time", SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr(alias_lock, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
 
     def slowly(self: Any, model: str, alias: str, version: str) -> None:
         if version == "2":
@@ -352,7 +352,7 @@ def test_of_two_open_events_the_later_gives_way_and_the_earlier_waits(
         waited.append(seconds)
         audit_log.close(rival, "refused")
 
-    monkeypatch.setattr(alias_lock, "time", SimpleNamespace(sleep=end))
+    monkeypatch.setattr(alias_lock, "time", SimpleNamespace(sleep=end, monotonic=time.monotonic))
     if earlier:
         with pytest.raises(Refusal, match=r"is moving rec@champion at this moment: got promote to version 1 by ada"):
             promote(settings, to("2"))
@@ -391,6 +391,82 @@ def test_who_was_taken_for_dead_and_moves_after_all_puts_the_alias_back(
     assert (slept, held(client)) == (["2"], "3")
     outcomes = {event.version: event.outcome for event in history(settings, "rec")}
     assert outcomes == {"1": "done", "2": "refused", "3": "done"}
+
+
+@pytest.mark.parametrize("hours", [-1, 1], ids=["slow", "fast"])
+def test_a_writer_with_another_clock_is_stopped_not_raced(
+    hours: int, settings: Settings, client: Any, rec: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its event is old by this machine's clock, in either direction, and it is about to write."""
+    for _ in range(3):
+        rec()
+    promote(settings, to("1"))
+    settle, others = AuditLog.settle, []
+
+    def late(self: AuditLog, event: Event, fate: str) -> bool:
+        if event.version == "2" and fate == alias_lock.MOVING:
+            others.append(promote(settings, to("3")))
+        return settle(self, event, fate)
+
+    monkeypatch.setattr(AuditLog, "settle", late)
+    moment = datetime.now(UTC) + timedelta(hours=hours)
+    audit_log = AuditLog(settings)
+    slow = audit_log.open(Event("rec", "champion", "promote", "2", "1", "ada", moment.isoformat()))
+    with pytest.raises(Refusal, match="Someone else moved rec@champion meanwhile: it is version 3"):
+        alias_lock.move(audit_log, slow)
+    assert ([event.outcome for event in others], held(client)) == (["done"], "3")
+
+
+def test_a_writer_that_died_at_its_write_holds_others_up_for_a_while_only(
+    settings: Settings, client: Any, rec: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(2):
+        rec()
+    audit_log = AuditLog(settings)
+    moment = (datetime.now(UTC) - timedelta(seconds=2 * alias_lock.LIVE_SECONDS)).isoformat()
+    dead = audit_log.open(Event("rec", "champion", "promote", "1", None, "ada", moment))
+    assert audit_log.settle(dead, alias_lock.MOVING)
+    assert not audit_log.settle(dead, alias_lock.DEAD)
+    clock = iter(range(0, 1000, 10))
+    stub = SimpleNamespace(sleep=lambda seconds: None, monotonic=lambda: next(clock))
+    monkeypatch.setattr(alias_lock, "time", stub)
+    assert (promote(settings, to("2")).outcome, held(client)) == ("done", "2")
+    assert 1 < next(clock) / 10 < 6
+
+
+def test_a_move_whose_file_cannot_be_stored_is_done(
+    settings: Settings, client: Any, rec: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rec()
+    log_dict, calls = type(client).log_dict, []
+
+    def second_fails(self: Any, *arguments: Any) -> None:
+        calls.append(arguments)
+        if len(calls) > 1:
+            raise MlflowException("503")
+        log_dict(self, *arguments)
+
+    monkeypatch.setattr(type(client), "log_dict", second_fails)
+    assert promote(settings, to()).outcome == "done"
+    assert [event.outcome for event in history(settings, "rec")] == ["done"]
+    (event,) = history(settings, "rec")
+    client.set_tag(event.id, "orchestrator.event", "{")  # as one that MLflow has cut: the file says "started"
+    assert [event.outcome for event in history(settings, "rec")] == ["done"]
+
+
+def test_a_log_whose_experiment_was_deleted_is_not_taken_for_an_empty_one(
+    settings: Settings, client: Any, rec: Callable[..., str]
+) -> None:
+    rec()
+    promote(settings, to())
+    number = client.get_experiment_by_name(EXPERIMENT).experiment_id
+    client.delete_experiment(number)
+    for call in (lambda: history(settings, "rec"), lambda: rollback(settings, "rec", "champion")):
+        with pytest.raises(UserError, match=f"was deleted. .*restore --experiment-id {number}") as caught:
+            call()
+        assert caught.value.code == UNAVAILABLE
+    client.restore_experiment(number)
+    assert len(history(settings, "rec")) == 1
 
 
 # Back
@@ -572,13 +648,14 @@ def test_a_store_that_is_silent_is_asked_again_and_is_no_verdict(
         pass
     assert found.value.code == UNAVAILABLE
     assert len(asked) == 6
-    trouble = "No such artifact"
-    with (
-        pytest.raises(isolated_check.Unusable, match=r"its files are gone \(No such artifact\)"),
-        isolated_check.fetched(client, "rec", version),
-    ):
-        pass
-    assert len(asked) == 7
+    for cause in ("No such artifact", "No such artifact: mlflow-artifacts:/503/connections/MLmodel"):
+        trouble = cause
+        with (
+            pytest.raises(isolated_check.Unusable, match=r"its files are gone \(No such artifact"),
+            isolated_check.fetched(client, "rec", version),
+        ):
+            pass
+    assert len(asked) == 8
 
 
 # The clean process
