@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.config import workload_loader
-from orchestrator.config.objectives import chosen
+from orchestrator.config.objectives import of_workload
 from orchestrator.errors import UserError
 from orchestrator.provenance.record import SPEC
 from orchestrator.registry.models import EPOCH_TAG, existing_run, record_paths
@@ -46,17 +46,27 @@ class Evidence:
         """The metrics that a gate can use."""
         return set(self.metrics) | set(self.units.columns if self.units is not None else ())
 
-    def objectives(self) -> tuple[Objective, ...]:
-        """The objectives of the run. Raises UserError if its workload is not installed."""
+    def _workload(self) -> Any:
+        """The code of the run's workload. Raises UserError if it is not installed."""
         assert self.spec is not None
         try:
-            workload = workload_loader.code(self.spec["workload"])
+            return workload_loader.code(self.spec["workload"])
         except UserError as error:
             raise UserError(
                 f"The objective of version {self.version} is unknown here: {error}",
                 fix="Install its workload, or promote without the gates better and guard",
             ) from None
-        return chosen(workload.objective, tuple(self.spec["plan"].get("objective", ())))
+
+    def objectives(self) -> tuple[Objective, ...]:
+        """The objectives of the run. Raises UserError if its workload is not installed."""
+        assert self.spec is not None
+        return of_workload(self._workload(), tuple(self.spec["plan"].get("objective", ())))
+
+    def minimized(self) -> set[str]:
+        """The metrics of which less is better, as the run's objectives and its workload say."""
+        directions = dict(getattr(self._workload(), "directions", {}))
+        directions |= {objective.metric: objective.direction for objective in self.objectives()}
+        return {metric for metric, direction in directions.items() if direction == "min"}
 
 
 def gather(registry: Any, version: Any) -> Evidence:

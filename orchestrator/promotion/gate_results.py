@@ -61,7 +61,7 @@ def compare(gates: Gates, before: Evidence | None, after: Evidence) -> Iterator[
     if not gates.compares:
         return
     objectives = after.objectives() if after.spec else ()
-    minimized = {*gates.minimize, *(o.metric for o in objectives if o.direction == "min")}
+    minimized = {*gates.minimize, *(after.minimized() if after.spec else ())}
     if gates.better:
         metric = gates.better if isinstance(gates.better, str) else objectives[0].metric if objectives else "?"
         yield _difference("better", metric, before, after, gates.margin, gates.confidence, metric in minimized)

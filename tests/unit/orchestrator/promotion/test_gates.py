@@ -211,6 +211,18 @@ def test_less_is_better_where_the_file_or_the_objective_says_so() -> None:
     assert better(old, evidence("2", noise(1, 0.3), spec=spec)).gate == "better: error (less is better)"
 
 
+def test_a_guard_knows_the_workloads_own_directions() -> None:
+    before, after = (evidence(str(number), metrics={"gini_at_20": value}) for number, value in ((1, 0.5), (2, 0.9)))
+    guarded = Gates(guard={"gini_at_20": 0.01})
+    assert [(v.gate, v.verdict) for v in gate_results.compare(guarded, before, after)] == [
+        ("not worse: gini_at_20 (less is better)", "refused"),
+    ]
+    (back,) = gate_results.compare(guarded, after, before)
+    assert back.verdict == "pass"
+    spec = {**(after.spec or {}), "plan": {"objective": ["gini_at_20"]}}
+    assert evidence("3", spec=spec).objectives()[0].direction == "min"
+
+
 def test_a_guard_wants_proof_that_it_is_not_worse_by_more_than_the_tolerance() -> None:
     old, new = evidence("1", noise(0, 0.3)), evidence("2", noise(0, 0.29))
     guarded = {tolerance: better(old, new, better=False, guard={"error": tolerance}) for tolerance in (0.005, 0.02)}
