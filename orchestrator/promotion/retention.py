@@ -125,7 +125,8 @@ def _survey(settings: Settings, keep: int) -> Survey:
         versions = sorted(some, key=lambda one: -int(one.version))
         aliases = set(map(str, client.get_registered_model(name).aliases.values()))
         events = log.events(name)
-        promoted = {version for event in events for version in (event.version, event.before) if event.outcome == "done"}
+        moved = (event for event in events if event.outcome != "refused")  # a writer may have died after its move
+        promoted = {version for event in moved for version in (event.version, event.before)}
         winners: set[str] = set()
         for rank, version in enumerate(versions):
             model_id = str(version.source).removeprefix("models:/")

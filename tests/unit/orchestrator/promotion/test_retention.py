@@ -208,3 +208,13 @@ def test_garbage_collection_never_erases_what_others_have_deleted(settings: Sett
 def test_bad_input_is_one_sentence(home: Path, words: list[str], sentence: str) -> None:
     done = typed(home, "clean", *words)
     assert (done.returncode, sentence in done.stderr) == (USAGE, True), done.stderr
+
+
+def test_the_version_before_a_move_that_was_not_closed_is_kept(settings: Settings, add: Add) -> None:
+    """A rollback goes there, also if the writer died right after it had moved the alias."""
+    for _ in range(3):
+        add("rec")
+    registry.client(settings).set_registered_model_alias("rec", "champion", "2")
+    log = AuditLog(settings)
+    log.open(Event("rec", "champion", "promote", "2", "1", "me", now()))
+    assert removable(settings) == []
