@@ -247,10 +247,16 @@ def _register(
     mlflow_client: Any, name: str, uri: str, run_id: str, model_id: str, tags: dict[str, str], measured: str
 ) -> str:
     """Register the model under ``name`` unless it is; return its version. Its description begins with ``measured``."""
+    from mlflow.exceptions import MlflowException
+
     check_name(name)
     run = mlflow_client.get_run(run_id)
     if not any(model.name == name for model in mlflow_client.search_registered_models(f"name = '{name}'")):
-        mlflow_client.create_registered_model(name, description=_description(name, run.data.tags))
+        try:
+            mlflow_client.create_registered_model(name, description=_description(name, run.data.tags))
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":  # another driver was first
+                raise
     for existing in mlflow_client.search_model_versions(f"name = '{name}'"):
         if existing.source == uri:
             return str(existing.version)

@@ -86,3 +86,22 @@ def test_what_a_server_sends_is_removed_with_its_model(monkeypatch: pytest.Monke
     assert folder.is_dir()
     del loaded
     assert not folder.exists()
+
+
+def test_two_drivers_register_the_same_new_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both have seen no such name; the second finds that the first has created it."""
+    from mlflow import MlflowClient
+
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    store.ensure(uri, tmp_path)
+    client = MlflowClient(uri, uri)
+    create = MlflowClient.create_registered_model
+
+    def second(self: Any, name: str, **more: Any) -> Any:
+        create(self, name, description="of the first")
+        return create(self, name, **more)
+
+    monkeypatch.setattr(MlflowClient, "create_registered_model", second)
+    run = client.create_run("0").info.run_id
+    assert models._register(client, "new", str(tmp_path / "a"), run, None, {}, "") == "1"  # type: ignore[arg-type]
+    assert client.get_registered_model("new").description == "of the first"
