@@ -16,7 +16,7 @@ from orchestrator.report.statistics import summary
 from orchestrator.search import curves, recorded
 from orchestrator.search.constraints import violated
 from orchestrator.search.curves import Curve
-from orchestrator.search.ranking import REPEAT, ranked, repeats
+from orchestrator.search.ranking import REPEAT, ranked, repeats, seed_results
 from orchestrator.search.selection import Selection, of_sweep
 from orchestrator.storage.records import RunFolder
 from workloads.contract import Objective
@@ -76,8 +76,7 @@ def rows(trials: Sequence[FrozenTrial], objectives: Sequence[Objective], seeds: 
 
 def over_seeds(trial: FrozenTrial, trials: Iterable[FrozenTrial] = ()) -> list[dict[str, Any]]:
     """The results of the finished seeds of a configuration, among ``trials`` the repeats of a finalist; else empty."""
-    names = (f"seed_{number}" for number in range(len(trial.user_attrs)))
-    own = [trial.user_attrs[name] for name in names if name in trial.user_attrs]
+    own = seed_results(trial)
     further = repeats(trials, trial)
     return own or [each.user_attrs for each in (trial, *further)] if further or own else []
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.search.constraints import violated
 from workloads.contract import Objective
@@ -19,6 +19,12 @@ REPEAT = "repeat_of"
 def repeats(trials: Iterable[FrozenTrial], trial: FrozenTrial) -> list[FrozenTrial]:
     """The complete repeats of a finalist with other seeds."""
     return [t for t in trials if t.state.name == "COMPLETE" and t.user_attrs.get(REPEAT) == trial.number]
+
+
+def seed_results(trial: FrozenTrial) -> list[dict[str, Any]]:
+    """The result of each finished seed of a trial with repeated seeds, in their order; else empty."""
+    names = (f"seed_{number}" for number in range(len(trial.user_attrs)))
+    return [trial.user_attrs[name] for name in names if name in trial.user_attrs]
 
 
 def ranked(trials: Iterable[FrozenTrial], objective: Objective) -> list[FrozenTrial]:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.search import unit_values
-from orchestrator.search.ranking import REPEAT, ranked, repeats
+from orchestrator.search.ranking import REPEAT, ranked, repeats, seed_results
 from orchestrator.search.unit_values import UnitValues
 from workloads.contract import Objective
 
@@ -145,8 +145,7 @@ def candidates(
     complete = []
     again = [trial for trial in trials if REPEAT in trial.user_attrs]
     for trial in ranked(trials, objective):
-        names = [name for name in trial.user_attrs if name.startswith("seed_") and name != "seed_of"]
-        values = tuple(trial.user_attrs[name]["values"][0] for name in names) or (trial.values[0],)
+        values = tuple(seed["values"][0] for seed in seed_results(trial)) or (trial.values[0],)
         keys = [(trial.number, seed) for seed in range(len(values))]
         value = trial.values[0]
         if further := repeats(again, trial):

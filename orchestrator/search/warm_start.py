@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 import optuna
@@ -13,8 +14,9 @@ from orchestrator.cluster import preflight
 from orchestrator.config.spec import SweepSpec
 from orchestrator.errors import UserError
 from orchestrator.search import points, recorded
-from orchestrator.search.constraints import Constraint, violations
+from orchestrator.search.constraints import OF_MODEL, SECONDS, Constraint, violations
 from orchestrator.search.journal import open_study
+from orchestrator.search.ranking import seed_results
 from orchestrator.search.study import Study
 from orchestrator.storage import run_lookup
 from orchestrator.storage.records import RunFolder
@@ -100,7 +102,9 @@ def fitting_trial(
     if not ended or any(name not in metrics for name in names):
         return None
     try:
-        by_constraint = violations(constraints, trial.user_attrs)
+        runs = seed_results(trial) or [trial.user_attrs]
+        measured = {name: fmean(run[name] for run in runs) for name in (*OF_MODEL, SECONDS) if name in runs[0]}
+        by_constraint = violations(constraints, {"best_metrics": metrics, **measured})
     except UserError:
         return None
     had = trial.user_attrs.get("params", {})

@@ -24,7 +24,7 @@ from orchestrator.runs.driver import Options, discard_checkpoints
 from orchestrator.runs.session import Result, Session
 from orchestrator.search import curves, winners
 from orchestrator.search.pbt import Population
-from orchestrator.search.ranking import front, repeats
+from orchestrator.search.ranking import front, repeats, seed_results
 from orchestrator.search.selection import Selection
 from orchestrator.search.study import Study
 from orchestrator.search.winners import WINNER
@@ -225,12 +225,7 @@ def _seed_curve(session: Session, spec: SweepSpec, study: Study, best: FrozenTri
 
 def _train_seconds(trial: FrozenTrial) -> float:
     """Training seconds of all seeds of a trial, including those of a trial that did not end."""
-    seeds = [
-        value["train_seconds"]
-        for name, value in trial.user_attrs.items()
-        if name.startswith("seed_") and name != "seed_of"
-    ]
-    return float(trial.user_attrs.get("train_seconds") or sum(seeds))
+    return float(trial.user_attrs.get("train_seconds") or sum(seed["train_seconds"] for seed in seed_results(trial)))
 
 
 def _ranking(rows: list[dict[str, Any]], study: Study) -> tuple[str, list[str], list[list[Any]]]:

@@ -17,7 +17,7 @@ from orchestrator.search.constraints import Constraint
 from orchestrator.search.study import Study
 from orchestrator.storage import records, run_lookup
 from orchestrator.storage.settings import Settings
-from tests.support.searching import ERROR, at_rung, begin, complete, states, study, sweep
+from tests.support.searching import ERROR, at_rung, attributes, begin, complete, rows, states, study, sweep
 from workloads.contract import Objective
 
 WIDE = {
@@ -268,3 +268,17 @@ def test_a_sweep_without_a_trial_in_this_space(toy_workload: str, settings: Sett
     kept(settings, "one")
     with pytest.raises(UserError, match="one has no trial that lies in this search space and has this objective"):
         warm_start.earlier_trials(sweep(warm_start=("one",)), settings, [Objective("recall", "max")], WIDE)
+
+
+def test_seconds_and_size_of_several_seeds_are_their_means(tmp_path: Path) -> None:
+    old = study(tmp_path, seeds=2, trials=1)
+    begin(old)
+    for seed_run, seconds, size in ((0, 4.0, 600), (1, 8.0, 400)):
+        about = attributes(0.5, old.spec.plan.epochs, 1) | {"train_seconds": seconds, "parameters": size}
+        old.report(seed_run, rows((old.spec.plan.epochs, 0.5)), 0.5, True, about)
+        old.next()
+    constraints = [Constraint.parse(text) for text in ("train_seconds<=10", "parameters<=1000")]
+    (trial,) = old.trials
+    taken = warm_start.fitting_trial("old", trial, (ERROR,), WIDE, constraints)
+    assert taken is not None
+    assert taken.constraints == {"train_seconds<=10": 6.0 - 10, "parameters<=1000": 500.0 - 1000}
