@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import datetime
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.search.ranking import REPEAT
@@ -51,7 +52,7 @@ def _seconds_left(trials: Sequence[FrozenTrial], target: int) -> float | None:
     running = [trial for trial in trials if trial.state.name == "RUNNING"]
     if not ended or not running:
         return None
-    usual: float = sum(ended) / len(ended)
+    usual = median(ended)  # a trial that a resume has continued counts the time between
     now = datetime.now()
     passed = sum(min(usual, (now - t.datetime_start).total_seconds()) for t in running if t.datetime_start)
     left = max(0, target - len(trials) + len(running)) * usual - passed

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
-from optuna.trial import TrialState
+from optuna.trial import TrialState, create_trial
 
 from orchestrator.errors import UserError
 from orchestrator.report import listing
 from orchestrator.search.journal import JOURNAL, open_study
+from orchestrator.search.progress import search_progress
 from orchestrator.storage import records, run_lookup
 from orchestrator.storage.names import RECORD
 from orchestrator.storage.settings import Settings, resolve
 from tests.support.finished import continue_sweep, run, sweep
+from workloads.contract import Objective
 
 pytestmark = pytest.mark.usefixtures("toy_workload")
 
@@ -175,6 +177,17 @@ def test_progress_counts_states_and_foretells_the_end(settings: Settings) -> Non
     assert listing.progress_as_text(told).startswith(
         "4 of 4 trials: 2 complete, 1 fail, 1 running; best: trial 1, error 1;"
     )
+
+
+def test_a_trial_that_a_resume_continued_does_not_stretch_the_time_left() -> None:
+    moment = datetime(2026, 1, 1)
+    ended = [create_trial(state=TrialState.COMPLETE, value=0.0) for _ in range(5)]
+    for trial, seconds in zip(ended, (7, 5, 5, 5, 3600), strict=True):
+        trial.datetime_start, trial.datetime_complete = moment, moment + timedelta(seconds=seconds)
+    running = create_trial(state=TrialState.RUNNING)
+    running.datetime_start = datetime.now()
+    left = search_progress([*ended, running], 10, Objective("error", "min"), None)["seconds_left"]
+    assert left == pytest.approx(25, abs=4)
 
 
 def test_additional_trials_are_part_of_the_target(settings: Settings) -> None:
