@@ -9,6 +9,8 @@ import ssl
 from pathlib import Path
 from urllib.parse import unquote, urlsplit, urlunsplit
 
+from orchestrator.errors import UNAVAILABLE, UserError, one_line
+
 CREDENTIALS = "~/.mlflow/credentials"
 
 
@@ -53,5 +55,11 @@ def _login(variable: str) -> str | None:
     if value := os.environ.get(variable):
         return value
     file = configparser.ConfigParser(interpolation=None)
-    file.read(Path(CREDENTIALS).expanduser())
+    try:
+        file.read(Path(CREDENTIALS).expanduser())
+    except configparser.Error as error:
+        raise UserError(
+            f"{CREDENTIALS} is not an INI file", got=one_line(error), code=UNAVAILABLE,
+            fix="Write [mlflow] into its first line, then mlflow_tracking_username = NAME",
+        ) from None  # fmt: skip
     return file.get("mlflow", variable.lower(), fallback=None)

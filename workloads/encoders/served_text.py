@@ -134,7 +134,7 @@ def text_columns(inputs: pd.DataFrame, *names: str) -> list[list[str]]:
         for row, value in enumerate(values):
             if not isinstance(value, str):
                 got = "nothing" if pd.api.types.is_scalar(value) and pd.isna(value) else repr(value)
-                raise ValueError(f"column {name!r} holds texts, got {got} in row {row}")
+                raise ValueError(f"column {name!r} holds texts, got {got} in row {row} of the input")
     return columns
 
 
@@ -148,5 +148,5 @@ def number_column(inputs: pd.DataFrame, name: str) -> NDArray[np.float64]:
     fits = np.abs(numbers) <= np.finfo(np.float32).max  # false for NaN
     if not fits.all():
         row = int((~fits).argmax())
-        raise ValueError(f"column {name!r} holds numbers, got {inputs[name].tolist()[row]!r} in row {row}")
+        raise ValueError(f"column {name!r} holds numbers, got {inputs[name].tolist()[row]!r} in row {row} of the input")
     return numbers

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from orchestrator.cluster import mlflow_login, preflight
-from orchestrator.errors import UserError
+from orchestrator.errors import UNAVAILABLE, UserError
 from orchestrator.storage.settings import resolve
 from tests.support.web import QuietHandler, serving
 
@@ -49,6 +49,15 @@ def test_the_file_is_read_where_the_environment_has_no_login(tmp_path: Path, mon
     monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "bob")
     assert mlflow_login.credentials("http://host")[1] != BASIC
     assert mlflow_login.user() == "bob"
+
+
+def test_a_file_that_is_no_ini_file_is_one_sentence(tmp_path: Path) -> None:
+    write_login(tmp_path)
+    file = Path(mlflow_login.CREDENTIALS).expanduser()
+    file.write_text("mlflow_tracking_username = anna")
+    with pytest.raises(UserError, match=r"credentials is not an INI file: got .*Write \[mlflow\]") as caught:
+        mlflow_login.user()
+    assert caught.value.code == UNAVAILABLE
 
 
 class Server(QuietHandler):

@@ -360,11 +360,14 @@ def test_bad_input_of_the_predictor() -> None:
     assert len(predictor.predict(good[:0])) == 0
     for inputs, message in (
         (good[["query"]], r"needs the columns 'query' and 'document', got \['query'\]"),
-        (good.assign(document=[3, "x"]), "column 'document' holds texts, got 3 in row 0"),
-        (good.assign(document=["x", None]), "column 'document' holds texts, got nothing in row 1"),
-        (good.assign(document=["x", ["a", "b"]]), r"column 'document' holds texts, got \['a', 'b'\] in row 1"),
-        (good.assign(bm25=[1, 1e300]), "column 'bm25' holds numbers, got 1e[+]300 in row 1"),
-        (good.assign(bm25=["1", "much"]), "column 'bm25' holds numbers, got 'much' in row 1"),
+        (good.assign(document=[3, "x"]), "column 'document' holds texts, got 3 in row 0 of the input"),
+        (good.assign(document=["x", None]), "column 'document' holds texts, got nothing in row 1 of the input"),
+        (
+            good.assign(document=["x", ["a", "b"]]),
+            r"column 'document' holds texts, got \['a', 'b'\] in row 1 of the input",
+        ),
+        (good.assign(bm25=[1, 1e300]), "column 'bm25' holds numbers, got 1e[+]300 in row 1 of the input"),
+        (good.assign(bm25=["1", "much"]), "column 'bm25' holds numbers, got 'much' in row 1 of the input"),
     ):
         with pytest.raises(ValueError, match=message):
             predictor.predict(inputs)
