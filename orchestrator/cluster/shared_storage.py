@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 from pathlib import Path
 
@@ -23,7 +24,7 @@ def check_storage(storage: Path, seconds: float) -> None:
     others = [node for node in ray.nodes() if node["Alive"] and node["NodeID"] != here]
     if not others:
         return
-    mark = storage / f".nodes-{os.getpid()}"
+    mark = storage / f".nodes-{secrets.token_hex(4)}"
     mark.write_text("seen")
     uri = remote.uri_of(storage)
     look = _reach if uri else _see

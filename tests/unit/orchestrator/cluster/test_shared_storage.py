@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -39,7 +40,10 @@ def test_a_node_has_its_time_to_start_the_check_of_the_storage(
     monkeypatch.setattr(ray, "remote", lambda look: SimpleNamespace(options=lambda **where: sent))
     monkeypatch.setattr(ray, "wait", wait)
     monkeypatch.setattr(ray, "get", answers.get)
+    own = tmp_path / f".nodes-{os.getpid()}"
+    own.write_text("of a driver in another container, with the same process id")
     with pytest.raises(UserError, match=words) as caught:
         check_storage(tmp_path, 300)
+    own.unlink()
     assert caught.value.code == UNAVAILABLE
     assert not list(tmp_path.iterdir())
