@@ -14,7 +14,7 @@ import torch
 from workloads.checks import check_batch, check_limits, check_split
 from workloads.contract import Direction, Evaluation, Metrics, Objective, Runtime, Servable, Split, State, StepValues
 from workloads.data import load_interactions
-from workloads.data.datasets import fingerprint
+from workloads.data.interactions.load import variant_identity
 from workloads.distributed import reduce_sum, without_sync, wrap
 from workloads.initial_weights import check_shapes
 from workloads.memory import available_bytes
@@ -66,8 +66,8 @@ class Recommender:
         self.params = params
         self.runtime = runtime
         interactions = load_interactions(params.dataset, runtime.data, params.split, params.dataset_noise)
-        read = f"{fingerprint(params.dataset, runtime.data)} {params.split} {params.dataset_noise}"
-        self.data = prepare_on_node(interactions, params.split_seed, runtime.holdout, runtime.device, read)
+        identity = variant_identity(params.dataset, runtime.data, params.split, params.dataset_noise)
+        self.data = prepare_on_node(interactions, params.split_seed, runtime.holdout, runtime.device, identity)
         if self.data.pairs.shape[1] == 0:
             raise ValueError(f"dataset {params.dataset!r} has no interaction that a negative item exists for")
         self.step_log = StepLog(runtime.log_every, runtime.device)

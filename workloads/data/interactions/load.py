@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from workloads.data.conversion_cache import build_once, cache_path, checked_fingerprint, load_or_convert
-from workloads.data.datasets import dataset
+from workloads.data.datasets import dataset, fingerprint
 from workloads.data.interactions.arrow import FORMAT, read_interactions, write_interactions
 from workloads.data.interactions.types import Interactions
 from workloads.data.source import Dataset, ReadOptions
@@ -47,6 +47,11 @@ def load_interactions(name: str, root: Path, split: Split = "official", noise: f
         return data
     ending = f"v{FORMAT}-{split}-{noise}-v{VARIANTS}.arrow"
     return _variant(name, data, split, noise, cache_path("interactions", name, content, ending))
+
+
+def variant_identity(name: str, root: Path, split: Split, noise: float) -> str:
+    """A text that is another one wherever :func:`load_interactions` may return other arrays."""
+    return f"{fingerprint(name, root)} v{FORMAT} v{VARIANTS} {split} {noise}"
 
 
 @bounded_cache

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from workloads.contract import Runtime
 from workloads.data import load_interactions, partition
 from workloads.data.errors import CacheUnwritable
+from workloads.data.interactions import load
 from workloads.recommender import shared, shared_writer
 from workloads.recommender.dataset import History, RecommenderData, divide
 from workloads.recommender.params import Params
@@ -109,6 +110,16 @@ def test_another_split_or_dataset_is_another_file(cache: Path) -> None:
     for params in ({}, {"split_seed": 1}, {"dataset_noise": 0.1}, {"lr": 0.1}):
         Recommender(Params(**params), RUNTIME)
     assert len(list(cache.glob("*.safetensors"))) == 3
+
+
+@pytest.mark.parametrize("version", ["FORMAT", "VARIANTS"])
+def test_another_version_of_reading_or_splitting_is_another_file(
+    version: str, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Recommender(Params(), RUNTIME)
+    monkeypatch.setattr(load, version, 99)
+    Recommender(Params(), RUNTIME)
+    assert len(list(cache.glob("*.safetensors"))) == 2
 
 
 def test_an_incomplete_file_is_written_again(cache: Path) -> None:
