@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 CACHED_FROM = 2**22
 """Number of interactions from which another split of a dataset is written to the cache."""
 
-VARIANTS = 1
+VARIANTS = 2
 """Version of the splits and of the noise, in the names of these files."""
 
 

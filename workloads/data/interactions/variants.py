@@ -52,9 +52,10 @@ def resplit(data: Interactions, split: Split, seed: int = TEST_SEED, clean_from:
         split: ``official`` keeps the dataset's split, or draws a random one if it has none. ``random``: 20% of all
             interactions, of any user, are the test part. ``clean``: half of the interactions with the highest rating
             are the test part and all others train, so that test items are certainly liked. ``leave_last_out``: each
-            user's last interaction is the test part and the one before it validation. ``global_time``: the latest 20%
-            of all interactions are the test part, without users who have none before, and the latest 10% of the others
-            validation; interactions of one time are never divided.
+            user's last interaction is the test part and the one before it validation; a user's interactions of one time
+            are in the order of a hash of user and item, so that neither the order of rows nor the items' numbers
+            decide. ``global_time``: the latest 20% of all interactions are the test part, without users who have none
+            before, and the latest 10% of the others validation; interactions of one time are never divided.
         seed: seed of the draw.
         clean_from: for ``clean``, keep train, and keep of the source's own test part the ratings from this one on.
 
@@ -159,7 +160,7 @@ def _within(mask: NDArray[np.bool_], chosen: NDArray[np.bool_]) -> NDArray[np.bo
 
 
 def _by_time(data: Interactions, split: Split) -> Interactions:
-    """The splits by time. Of a user's interactions at one time that with the higher item number is the later."""
+    """The splits by time."""
     if data.train_times is None or data.test_times is None:
         raise DataError(
             f"split={split} needs the times of interactions, and the dataset has none", expected="timestamps",
@@ -207,12 +208,20 @@ def _latest(times: NDArray[np.int64], fraction: float) -> NDArray[np.bool_]:
 
 
 def _places_from_the_end(pairs: NDArray[np.int32], times: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Place of each row among those of its user, 0 is the last in time, (n,)."""
-    order = np.lexsort((pairs[:, 1], times, pairs[:, 0]))
+    """Place of each row among those of its user, 0 is the last in time, (n,). Ties are in the order of their hash."""
+    order = np.lexsort((_hashes(pairs), times, pairs[:, 0]))
     ends = np.searchsorted(pairs[order, 0], pairs[order, 0], side="right")
     place = np.empty(len(pairs), np.int64)
     place[order] = ends - 1 - np.arange(len(pairs))
     return place
+
+
+def _hashes(pairs: NDArray[np.int32]) -> NDArray[np.uint64]:
+    """A different pseudorandom number for each pair, (n,): SplitMix64 (Steele, Lea and Flood, OOPSLA 2014)."""
+    z = (pairs[:, 0].astype(np.uint64) << np.uint64(32) | pairs[:, 1].astype(np.uint64)) + np.uint64(0x9E3779B97F4A7C15)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        z = (z ^ z >> np.uint64(shift)) * np.uint64(factor)
+    return z ^ z >> np.uint64(31)
 
 
 def _drawn(pairs: NDArray[np.int32], fraction: float, seed: int) -> NDArray[np.bool_]:

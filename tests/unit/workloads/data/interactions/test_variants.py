@@ -176,17 +176,42 @@ def parts(data: Interactions) -> list[set[tuple[int, int]]]:
     ]
 
 
+def splitmix64(state: int) -> int:
+    """The definition, Steele, Lea and Flood, OOPSLA 2014."""
+    z = (state + 0x9E3779B97F4A7C15) % 2**64
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2**64
+    return z ^ (z >> 31)
+
+
 @given(timed, st.integers(0, 10))
 def test_leave_last_out(rows: list[tuple[int, int, int]], n_test: int) -> None:
     expected: list[set[tuple[int, int]]] = [set(), set(), set()]
     for user in range(N_USERS):
-        own = [(user, item) for _, item in sorted((time, item) for u, item, time in rows if u == user)]
+        order = sorted((time, splitmix64(u << 32 | item), item) for u, item, time in rows if u == user)
+        own = [(user, item) for *_, item in order]
         test = own[-1:] if len(own) > 1 else []
         validation = own[-2:-1] if len(own) > 2 else []
         expected[0] |= set(own) - set(test) - set(validation)
         expected[1] |= set(validation)
         expected[2] |= set(test)
     assert parts(resplit(timed_interactions(rows, n_test), "leave_last_out")) == expected
+
+
+def test_of_interactions_at_one_time_each_may_be_the_last_whatever_the_order_of_rows() -> None:
+    """An order by item number would test on the items that a source numbers last, often its rarest."""
+    pairs = np.array([(user, item) for user in range(2000) for item in range(10)], np.int32)
+
+    def last(order: Any) -> Any:
+        times = np.zeros(len(pairs), np.int64)
+        data = Interactions(2000, 10, pairs[order], pairs[:0], train_times=times, test_times=times[:0])
+        return resplit(data, "leave_last_out").test
+
+    rows = np.arange(len(pairs))
+    test = last(rows)
+    np.testing.assert_allclose(np.bincount(test[:, 1]) / 2000, np.full(10, 0.1), atol=0.03)
+    shuffled = last(np.random.default_rng(0).permutation(rows))
+    assert {*map(tuple, shuffled.tolist())} == {*map(tuple, test.tolist())}
 
 
 @given(timed, st.integers(0, 10))
