@@ -10,8 +10,8 @@ from typing import Any
 from workloads.data.cache import replacing
 from workloads.data.interactions.types import Interactions
 
-FORMAT = 2
-"""Version of the layout, in the names of cache files."""
+FORMAT = 3
+"""Version of the layout and of what the readers make of a file, in the names of cache files."""
 
 _META = b"interactions"
 _NUMBERS = {"int32", "int64", "float32"}

@@ -1,4 +1,4 @@
-"""Encode pairs of user and item as integers, ordered by user, then item."""
+"""Numbers of users, items and pairs: pairs as one integer each, and ids that are their own numbers."""
 
 from __future__ import annotations
 
@@ -23,3 +23,8 @@ def distinct(*codes: NDArray[np.int64]) -> NDArray[np.int64]:
     # Not np.unique: its hash table takes ten times as long as sorting.
     ordered = np.sort(np.concatenate(codes))
     return ordered[np.append(True, ordered[1:] != ordered[:-1])] if len(ordered) else ordered
+
+
+def unless_counted(ids: NDArray[Any]) -> NDArray[Any] | None:
+    """The ids (n,); None if they are 0, 1, ..."""
+    return None if ids.dtype.kind == "i" and np.array_equal(ids, np.arange(len(ids))) else ids

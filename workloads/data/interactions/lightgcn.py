@@ -74,13 +74,14 @@ def read_trust_network(folder: Path) -> NDArray[np.int32]:
 
 
 def read_item_lists(folder: Path, sizes: tuple[int, int] | None = None, rows: tuple[int, ...] = ()) -> Interactions:
-    """Read ``train.txt`` and ``test.txt``, with a line ``user item item ...`` for each user, ids from 0.
+    """Read ``train.txt`` and ``test.txt``, with a line ``user item item ...`` for each user.
 
     Repeated items of a line count once. Pairs in both parts are removed from test.
 
     Args:
         folder: the folder of the files.
-        sizes: number of users and items; by default the largest ids plus one.
+        sizes: number of users and items, whose ids are then 0, 1, ...; by default the ids that occur in either part are
+            numbered in their order, without gaps.
         rows: number of interactions in each file, if known.
 
     Raises:
@@ -88,7 +89,7 @@ def read_item_lists(folder: Path, sizes: tuple[int, int] | None = None, rows: tu
     """
     import numpy as np
 
-    from workloads.data.interactions.codes import decode, distinct, encode
+    from workloads.data.interactions.codes import decode, distinct, encode, unless_counted
 
     files = tuple(plain_or_gz(folder / f"{part}.txt") for part in ("train", "test"))
     parts = [_item_lists(file, sizes) for file in files]
@@ -96,10 +97,18 @@ def read_item_lists(folder: Path, sizes: tuple[int, int] | None = None, rows: tu
         if len(pairs) != expected:
             got = f"{len(pairs)} interactions"
             raise DataError("the file is not complete", file=file, got=got, expected=f"{expected}")
-    n_users, n_items = sizes or (int(largest) + 1 for largest in np.concatenate(parts).max(axis=0))
-    train, test = (distinct(encode(pairs, n_items)) for pairs in parts)
+    if sizes is None:
+        users, items = (np.unique(column) for column in np.concatenate(parts).T)
+        for pairs in parts:
+            pairs[:, 0], pairs[:, 1] = np.searchsorted(users, pairs[:, 0]), np.searchsorted(items, pairs[:, 1])
+    else:
+        users, items = (np.arange(size) for size in sizes)
+    train, test = (distinct(encode(pairs, len(items))) for pairs in parts)
     test = test[~np.isin(test, train)]
-    return Interactions(n_users, n_items, decode(train, n_items), decode(test, n_items))
+    return Interactions(
+        len(users), len(items), decode(train, len(items)), decode(test, len(items)),
+        user_ids=unless_counted(users), item_ids=unless_counted(items),
+    )  # fmt: skip
 
 
 def _item_lists(file: Path, sizes: tuple[int, int] | None) -> NDArray[np.int64]:

@@ -86,6 +86,8 @@ def read_tables(folder: Path, files: tuple[str, ...]) -> Interactions:
             the train part.
         CacheUnwritable: the cache cannot be written.
     """
+    from workloads.data.interactions.codes import unless_counted
+
     users = _Numbering("user")
     items = _Numbering("item")
     tables = [_read(folder / file, users, items) for file in files]
@@ -102,8 +104,8 @@ def read_tables(folder: Path, files: tuple[str, ...]) -> Interactions:
         len(item_ids),
         **{f"train{name}": train[name] for name in common},
         **{f"test{name}": test[name] for name in common},
-        user_ids=_unless_counted(user_ids),
-        item_ids=_unless_counted(item_ids),
+        user_ids=unless_counted(user_ids),
+        item_ids=unless_counted(item_ids),
     )
 
 
@@ -262,10 +264,3 @@ def _last(codes: NDArray[np.int64]) -> NDArray[np.int64]:
     order = np.argsort(codes, kind="stable")
     ordered = codes[order]
     return order[np.append(ordered[1:] != ordered[:-1], True)] if len(order) else order
-
-
-def _unless_counted(ids: NDArray[Any]) -> NDArray[Any] | None:
-    """The ids; None if they are 0, 1, ..."""
-    import numpy as np
-
-    return None if ids.dtype.kind == "i" and np.array_equal(ids, np.arange(len(ids))) else ids

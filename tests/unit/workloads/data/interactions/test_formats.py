@@ -189,22 +189,34 @@ def lists(train: str, test: str = "0 1\n") -> dict[str, str]:
 
 
 def test_a_line_is_a_user_and_its_items(write: Callable[..., Path]) -> None:
-    data = read_item_lists(write(lists("0 5 3\n2 4 \r\n3\n\n7 0", "1 8\n0 2")))
-    assert (data.n_users, data.n_items) == (8, 9)
-    np.testing.assert_array_equal(data.train, [[0, 3], [0, 5], [2, 4], [7, 0]])  # user 3 has no positive
-    np.testing.assert_array_equal(data.test, [[0, 2], [1, 8]])
+    data = read_item_lists(write(lists("0 5 3\n2 4 \r\n3\n\n3 0", "1 1\n0 2")))
+    assert (data.n_users, data.n_items) == (4, 6)
+    np.testing.assert_array_equal(data.train, [[0, 3], [0, 5], [2, 4], [3, 0]])
+    np.testing.assert_array_equal(data.test, [[0, 2], [1, 1]])
     assert data.train.dtype == data.test.dtype == np.int32
+    assert data.user_ids is data.item_ids is None
+
+
+def test_gaps_in_the_ids_of_lists_are_closed(write: Callable[..., Path]) -> None:
+    """An item that does not exist would be a candidate and a negative."""
+    data = read_item_lists(write(lists("1 500 300\n20 300\n3\n", "20 999999999\n5 500\n")))
+    assert (data.n_users, data.n_items) == (3, 3)  # user 3 has no interaction
+    np.testing.assert_array_equal(data.user_ids, [1, 5, 20])
+    np.testing.assert_array_equal(data.item_ids, [300, 500, 999_999_999])
+    np.testing.assert_array_equal(data.train, [[0, 0], [0, 1], [2, 0]])
+    np.testing.assert_array_equal(data.test, [[1, 1], [2, 2]])
 
 
 def test_what_is_named_twice_counts_once_and_stays_in_train(write: Callable[..., Path]) -> None:
-    data = read_item_lists(write(lists("0 5 3 5\n1 2\n0 3\n", "0 3 4 4\n1 3\n")))
-    np.testing.assert_array_equal(data.train, [[0, 3], [0, 5], [1, 2]])
-    np.testing.assert_array_equal(data.test, [[0, 4], [1, 3]])
+    data = read_item_lists(write(lists("0 2 1 2\n1 0\n0 1\n", "0 1 3 3\n1 1\n")))
+    np.testing.assert_array_equal(data.train, [[0, 1], [0, 2], [1, 0]])
+    np.testing.assert_array_equal(data.test, [[0, 3], [1, 1]])
 
 
 def test_sizes_of_the_source_hold_although_the_last_ids_do_not_occur(write: Callable[..., Path]) -> None:
     data = read_item_lists(write(lists("0 1\n", "0 2\n")), sizes=(10, 20))
     assert (data.n_users, data.n_items) == (10, 20)
+    assert data.user_ids is data.item_ids is None
 
 
 @pytest.mark.parametrize(
