@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from workloads.data.partition import Column
+
 _LISTS = (".txt",)
 _INTEGER = r"^(0|-?[1-9][0-9]{0,17})$"
 
@@ -77,7 +79,7 @@ def read_tables(folder: Path, files: tuple[str, ...]) -> Interactions:
 
     Ids of users and items are integers or text. They are numbered in sorted order, those of both parts together, so
     that the order of rows does not matter. Text that is always an integer is read as integers. Of rows with the same
-    user and item the last one counts.
+    user and item the latest one counts, and without timestamps, or at one time, the last one in the file.
 
     Memory is proportional to the users and items. Arrays that are larger than some MB are in files of the cache.
 
@@ -225,7 +227,7 @@ def _joined(blocks: Iterator[Columns], least: Callable[[], int]) -> Iterator[Col
 
 
 def _last_rows(tables: list[_Table], users: _Numbering, items: _Numbering) -> list[NDArray[np.bool_]]:
-    """For each table a mask (n,) of the rows that are the last of their pair.
+    """For each table a mask (n,) of the rows that are the last of their pair, in time if the table has timestamps.
 
     Raises:
         DataError: a pair of the second table is also in the first.
@@ -237,16 +239,19 @@ def _last_rows(tables: list[_Table], users: _Numbering, items: _Numbering) -> li
     counts = [key_counts(table.user, len(users.ids)) for table in tables]
     firsts = ranges(np.sum(counts, axis=0))
     kept = [scratch((len(table.user),), np.bool_) for table in tables]
-    divided = [
-        partition(len(table.user), table.user, firsts, (row_numbers, table.user, table.item)) for table in tables
-    ]
+    divided = []
+    for table in tables:
+        columns: list[Column] = [row_numbers, table.user, table.item]
+        if table.timestamp is not None:
+            columns.append(table.timestamp)
+        divided.append(partition(len(table.user), table.user, firsts, columns))
     shared: list[int] = []
     for parts in zip(*divided):
-        codes = [user * np.int64(len(items.ids)) + item for _, user, item in parts]
+        codes = [user * np.int64(len(items.ids)) + item for _, user, item, *_ in parts]
         if len(tables) == 2:
             shared += parts[1][0][np.isin(codes[1], codes[0])][:1].tolist()
-        for mask, (rows, _, _), code in zip(kept, parts, codes):
-            mask[rows[_last(code)]] = True
+        for mask, (rows, _, _, *times), code in zip(kept, parts, codes):
+            mask[rows[_last(code, *times)]] = True
     if shared:
         row = min(shared)
         train, test = tables
@@ -257,10 +262,10 @@ def _last_rows(tables: list[_Table], users: _Numbering, items: _Numbering) -> li
     return kept
 
 
-def _last(codes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The place of the last row of each code."""
+def _last(codes: NDArray[np.int64], *times: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The place of the last row of each code; with ``times``, of the latest, of several the last."""
     import numpy as np
 
-    order = np.argsort(codes, kind="stable")
+    order = np.lexsort((*times, codes))
     ordered = codes[order]
     return order[np.append(ordered[1:] != ordered[:-1], True)] if len(order) else order

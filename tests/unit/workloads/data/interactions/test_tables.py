@@ -235,6 +235,18 @@ def test_of_repeated_pairs_the_last_row_counts(tmp_path: Path) -> None:
     np.testing.assert_array_equal(data.train_ratings, [2, 3])
 
 
+@pytest.mark.parametrize("rows", [2**20, 1], ids=["whole", "user by user"])
+def test_of_repeated_pairs_with_times_the_latest_row_counts(
+    tmp_path: Path, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in a log that begins with the newest row; of two rows at one time the last one in the file."""
+    monkeypatch.setattr(partition, "ROWS", rows)
+    data = read(tmp_path, all_csv="user,item,rating,timestamp\n1,1,5,99\n0,0,2,7\n1,1,3,10\n0,0,4,7\n1,0,1,-3\n")
+    np.testing.assert_array_equal(data.train, [[1, 1], [0, 0], [1, 0]])
+    np.testing.assert_array_equal(data.train_ratings, [5, 4, 1])
+    np.testing.assert_array_equal(data.train_times, [99, 7, -3])
+
+
 def test_a_user_and_an_item_that_are_only_in_test_have_numbers(tmp_path: Path) -> None:
     data = read(tmp_path, train_csv="user,item,rating\na,x,1\n", test_csv="user,item\nb,y\na,y\n")
     assert (data.n_users, data.n_items) == (2, 2)
