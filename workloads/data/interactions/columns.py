@@ -39,8 +39,8 @@ Fault: TypeAlias = Callable[[int, str, str, str], DataError]
 
 
 class Columns(NamedTuple):
-    """Some rows of a table: users and items as Arrow arrays, int64 or large_string; rating float32 and timestamp
-    int64 (seconds), (n,)."""
+    """Some rows of a table: users and items as Arrow arrays, int64 or large_string; rating float32 and timestamp int64,
+    (n,). A timestamp is the source's number, or in microseconds since 1970 if it is of Parquet's type."""
 
     user: Any
     item: Any
@@ -268,7 +268,7 @@ def _times(column: Any, fault: Fault) -> NDArray[np.int64] | None:
     if column is None:
         return None
     if pa.types.is_timestamp(column.type):
-        column = column.cast(pa.timestamp("s"), safe=False).cast(pa.int64())
+        column = column.cast(pa.timestamp("us"), safe=False).cast(pa.int64())
     return _numbers("timestamp", column, "int64", fault)
 
 
@@ -276,7 +276,7 @@ def _numbers(role: str, column: Any, kind: str, fault: Fault) -> NDArray[Any]:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    expected = "a number" if kind == "float64" else "whole seconds since 1970"
+    expected = "a number" if kind == "float64" else "a whole number, such as seconds since 1970"
     row = pc.index(column.is_null(), True).as_py()
     try:
         if row < 0:

@@ -16,7 +16,7 @@ class Interactions:
 
     ``train`` and ``test`` are int32 (n, 2) with rows [user, item], ids from 0, without duplicates and without common
     pairs. Users and items without a row in ``train`` keep their numbers: they are candidates, ranked by the initial
-    model. Ratings (float32) and times (int64, seconds since 1970) are by row, None if the source has none. ``noise``,
+    model. Ratings (float32) and times (int64, in the source's unit) are by row, None if the source has none. ``noise``,
     boolean by row of ``train``, marks injected interactions, which have rating and time 0. ``truth``, boolean
     (n_users, n_items), is the items that a user truly likes, for generated data only; those not in ``train`` are the
     false negatives. ``held_out``, boolean by row of ``train``, is the validation part of a split by time; None: drawn.

@@ -104,7 +104,7 @@ def test_a_table_of_csv(tmp_path: Path) -> None:
                 "rating": pa.array([3, 4.5, 1], pa.float32()),
                 "user": pa.array([7, 9, 7], pa.uint16()),
                 "item": pa.array(["b", "a", "a"]).dictionary_encode(),
-                "timestamp": pa.array([datetime.datetime.fromtimestamp(s, datetime.UTC) for s in (10, 20, 30)]),
+                "timestamp": pa.array([10, 20, 30], pa.int32()),
             }
         },
     ],
@@ -114,6 +114,15 @@ def test_every_form_is_the_same_table(tmp_path: Path, files: dict[str, Any]) -> 
     assert found.arrays().keys() == expected.arrays().keys()
     for name, array in expected.arrays().items():
         np.testing.assert_array_equal(found.arrays()[name], array, strict=True)
+
+
+@pytest.mark.parametrize("kind", [pa.timestamp("ms"), pa.timestamp("us", "Europe/Berlin"), pa.timestamp("ns")])
+def test_times_of_parquet_are_read_in_microseconds(tmp_path: Path, kind: pa.DataType) -> None:
+    moments = [datetime.datetime(2024, 1, 1, 0, 0, 0, part, datetime.UTC) for part in (900_000, 500_000, 100_000)]
+    times = pa.array(moments, pa.timestamp("us", "UTC")).cast(kind)
+    data = read(tmp_path, all_parquet={"user": [0, 0, 0], "item": [0, 1, 2], "timestamp": times})
+    np.testing.assert_array_equal(data.train_times, [1_704_067_200_000_000 + moment.microsecond for moment in moments])
+    np.testing.assert_array_equal(resplit(data, "leave_last_out").test, [[0, 0]])
 
 
 pairs = st.tuples(st.integers(-3, 8), st.text("ab,\"é '7", min_size=1, max_size=3))
