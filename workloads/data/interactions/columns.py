@@ -276,23 +276,34 @@ def _numbers(role: str, column: Any, kind: str, fault: Fault) -> NDArray[Any]:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    expected = "a number" if kind == "float64" else "a whole number, such as seconds since 1970"
+    what = "number" if kind == "float64" else "whole number"
+    expected = "a number" if kind == "float64" else "one such as seconds since 1970"
     row = pc.index(column.is_null(), True).as_py()
     try:
         if row < 0:
-            numbers: NDArray[Any] = column.cast(pa.type_for_alias(kind)).to_numpy(zero_copy_only=False)
+            numbers: NDArray[Any] = _cast(column, kind).to_numpy(zero_copy_only=False)
             return numbers
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         # Find the value that failed.
         row = next((at for at, value in enumerate(column) if not _casts(value, kind)), 0)
-    raise fault(row, f"column {role} holds no number", repr(column[row].as_py()), expected)
+    raise fault(row, f"column {role} holds no {what}", repr(column[row].as_py()), expected)
+
+
+def _cast(values: Any, kind: str) -> Any:
+    """An array or a value as ``kind``, an integer also from text such as 10.0."""
+    import pyarrow as pa
+
+    try:
+        return values.cast(pa.type_for_alias(kind))
+    except pa.ArrowInvalid:
+        return values.cast(pa.float64()).cast(pa.type_for_alias(kind))
 
 
 def _casts(value: Any, kind: str) -> bool:
     import pyarrow as pa
 
     try:
-        value.cast(pa.type_for_alias(kind))
+        _cast(value, kind)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         return False
     return True
