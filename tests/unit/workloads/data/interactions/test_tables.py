@@ -225,6 +225,20 @@ def test_ids_with_leading_zeros_are_text(tmp_path: Path) -> None:
     assert data.n_users == 2
 
 
+@pytest.mark.parametrize(
+    "files", [{"all_csv": "user,item\n7.0,a\n-1.0,b\n"}, {"all_parquet": {"user": ["7.0"], "item": [1]}}]
+)
+def test_floats_are_no_ids(tmp_path: Path, files: dict[str, Any]) -> None:
+    """A served model would know user 7.0 and not 7."""
+    with pytest.raises(DataError, match=r"column user holds floats: got '7\.0'; expected integers or text\. Convert"):
+        read(tmp_path, **files)
+
+
+def test_text_may_look_like_floats(tmp_path: Path) -> None:
+    data = read(tmp_path, all_csv="user,item\n7.0,1\n7.1,1\n")
+    np.testing.assert_array_equal(data.user_ids, [b"7.0", b"7.1"])
+
+
 def test_integers_are_in_their_own_order_and_gaps_are_closed(tmp_path: Path) -> None:
     data = read(tmp_path, all_csv="user,item\n10,5\n9,100\n-1,5\n")
     np.testing.assert_array_equal(data.user_ids, [-1, 9, 10])
