@@ -28,7 +28,7 @@ _BLOCK_BYTES = 2**22  # of text that are read at a time
 _BLOCK_ROWS = 2**17  # of Parquet
 _ROLES = {
     **dict.fromkeys(("user", "user_id", "userid"), "user"),
-    **dict.fromkeys(("item", "item_id", "itemid"), "item"),
+    **dict.fromkeys(("item", "item_id", "itemid", "movie_id", "movieid"), "item"),
     "rating": "rating",
     "timestamp": "timestamp",
 }
@@ -207,7 +207,8 @@ def _roles(file: Path, names: list[str], got: str) -> dict[str, str]:
     """The column of each role; the first if several match."""
     roles: dict[str, str] = {}
     for name in names:
-        if role := _ROLES.get(name.strip().lower()):
+        plain = name.strip().lower().removesuffix(":token").removesuffix(":float")  # RecBole's types
+        if role := _ROLES.get(plain):
             roles.setdefault(role, name)
     if not {"user", "item"} <= roles.keys():
         line = None if file.suffix == ".parquet" else 1

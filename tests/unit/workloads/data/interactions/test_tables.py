@@ -86,6 +86,8 @@ def test_a_table_of_csv(tmp_path: Path) -> None:
     "files",
     [
         {"all_csv": "timestamp,Item_ID,UserId,note,rating\n10,b,7,x,3\n20,a,9,y,4.5\n30,a,7,z,1\n"},
+        {"all_csv": "userId,movieId" + ROWS.removeprefix("user,item")},  # MovieLens
+        {"all_csv": "user_id:token,item_id:token,rating:float,timestamp:float" + ROWS[ROWS.index("\n") :]},  # RecBole
         {"all_tsv": ROWS.replace(",", "\t")},
         {"all_csv_gz": gzip.compress(ROWS.encode())},
         {"all_csv": ROWS.replace("0\n", "0.0\n")},
