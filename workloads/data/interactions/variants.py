@@ -60,7 +60,8 @@ def resplit(data: Interactions, split: Split, seed: int = TEST_SEED, clean_from:
         clean_from: for ``clean``, keep train, and keep of the source's own test part the ratings from this one on.
 
     Raises:
-        DataError: ``clean`` without ratings, or with almost none that are the highest; a split by time without times.
+        DataError: ``clean`` without ratings, or with almost none that are the highest; a split by time without times,
+            or that leaves the test part empty.
     """
     if split == "official" and len(data.test):
         return data
@@ -167,8 +168,20 @@ def _by_time(data: Interactions, split: Split) -> Interactions:
             fix="Use split=official or split=random, or a dataset with timestamps",
         )  # fmt: skip
     times = _joined(data.train_times, data.test_times)
-    if split == "leave_last_out":
-        return _last_out(data, times)
+    divided = _last_out(data, times) if split == "leave_last_out" else _latest_out(data, times)
+    if not len(divided.test):
+        raise DataError(
+            f"split={split} leaves the test part empty",
+            got=f"{len(times)} interactions, none to test on",
+            expected="a user with two"
+            if split == "leave_last_out"
+            else "a user with one before and one in the last 20%",
+            fix="Take finer timestamps, or another split",
+        )
+    return divided
+
+
+def _latest_out(data: Interactions, times: NDArray[np.int64]) -> Interactions:
     divided = _divided(data, _latest(times, TEST_FRACTION))
     assert divided.train_times is not None
     trained = key_counts(divided.train[:, 0], data.n_users) > 0

@@ -195,6 +195,10 @@ def test_leave_last_out(rows: list[tuple[int, int, int]], n_test: int) -> None:
         expected[0] |= set(own) - set(test) - set(validation)
         expected[1] |= set(validation)
         expected[2] |= set(test)
+    if not expected[2]:
+        with pytest.raises(DataError, match=r"leave_last_out leaves the test part empty.*expected a user with two"):
+            resplit(timed_interactions(rows, n_test), "leave_last_out")
+        return
     assert parts(resplit(timed_interactions(rows, n_test), "leave_last_out")) == expected
 
 
@@ -219,6 +223,13 @@ def test_a_global_cut_trains_on_nothing_that_is_as_late_as_what_it_tests(
     rows: list[tuple[int, int, int]], n_test: int
 ) -> None:
     when = {(user, item): time for user, item, time in rows}
+    latest_fifth = sorted(when.values())[int(0.8 * len(when)) :]
+    cut = latest_fifth[0] if latest_fifth[0] > min(when.values()) else latest_fifth[0] + 1
+    early = {user for (user, _), time in when.items() if time < cut}
+    if not any(time >= cut and user in early for (user, _), time in when.items()):
+        with pytest.raises(DataError, match=r"global_time leaves the test part empty.*expected a user with one before"):
+            resplit(timed_interactions(rows, n_test), "global_time")
+        return
     train, validation, test = parts(resplit(timed_interactions(rows, n_test), "global_time"))
     latest = [max((when[pair] for pair in part), default=-1) for part in (train, validation)]
     assert all(when[pair] > latest[0] for pair in validation | test)
@@ -227,7 +238,7 @@ def test_a_global_cut_trains_on_nothing_that_is_as_late_as_what_it_tests(
     assert {user for user, _ in left}.isdisjoint({user for user, _ in train | validation})
     assert {user for user, _ in test} <= {user for user, _ in train | validation}
     if len(set(when.values())) == len(when):
-        assert len(test) + len(left) == (0 if len(when) == 1 else len(when) - int(np.floor(0.8 * len(when))))
+        assert len(test) + len(left) == len(when) - int(np.floor(0.8 * len(when)))
 
 
 def test_a_split_by_time_in_training(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -257,6 +268,17 @@ def test_a_split_by_time_that_leaves_nothing_to_validate_on(monkeypatch: pytest.
     with pytest.raises(DataError, match=r"split=global_time leaves no user .* got 0 of 160 in validation"):
         params.check_data(tmp_path)
     params.check_data(tmp_path, holdout=False)
+
+
+@pytest.mark.parametrize("row", ["{user},{item},7", "{user},{item},{user}"], ids=["one time", "a time for each user"])
+def test_a_global_cut_that_leaves_nothing_to_test_on(row: str, tmp_path: Path) -> None:
+    path = tmp_path / "own.csv"
+    lines = [row.format(user=user, item=item) for user in range(20) for item in range(10)]
+    path.write_text("\n".join(["user,item,timestamp", *lines]))
+    with pytest.raises(
+        DataError, match=r"split=global_time leaves the test part empty: got 200 .*\. Take finer timest"
+    ):
+        refuse_unreadable(str(path), tmp_path, "global_time")
 
 
 @pytest.mark.parametrize("split", ["leave_last_out", "global_time"])
