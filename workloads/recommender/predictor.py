@@ -142,12 +142,13 @@ class Predictor:
         """The numbers of the items of each history, each once, as lists in CSR."""
         lists = []
         for row, given in enumerate(column):
-            if isinstance(given, str) or not hasattr(given, "__len__"):
+            ids = np.asarray(given, object)
+            if ids.ndim != 1:  # a set is one object
                 raise ValueError(f"a history is a list of item ids, got {given!r} in row {row} of the input")
-            numbers = self.item_names.numbers(self.item_names.typed(np.asarray(given, object), "item", row))
+            numbers = self.item_names.numbers(self.item_names.typed(ids, "item", row))
             outside = (numbers < 0) | (numbers >= self.n_items)
             if outside.any():
-                strange = np.asarray(given, object).tolist()[int(outside.argmax())]
+                strange = ids.tolist()[int(outside.argmax())]
                 raise ValueError(
                     f"the model, trained on {self.dataset}, does not know item {strange!r} of the history in row {row} "
                     "of the input; leave it out"
