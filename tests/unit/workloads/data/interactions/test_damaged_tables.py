@@ -1,0 +1,122 @@
+"""Damage of a user's own tables, named by file and line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from tests.unit.workloads.data.interactions.own_tables import read
+from workloads.data import DataError, check, check_readable, verify
+from workloads.data.interactions import columns
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "words"),
+    [
+        ("", 1, ("the columns are wrong", "user and item")),
+        ("user,thing\n1,2\n", 1, ("the columns are wrong", "got 'user,thing'")),
+        ("user;item\n1;2\n", 1, ("the columns are wrong", "separated by ';'")),
+        ("user\titem\n1\t2\n", 1, (r"separated by '\t'",)),
+        ("1,2\n3,4\n", 1, ("the columns are wrong", "got '1,2'")),
+        ("user,item\n", 1, ("is empty",)),
+        ("user,item\n1,2\n1\n", 3, ("truncated", "got '1'", "2 fields")),
+        ("user,item\n1,2\n1,2,3\n", 3, ("too many fields", "got '1,2,3'")),
+        ("user,item\n1,2\n1,\n", 3, ("an id is missing in column item",)),
+        ("user,item\n1,2\n,1\n", 3, ("an id is missing in column user",)),
+        ("user,item\n1,2\n\n", 3, ("an id is missing in column user",)),
+        (f"user,item\n1,2\n{'x' * 256},1\n", 3, ("an id is too long in column user",)),
+        ("user,item,rating\n1,2,3\n2,2,good\n", 3, ("column rating holds no number", "got 'good'")),
+        ("user,item,rating\n1,2,3\n2,2,\n", 3, ("column rating holds no number", "got ''")),
+        ("user,item,rating\n1,2,3\n2,2,nan\n", 3, ("column rating holds no number", "got 'nan'", "finite")),
+        ("user,item,rating\n1,2,3\n2,2,1e39\n", 3, ("column rating holds no number", "got '1e39'", "32 bits")),
+        ("user,item,timestamp\n1,2,3\n2,2,noon\n", 3, ("column timestamp holds no whole number", "got 'noon'")),
+        ("user,item,timestamp\n1,2,3.0\n2,2,3.5\n", 3, ("column timestamp holds no whole number", "got '3.5'")),
+        ("user,item\r1,2\r2,3\r", 1, ("the first line cannot be read", "End the lines with LF or CR LF")),
+        (f"user,item,{'x' * 200_000}\n1,2,3\n", 1, ("the first line cannot be read",)),
+        ('user,item,t\n1,2,a\n1,3,"b\n7,8,c"\n', 3, ("a quoted value spans lines", "a row a line")),
+        ('user,item,t\n1,2,a\n1,3,"b\nc"\n,4,d\n', 3, ("a quoted value spans lines",)),
+        ('user,item,t\n1,2,a\n1,3,"b\n1,4,c\n1,5,d\n', 3, ("its quote is not closed",)),
+        ('user,item,t\n,2,a\n1,3,"b\nc"\n', 2, ("an id is missing in column user",)),
+    ],
+)
+def test_a_damaged_table(tmp_path: Path, text: str, line: int, words: tuple[str, ...]) -> None:
+    with pytest.raises(DataError) as caught:
+        read(tmp_path, all_csv=text)
+    assert (caught.value.file, caught.value.line) == (tmp_path / "all.csv", line)
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize("block", [64, 2**22])
+def test_a_quote_that_is_not_closed_swallows_no_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
+) -> None:
+    """Also in a column that is not read, and where blocks of the file end within the value."""
+    monkeypatch.setattr(columns, "_BLOCK_BYTES", block)
+    rows = "".join(f"{n}\t{n}\tFilm\n" for n in range(50))
+    for title in ('"Crocodile', '"Crocodile\n8\t9\tDundee"'):
+        with pytest.raises(DataError, match="a quoted value spans lines, or its quote is not closed") as caught:
+            read(tmp_path, all_tsv=f"user\titem\ttitle\n{rows}7\t7\t{title}\n{rows}")
+        assert caught.value.line == 52
+
+
+def test_quotes_within_a_line_are_text(tmp_path: Path) -> None:
+    data = read(tmp_path, all_csv='user,item,title\n"a,b",1,"He said ""no"""\nc,2,5" pipe\nd,3,"x"')
+    np.testing.assert_array_equal(data.user_ids, [b"a,b", b"c", b"d"])
+
+
+def test_bytes_that_are_no_text(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"all.csv, line 3: the line is not UTF-8 text"):
+        read(tmp_path, all_csv=b"user,item\n1,2\n\xff\xfe,3\n")
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        ({"user": [1.0, 2.0], "item": [1, 2]}, "column user holds neither integers nor text: got double"),
+        ({"user": [True, False], "item": [1, 2]}, "column user holds neither integers nor text: got bool"),
+        ({"user": [1, 2], "item": [1, None]}, "in row 2 an id is missing in column item"),
+        ({"user": ["a", ""], "item": [1, 2]}, "in row 2 an id is missing in column user"),
+        ({"user": pa.array([1, 2**64 - 1], pa.uint64()), "item": [1, 2]}, "column user holds an id beyond 63 bits"),
+        ({"user": [1, 2], "item": [1, 2], "rating": [1.0, None]}, "in row 2 column rating holds no number: got None"),
+        ({"user": [1, 2], "thing": [1, 2]}, "the columns are wrong: got user, thing"),
+        ({"user": pa.array([], pa.int64()), "item": pa.array([], pa.int64())}, "is empty"),
+    ],
+)
+def test_a_damaged_parquet_file(tmp_path: Path, columns: dict[str, Any], words: str) -> None:
+    with pytest.raises(DataError, match=words) as caught:
+        read(tmp_path, all_parquet=columns)
+    assert caught.value.file == tmp_path / "all.parquet"
+
+
+def test_a_file_that_is_no_parquet(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="the file is not Parquet, or is damaged"):
+        read(tmp_path, all_parquet=b"PAR1 nothing PAR1")
+
+
+def test_a_file_that_is_not_compressed(tmp_path: Path) -> None:
+    (tmp_path / "all.csv.gz").write_bytes(b"user,item\n1,2\n")
+    with pytest.raises(DataError, match=r"cannot be read.*cannot be decompressed"):
+        check(str(tmp_path / "all.csv.gz"), tmp_path)
+
+
+def test_parts_that_do_not_fit(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"test.csv, line 3: a pair of the test part is also.*got user a, item y"):
+        read(tmp_path, train_csv="user,item\na,x\na,y\n", test_csv="user,item\nb,x\na,y\n")
+    with pytest.raises(
+        DataError, match="the parts differ in column user: got large_string; expected int64, as in train"
+    ):
+        read(tmp_path, train_parquet={"user": [1], "item": [1]}, test_parquet={"user": ["1"], "item": [2]})
+
+
+def test_damage_is_found_before_a_worker_starts(tmp_path: Path) -> None:
+    path = tmp_path / "all.csv"
+    path.write_text("user,item\n1,2\n1\n")
+    with pytest.raises(DataError, match=r"line 3: the line is truncated.*Correct the file"):
+        check_readable(str(path), tmp_path)
+    (problem,) = verify(str(path), tmp_path)
+    assert "line 3: the line is truncated" in problem
