@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import torch
 
@@ -31,29 +31,9 @@ _GATHERED = {"cpu": 2**13, "cuda": 2**18}
 """Rows of embeddings gathered at once, at most, by the type of device: on a CPU as many as stay in its caches."""
 
 
-class Baseline(Protocol):
-    """A model fitted in closed form."""
-
-    def train_epoch(self, epoch: int) -> Metrics:
-        """Fit. A collective; equal on all workers."""
-        ...
-
-    def scorer(self, known: History) -> Scorer:
-        """The scores of users whose items are ``known``."""
-        ...
-
-    def state_dict(self) -> State:
-        """The fitted tensors, not copied."""
-        ...
-
-    def served(self) -> Mapping[str, torch.Tensor]:
-        """What the predictor needs to score, by name."""
-        ...
-
-
 @dataclass
-class _Fitted:
-    """A model whose state is a few tensors of fixed shapes."""
+class Baseline:
+    """A model fitted in closed form, whose state is a few tensors of fixed shapes."""
 
     params: Params
     runtime: Runtime
@@ -66,11 +46,24 @@ class _Fitted:
     def _initial(self) -> dict[str, torch.Tensor]:
         raise NotImplementedError
 
+    def train_epoch(self, epoch: int) -> Metrics:
+        """Fit. A collective; equal on all workers."""
+        raise NotImplementedError
+
+    def scorer(self, known: History) -> Scorer:
+        """The scores of users whose items are ``known``."""
+        raise NotImplementedError
+
+    def served(self) -> Mapping[str, torch.Tensor]:
+        """What the predictor needs to score, by name."""
+        raise NotImplementedError
+
     def state_dict(self) -> State:
+        """The fitted tensors, not copied."""
         return dict(self.tensors)
 
 
-class Popularity(_Fitted):
+class Popularity(Baseline):
     """The score of an item is its number of training interactions."""
 
     def _initial(self) -> dict[str, torch.Tensor]:
@@ -88,7 +81,7 @@ class Popularity(_Fitted):
         return {"users": popularity.new_ones(self.data.n_users, 1), "items": popularity.unsqueeze(1)}
 
 
-class ItemKNN(_Fitted):
+class ItemKNN(Baseline):
     """x_uj = Σ s_ij over those of u's items that are among the k most similar to j.
 
     s_ij = c_ij / (√(n_i n_j) + shrink), where c_ij users have both and n_i users have i: the cosine of the items'
@@ -136,7 +129,7 @@ class ItemKNN(_Fitted):
         }
 
 
-class EASE(_Fitted):
+class EASE(Baseline):
     """x_u = (row u of X) B, where B minimises |X - X B|² + λ |B|² with a zero diagonal.
 
     B_ij = -P_ij / P_jj for i ≠ j, with P = (XᵀX + λ I)⁻¹, in float64.
@@ -169,7 +162,7 @@ class EASE(_Fitted):
         return {"item_weights": self.tensors["weights"]}
 
 
-class IALS(_Fitted):
+class IALS(Baseline):
     """Matrix factorisation by alternating least squares on all pairs of a user and an item.
 
     Minimises Σ c_ui (p_ui - w_u · h_i)² + λ (Σ |w_u|² + Σ |h_i|²), where p = 1 and c = 1 + α for training
