@@ -16,7 +16,7 @@ class Backbone(Row):
 
     Attributes:
         function: ``module:name`` of its class.
-        learnt: trained on sampled negatives with a loss; otherwise fitted in closed form, an epoch being the whole fit.
+        learnt: trained on sampled negatives with a loss; otherwise fitted in closed form.
     """
 
     learnt: bool = False

@@ -1,7 +1,7 @@
 """Backbones that are fitted in closed form: popularity, item neighbours, EASE, implicit ALS.
 
-An epoch is the whole fit, for iALS one alternation. Work is divided over the ranks in blocks; each rank's blocks are
-summed with zeros, so that several workers give what one gives.
+The first epoch is the whole fit; for iALS an epoch is one alternation. Work is divided over the ranks in
+blocks; each rank's blocks are summed with zeros, so that several workers give what one gives.
 """
 
 from __future__ import annotations
@@ -47,7 +47,12 @@ class Baseline:
         raise NotImplementedError
 
     def train_epoch(self, epoch: int) -> Metrics:
-        """Fit. A collective; equal on all workers."""
+        """Fit in the first epoch; the state holds the fit in later ones. A collective; equal on all workers."""
+        if epoch == 1:
+            self._fit()
+        return {}
+
+    def _fit(self) -> None:
         raise NotImplementedError
 
     def scorer(self, known: History) -> Scorer:
@@ -69,9 +74,8 @@ class Popularity(Baseline):
     def _initial(self) -> dict[str, torch.Tensor]:
         return {"popularity": torch.zeros(self.data.n_items)}
 
-    def train_epoch(self, epoch: int) -> Metrics:
+    def _fit(self) -> None:
         self.tensors["popularity"].copy_(self.data.popularity)
-        return {}
 
     def scorer(self, known: History) -> Factors:
         return Factors(**self.served()).only(known.numbers)
@@ -93,7 +97,7 @@ class ItemKNN(Baseline):
         shape = self.data.n_items, min(self.params.knn_items, self.data.n_items)
         return {"neighbours": torch.zeros(shape, dtype=torch.int64), "similarities": torch.zeros(shape)}
 
-    def train_epoch(self, epoch: int) -> Metrics:
+    def _fit(self) -> None:
         assert self.params.knn_shrink is not None
         neighbours, similarities = (torch.zeros_like(tensor) for tensor in self.tensors.values())
         norms = self.data.popularity.float().sqrt()
@@ -107,7 +111,6 @@ class ItemKNN(Baseline):
             similarities[columns] = similar.gather(1, neighbours[columns])
         for name, part in (("neighbours", neighbours), ("similarities", similarities)):
             self.tensors[name].copy_(reduce_sum(part))
-        return {}
 
     def scorer(self, known: History) -> FromHistory:
         neighbours, similarities = self.tensors.values()
@@ -141,7 +144,7 @@ class EASE(Baseline):
             raise ValueError(message)
         return {"weights": torch.zeros(self.data.n_items, self.data.n_items, device=device)}
 
-    def train_epoch(self, epoch: int) -> Metrics:
+    def _fit(self) -> None:
         assert self.params.ease_lambda is not None
         weights = self.tensors["weights"]
         weights.zero_()
@@ -153,7 +156,6 @@ class EASE(Baseline):
         inverse.div_(-inverse.diagonal().clone())
         inverse.diagonal().zero_()
         weights.copy_(inverse)
-        return {}
 
     def scorer(self, known: History) -> FromHistory:
         return FromHistory(known, self.data.n_items, lambda histories: histories @ self.tensors["weights"])

@@ -74,8 +74,9 @@ class Params(WorkloadParams):
     )
     backbone: Backbone = Field(
         "mf",
-        description="mf and lightgcn are trained on sampled negatives; the others are baselines, fitted in one "
-        "epoch (ials: in several), and use neither loss, sampler nor optimizer; all are listed with their sources.",
+        description="mf and lightgcn are trained on sampled negatives; the others are baselines, fitted in the "
+        "first epoch, so that epochs=1 suffices (ials: in all epochs), and use neither loss, sampler nor optimizer; "
+        "all are listed with their sources.",
     )
     loss: Loss = Field(
         UNUSED,

@@ -126,6 +126,21 @@ def test_an_alternation_of_ials_by_dense_normal_equations() -> None:
         assert loss == pytest.approx(objective / x.sum(), rel=1e-4)
 
 
+@pytest.mark.parametrize("backbone", ["popularity", "item_knn", "ease"])
+def test_fitted_in_the_first_epoch_alone(backbone: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    workload = build(backbone=backbone)
+    workload.train_epoch(1)
+    fitted = {name: tensor.clone() for name, tensor in workload.state_dict().items()}
+    resumed = build(backbone=backbone)
+    resumed.load_state_dict(fitted)
+    for one in (workload, resumed):
+        monkeypatch.setattr(type(one.baseline), "_fit", lambda _: pytest.fail("fitted again"))
+        assert one.train_epoch(2) == {}
+        assert one.evaluate("validation").metrics == workload.evaluate("validation").metrics
+        for name, tensor in one.state_dict().items():
+            assert torch.equal(tensor, fitted[name])
+
+
 def test_ials_lowers_its_objective() -> None:
     workload = build(backbone="ials", dim=8)
     losses = [workload.train_epoch(epoch)["loss"] for epoch in range(1, 6)]
