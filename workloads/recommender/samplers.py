@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from workloads.data import load_interactions
@@ -146,6 +147,10 @@ def _own_prior(
         table = otherwise.clone()
         table[0, items] = p
         return table, None
-    table = otherwise.repeat(data.n_users, 1)
-    table[torch.from_numpy(own.users).to(device), items] = p
-    return table, torch.arange(data.n_users, device=device)
+    # A row for each user that the file names, and row 0 for the others: a table of all users may not fit into memory.
+    named, rows = np.unique(own.users, return_inverse=True)
+    table = otherwise.repeat(1 + len(named), 1)
+    table[1 + torch.from_numpy(rows).to(device), items] = p
+    groups = torch.zeros(data.n_users, dtype=torch.int64, device=device)
+    groups[torch.from_numpy(named).to(device)] = torch.arange(1, 1 + len(named), device=device)
+    return table, groups
