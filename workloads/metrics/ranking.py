@@ -166,9 +166,7 @@ def _wins_by_search(scores: torch.Tensor, user: torch.Tensor, item: torch.Tensor
     own = scores.new_full((len(scores), int(n.max())), -torch.inf)
     own[user, column] = scores[user, item]
     lower = torch.searchsorted(ordered, own)
-    not_higher = lower + 1
-    if (ordered.gather(1, not_higher.clamp(max=scores.shape[1] - 1)) == own)[user, column].any():
-        not_higher = torch.searchsorted(ordered, own, right=True)
+    not_higher = torch.searchsorted(ordered, own, right=True)
     balance = (lower + not_higher - scores.shape[1]).masked_fill_(torch.arange(own.shape[1]) >= n[:, None], 0)
     return balance.sum(1).to(scores.dtype)
 
