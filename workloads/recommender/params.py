@@ -30,7 +30,8 @@ UNUSED: Any = None
 """Default of a parameter that some backbones do not use, whose type is that with the others."""
 
 LARGEST_BLOCK = 2**15
-"""Users that are scored with as many items at once, by ``sampler=in_batch``: 4 GiB of float32."""
+"""Users that are scored with as many items at once, by ``sampler=in_batch``: 4 GiB of float32, several times
+(:data:`~workloads.recommender.data_checks.BLOCKS`)."""
 
 
 PRESETS: Mapping[str, Preset] = {

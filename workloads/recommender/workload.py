@@ -24,6 +24,7 @@ from workloads.recommender.backbones import BACKBONES, table_memory_error
 from workloads.recommender.baselines import Baseline
 from workloads.recommender.batches import Batch, Draws, batches, choice
 from workloads.recommender.calibration import Calibration, Calibrator
+from workloads.recommender.data_checks import check_block
 from workloads.recommender.dataset import History, sampled_users
 from workloads.recommender.epoch_metrics import EpochMetrics
 from workloads.recommender.evaluation import DIRECTIONS, evaluation, rank_users
@@ -138,12 +139,16 @@ class Recommender:
             ``alpha`` (bcl calibrated by the AUC) and ``ks`` (bprac on matrix factorisation); with graph contrastive
             learning ``contrast``, the mean of its weighted term over the steps. Of the baselines ials alone has a
             ``loss``.
+
+        Raises:
+            MemoryError: the scores of ``sampler=in_batch`` do not fit into a CPU's memory.
         """
         if self.baseline is not None:
             return self.baseline.train_epoch(epoch)
         params = self.params
         runtime = self.runtime
         data = self.data
+        check_block(params.model_dump(), data.pairs.shape[1], runtime)
         lr = self.learning_rate(epoch)
         if isinstance(self.optimizer, SequentialSGD):
             calibrated = self.calibrate(epoch)

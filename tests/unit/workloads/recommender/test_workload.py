@@ -14,6 +14,7 @@ import torch
 from workloads.contract import Runtime
 from workloads.data import load_interactions
 from workloads.data.interactions.splits import hold_out
+from workloads.recommender import data_checks
 from workloads.recommender.params import Params
 from workloads.recommender.workload import Recommender
 
@@ -148,6 +149,22 @@ def test_a_table_that_does_not_fit_is_refused_with_the_limit(
     monkeypatch.setattr("workloads.recommender.workload.available_bytes", lambda _device: available)
     with pytest.raises(ValueError, match=r"may be"):
         Recommender(given, RUNTIME)
+
+
+@pytest.mark.parametrize(("loss", "blocks"), [("infonce", 4), ("hcl", 7), ("supervised", 10), ("bcl", 13)])
+def test_in_batch_scores_that_do_not_fit_are_an_error_of_memory(
+    loss: str, blocks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Micro-batches score fewer users at once, so that ``accumulate=auto`` goes on with more of them."""
+    own = {"alpha": 0.9} if loss == "bcl" else {}
+    params = Params(sampler="in_batch", loss=loss, batch_size=512, **own)
+    one, two = (Recommender(params, replace(RUNTIME, accumulate=parts, steps_per_epoch=1)) for parts in (1, 2))
+    monkeypatch.setattr(data_checks, "free_bytes", lambda: 4 * 512 * 512 * blocks - 1)
+    with pytest.raises(MemoryError, match=f"512 users with 512 items, which needs .* with loss={loss}; "):
+        one.train_epoch(1)
+    two.train_epoch(1)
+    monkeypatch.setattr(data_checks, "free_bytes", lambda: 4 * 512 * 512 * blocks)
+    one.train_epoch(1)
 
 
 def test_the_learning_rate_decays_with_the_epoch() -> None:
