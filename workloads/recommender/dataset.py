@@ -20,7 +20,8 @@ from workloads.sampling.negatives import Unobserved
 from workloads.sampling.pairs import PairSet
 
 VALIDATION_FRACTION = 0.1
-"""Share of each user's training interactions that is held out for validation."""
+"""Share of each user's training interactions that is held out for validation, rounded, and at least one of two or more:
+of sparse data more than a tenth is held out."""
 
 
 class History:

@@ -136,7 +136,8 @@ class Params(WorkloadParams):
     split_seed: int = Field(
         0,
         ge=0,
-        description="Seed of the validation split: 10% of each user's training interactions. Splits by time have none.",
+        description="Seed of the validation split: of each user's training interactions 10%, rounded, and at least one "
+        "of two or more. Splits by time have none.",
     )
     eval_users: int | None = Field(
         None,
