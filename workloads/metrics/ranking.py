@@ -188,7 +188,8 @@ def per_user(
         user with relevant candidates only.
     """
     masked, lists = ranked(scores, excluded, max(ks))
-    return measured(masked, lists, relevant & ~excluded, ks)
+    wanted = relevant & ~excluded
+    return of_lists(*looked_up(masked, lists, wanted), ks) | {"auc": auc(masked, wanted)}
 
 
 def ranked(scores: torch.Tensor, excluded: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -206,13 +207,6 @@ def ranked(scores: torch.Tensor, excluded: torch.Tensor, k: int) -> tuple[torch.
     items = top_k(masked, min(k, scores.shape[1]))
     items = items.masked_fill(masked.gather(1, items) == -torch.inf, -1)
     return masked, torch.nn.functional.pad(items, (0, k - items.shape[1]), value=-1)
-
-
-def measured(
-    masked: torch.Tensor, lists: torch.Tensor, relevant: torch.Tensor, ks: Sequence[int]
-) -> dict[str, torch.Tensor]:
-    """Every metric of :func:`per_user` for the scores and lists of :func:`ranked` and relevant candidates (U, I)."""
-    return of_lists(*looked_up(masked, lists, relevant), ks) | {"auc": auc(masked, relevant)}
 
 
 def looked_up(
