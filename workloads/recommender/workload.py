@@ -241,12 +241,6 @@ class Recommender:
         """Final embeddings of users (U, d) and items (I, d)."""
         return Factors(*torch.split(self.model.embeddings(), [self.data.n_users, self.data.n_items]))
 
-    def _fold_in(self) -> Mapping[str, Any]:
-        """How the served model finds the embedding of an unknown user, if not by the predictor's defaults."""
-        if self.params.backbone != "ials":
-            return {}
-        return {"fold_in": {"alpha": self.params.ials_alpha, "ridge": self.params.ials_lambda}}
-
     @cached_property
     def _validated(self) -> tuple[History, History]:
         """Items of the validation part and of training: of all users, or of a sample of ``eval_users``."""
@@ -346,6 +340,9 @@ class Recommender:
         """What scores come from, what each user has seen (train and validation) and the items' popularity."""
         data = self.data
         some = np.flatnonzero(data.seen.counts)[:3]
+        config: dict[str, Any] = {"dataset": self.params.dataset, "backbone": self.params.backbone}
+        if self.params.backbone == "ials":  # how the embedding of an unknown user is found
+            config["fold_in"] = {"alpha": self.params.ials_alpha, "ridge": self.params.ials_lambda}
         weights = {
             **(self.embeddings()._asdict() if self.baseline is None else self.baseline.served()),
             "seen_indptr": torch.from_numpy(data.seen.indptr),
@@ -357,7 +354,7 @@ class Recommender:
             predictor=Path(__file__).with_name("predictor.py"),
             weights=weights,
             training={"embedding": self.model.embedding} if self.params.backbone == "lightgcn" else {},
-            config={"dataset": self.params.dataset, "backbone": self.params.backbone, **self._fold_in()},
+            config=config,
             example={"user": _names(some, data.user_ids)},
             alternatives={"history": _histories(data.seen, some, data.item_ids)},
             params={"k": 20, "exclude_seen": True, "unknown": "popular"},
