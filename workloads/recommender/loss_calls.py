@@ -31,19 +31,6 @@ class Scores(NamedTuple):
         return torch.cat([self.positive.unsqueeze(1), self.extra], 1)
 
 
-def dcl_loss(
-    positive: torch.Tensor,
-    negatives: torch.Tensor,
-    observed: torch.Tensor,
-    *,
-    positives: int,
-    temperature: float,
-    tau: float,
-) -> torch.Tensor:
-    """DCL with the first ``positives`` of the ``observed`` ones (B, 1 + M), including the positive itself (E-DCL)."""
-    return contrastive.dcl_loss(positive, negatives, observed[:, :positives], temperature=temperature, tau=tau)
-
-
 def hcl_loss(
     positive: torch.Tensor,
     negatives: torch.Tensor,
@@ -52,9 +39,9 @@ def hcl_loss(
     positives: int,
     temperature: float,
     tau: float,
-    beta: float,
+    beta: float = 0,
 ) -> torch.Tensor:
-    """HCL with the first ``positives`` of the ``observed`` ones (B, 1 + M), including the positive itself (E-DCL)."""
+    """HCL, or DCL (β = 0), of the first ``positives`` ones of ``observed`` (B, 1 + M), the own one first (E-DCL)."""
     chosen = observed[:, :positives]
     return contrastive.hcl_loss(positive, negatives, chosen, temperature=temperature, tau=tau, beta=beta)
 

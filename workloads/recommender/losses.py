@@ -75,7 +75,7 @@ LOSSES: dict[str, RecommenderLoss] = {
         draws=("negatives", None), in_batch=True,
     ),
     "dcl": RecommenderLoss(
-        "workloads.recommender.loss_calls:dcl_loss",
+        "workloads.recommender.loss_calls:hcl_loss",
         "thesis 5.6.1.4; DCL of tables 5.2, 6.3; Chuang et al., NeurIPS 2020",
         ("positive", "negatives", "positives"), _DEBIASED, _TAU, draws=_BEYOND_THE_FIRST, in_batch=True,
     ),
