@@ -91,14 +91,16 @@ def adaptive_ranknet_loss(
     return ranknet_loss(s_i, s_j, gap.sign(), sigma * share)
 
 
-def bounded(raw: torch.Tensor, low: float = BOUNDS[0], high: float = BOUNDS[1]) -> torch.Tensor:
-    """A learnable margin or σ: ``low + (high - low) sigmoid(raw)``, of any shape (E-R4, E-R5).
+def bounded(raw: torch.Tensor) -> torch.Tensor:
+    """A learnable margin or σ in :data:`BOUNDS`: ``low + (high - low) sigmoid(raw)``, of any shape (E-R4, E-R5).
 
     Without bounds a hinge's margin is minimised by shrinking it, and σ grows for ever once pairs are in order.
     """
+    low, high = BOUNDS
     return low + (high - low) * torch.sigmoid(raw)
 
 
-def unbounded(value: float, low: float = BOUNDS[0], high: float = BOUNDS[1]) -> torch.Tensor:
+def unbounded(value: float) -> torch.Tensor:
     """The ``raw`` that :func:`bounded` makes ``value`` of, a scalar; ``value`` lies inside the bounds."""
+    low, high = BOUNDS
     return torch.logit(torch.tensor((value - low) / (high - low)))
