@@ -76,12 +76,9 @@ class Calibrator:
         data = self.data
         runtime = self.runtime
         if runtime.holdout:
-            relevant = data.validation
-            excluded = data.train
+            relevant, excluded = data.validation, data.train
         else:
-            nothing = History.of(np.empty((0, 2), np.int32), data.n_users, runtime.device)
-            relevant = data.train
-            excluded = nothing
+            relevant, excluded = data.train, History.of(np.empty((0, 2), np.int32), data.n_users, runtime.device)
         users, items = self.embeddings()
         key = derive(runtime.seed, "auc", epoch)
         return mean_auc(users, items, relevant, excluded, data.unknown, key, runtime.rank, runtime.world_size)

@@ -6,8 +6,8 @@ differentiated by its transpose. Random draws are pure functions of the pass and
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import torch
 from torch.nn import functional
@@ -19,11 +19,8 @@ from workloads.recommender.params import Params
 from workloads.sampling.negatives import random_bits
 from workloads.seeding import derive, generator
 
-
-class Views(Protocol):
-    """Computes the two views of all nodes, (N, d) each: that of the anchors and that of the candidates."""
-
-    def __call__(self, table: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]: ...
+Views: TypeAlias = Callable[[torch.Tensor, Batch], tuple[torch.Tensor, torch.Tensor]]
+"""Function from E^(0) and a batch to two views of all nodes, (N, d) each: the anchors' and the candidates'."""
 
 
 def sgl(params: Params, data: RecommenderData, model: LightGCN) -> Views:
@@ -33,7 +30,7 @@ def sgl(params: Params, data: RecommenderData, model: LightGCN) -> Views:
     """
     assert params.augmentation is not None
     assert params.drop_ratio is not None
-    edges = Edges(model.graph, data.n_users)
+    edges = Edges(model.graph)
     augmentation = params.augmentation
     ratio = params.drop_ratio
     passes: dict[int, list[list[Graph]]] = {}
@@ -120,13 +117,12 @@ def ncl(params: Params, data: RecommenderData, model: LightGCN) -> Views:
 class Edges:
     """The edges of a graph, for subgraphs that share its structure: what is dropped has the weight 0."""
 
-    def __init__(self, graph: Graph, n_users: int) -> None:
+    def __init__(self, graph: Graph) -> None:
         """``graph``: its rows are the users' first, then the items'."""
         device = graph.indices.device
         nodes = len(graph.indptr) - 1
         size = len(graph.indices)
         self.graph = graph
-        self.n_users = n_users
         self.rows = torch.repeat_interleave(
             torch.arange(nodes, device=device), graph.indptr.diff().long(), output_size=size
         )

@@ -111,7 +111,7 @@ def test_a_subgraph_is_symmetric_and_whole_at_ratio_0() -> None:
     users = torch.tensor([0, 0, 1, 2, 2])
     items = torch.tensor([3, 4, 3, 4, 5])
     graph = normalised_graph(users, items, 6)
-    edges = graph_views.Edges(graph, 3)
+    edges = graph_views.Edges(graph)
     torch.testing.assert_close(edges.subgraph(edges.without_edges(1, 0.0)).weights, graph.weights)
     for keep in (edges.without_edges, edges.without_nodes):
         matrices = [dense(edges.subgraph(keep(key, 0.5))) for key in range(20)]
