@@ -34,10 +34,10 @@ def pool(hidden: torch.Tensor, offsets: torch.Tensor, pooling: Pooling) -> torch
 
 
 def cosine(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Cosine (n,) of each row of ``a`` with the same row of ``b``, (n, d) each; 0 if one is zero (E-S4)."""
-    return functional.cosine_similarity(a, b, eps=NORM_FLOOR)
+    """Cosine (...) of each row of ``a`` with the same row of ``b``, (..., d) each; 0 if one is zero (E-S4)."""
+    return functional.cosine_similarity(a, b, dim=-1, eps=NORM_FLOOR)
 
 
 def normalised(rows: torch.Tensor) -> torch.Tensor:
-    """Normalise rows (n, d) to length one, so that inner products are cosines. Zero rows stay zero."""
-    return functional.normalize(rows, eps=NORM_FLOOR)
+    """Normalise rows (..., d) to length one, so that inner products are cosines. Zero rows stay zero."""
+    return functional.normalize(rows, dim=-1, eps=NORM_FLOOR)
