@@ -241,7 +241,8 @@ class TextRanker:
         tokenizer = self.sequence_builder.tokenizer.definition
         check_tokenizer(tokenizer, config.get("tokenizer"), self.params.encoder)
         own = {name: value for name, value in self.model.state_dict().items() if name == "raw"}
-        copy_weights(self.model, {**own, **{name: weights[name] for name in weights if own or name != "raw"}})
+        other = "abstention." if own else ("abstention.", "raw")
+        copy_weights(self.model, {**own, **{n: value for n, value in weights.items() if not n.startswith(other)}})
         self._scores.clear()
         self.choose_weight()
 

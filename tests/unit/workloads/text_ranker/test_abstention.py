@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -84,3 +85,13 @@ def test_a_refit_holds_out_the_same_queries_and_trusts_no_loss_of_its_validation
     np.testing.assert_array_equal(second.queries.train, both)
     assert "abstention.validation_losses" in selected.servable().weights
     assert "abstention.validation_losses" not in refitted.servable().weights
+
+
+@pytest.mark.parametrize("settings", [{"scoring": "bi"}, {"scoring": "cross", "loss": "margin", "learnable": True}])
+def test_a_run_starts_from_a_ranker_that_abstains(settings: dict[str, Any]) -> None:
+    donor = TextRanker(Params(**{**SMALL, **settings}), HELD).servable()
+    assert any(name.startswith("abstention.") for name in donor.weights)
+    ranker = TextRanker(Params(**{**SMALL, **settings}), replace(HELD, seed=HELD.seed + 1))
+    ranker.load_weights({**donor.weights, **donor.training}, donor.config)
+    for name, value in ranker.model.state_dict().items():
+        torch.testing.assert_close(value, {**donor.weights, **donor.training}[name], rtol=0, atol=0)
