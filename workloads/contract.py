@@ -46,7 +46,7 @@ RESERVED = (
 MEMBERS = ("Params", "objective", "train_epoch", "evaluate", "state_dict", "load_state_dict", "servable")
 """Attributes and methods that a workload's class must have."""
 
-LIMITS = ("workers", "accumulate", "steps_per_epoch", "log_every", "refit", "units", "lr")
+LIMITS = ("workers", "accumulate", "steps_per_epoch", "log_every", "refit", "patience", "units", "lr")
 """Names that :class:`Limited` may have."""
 
 
@@ -298,10 +298,11 @@ class Initialisable(Protocol):
 class Limited(Protocol):
     """An optional declaration of a workload: what of the engine it cannot do, such as one made from another trainer.
 
-    ``limits`` has the reasons by name. ``workers``, ``accumulate``, ``steps_per_epoch``, ``log_every`` and ``refit``
-    are settings, which are refused before anything starts. ``units``: evaluations have no rows of single units.
-    ``lr``: a restored state brings its own learning rate. Other names are an error. The conformance suite skips what is
-    declared, with the reason. Params whose values rule out a setting declare it in a property ``limits`` of theirs.
+    ``limits`` has the reasons by name. ``workers``, ``accumulate``, ``steps_per_epoch``, ``log_every``, ``refit``
+    and ``patience`` are settings, which are refused before anything starts. ``units``: evaluations have no rows of
+    single units. ``lr``: a restored state brings its own learning rate. Other names are an error. The conformance suite
+    skips what is declared, with the reason. Params whose values rule out a setting declare it in a property ``limits``
+    of theirs.
     """
 
     limits: Mapping[str, str]

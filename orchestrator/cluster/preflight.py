@@ -168,6 +168,7 @@ def limits(workload: str, params: Mapping[str, Any], resources: Resources, plan:
         "accumulate": plan.accumulate != 1,
         "steps_per_epoch": plan.steps_per_epoch is not None,
         "refit": bool(plan.refit),
+        "patience": plan.patience > 0,
     }
     for name in declared.keys() & {name for name, is_requested in requested.items() if is_requested}:
         value = resources.workers if name == "workers" else getattr(plan, name)

@@ -62,6 +62,7 @@ class Lifelong:
 
     Params: ClassVar[type[LifelongParams]] = LifelongParams
     objective: Objective = Objective("average_mrr_at_10", "max")
+    limits: ClassVar[Mapping[str, str]] = {"patience": "its metrics change at the end of a session only"}
 
     def __init__(self, params: LifelongParams, runtime: Runtime) -> None:
         """Build on ``runtime.device``. The prepared data is cached in the process.

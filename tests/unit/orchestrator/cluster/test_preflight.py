@@ -493,3 +493,9 @@ def test_a_deleted_experiment_is_refused_before_training(tmp_path: Path) -> None
         words = "The experiment 'recommender'", "was deleted", "restore --experiment-id 7"
         begin = lambda: preflight.services(settings, Resources(), ray=False, workload="recommender")  # noqa: E731
         refused(begin, *words, code=UNAVAILABLE)
+
+
+def test_patience_is_refused_where_metrics_change_at_the_end_of_a_session_only() -> None:
+    with pytest.raises(UserError, match=r"metrics change at the end of a session only.*got patience=2"):
+        preflight.limits("lifelong", {}, Resources(), Plan(epochs=10, patience=2))
+    preflight.limits("lifelong", {}, Resources(), Plan(epochs=10))

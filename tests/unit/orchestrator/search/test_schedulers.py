@@ -112,6 +112,17 @@ def test_hyperbands_brackets_are_those_of_every_sweep_of_this_seed(tmp_path: Pat
     assert told(tmp_path / "c", restarts=True) == whole
 
 
+@pytest.mark.parametrize("scheduler", ["asha", "hyperband", "median", "racing"])
+def test_no_trial_is_stopped_where_all_values_are_equal(scheduler: str, tmp_path: Path) -> None:
+    """Such as the zeros of the workload lifelong before the end of session 0."""
+    decide_at = rungs(27, scheduler)
+    running = study(tmp_path, decide_at=decide_at, trials=9, scheduler=scheduler)
+    for _ in range(9):
+        number = begin(running).number
+        assert [at_rung(running, number, epoch, 0.0) for epoch in decide_at] == ["go on"] * len(decide_at)
+        complete(running, number, 0.0)
+
+
 def test_between_rungs_nobody_is_stopped(tmp_path: Path) -> None:
     running = study(tmp_path, decide_at=(3,))
     for value in (0.1, 0.2, 0.3):
