@@ -168,6 +168,7 @@ def _queries(data: Retrieval, name: str, model: Model) -> NDArray[np.int64]:
     """The source's own test queries. Without them, those that the model did not train on; of another collection all."""
     import numpy as np
 
+    from workloads.data import datasets as catalogue
     from workloads.data.retrieval.types import PARTS, split_queries
 
     tested = np.flatnonzero(data.answered & (data.parts == PARTS.index("test")))
@@ -175,6 +176,13 @@ def _queries(data: Retrieval, name: str, model: Model) -> NDArray[np.int64]:
         return tested
     params = model.parameters
     if params.get("dataset") == name:
+        trained = model.version.tags.get("orchestrator.data_fingerprint", "none")
+        if trained != "none" and trained != catalogue.fingerprint(name, model.settings.data):
+            raise UserError(
+                f"{model.version.name} was trained on another state of {name}, or by a version of the program that "
+                "splits it differently, so the queries that it was trained on are not known", got="no test part",
+                fix="Give the collection a test part of its own, or train again",
+            )  # fmt: skip
         shares = {part: params[f"split_{part}"] for part in ("validation", "test") if params.get(f"split_{part}")}
         return split_queries(data, seed=params.get("split_seed", 0), **shares).test
     return np.flatnonzero(data.answered)

@@ -59,6 +59,7 @@ class Source:
 
     id: str
     spec: ExperimentSpec
+    run: Path
     checkpoint: Path
     epoch: int
     digest: str
@@ -94,7 +95,7 @@ def source(settings: Settings, reference: str) -> Source:
     if folder.has_live_driver():
         raise UserError(f"{folder.id} is still running", got=reference, fix="Wait for its end, or stop it")
     kept, digest = _selection(folder)
-    origin = Source(folder.id, _spec(folder), kept[0], kept[1], digest)
+    origin = Source(folder.id, _spec(folder), folder.path, kept[0], kept[1], digest)
     if recorded and f"{folder.id}@{recorded}" != origin.origin:
         raise UserError(f"The state of {folder.id} is not the recorded one", got=origin.origin, allowed=reference)
     return origin
@@ -137,6 +138,9 @@ def prepare(folder: Path, spec: ExperimentSpec | SweepSpec, settings: Settings) 
         origin = source(settings, spec.origin)
         same = isinstance(spec, ExperimentSpec) and spec.plan.objective == origin.spec.plan.objective
         checkpoint.write(folder / FOLDER / _STATE, _forked(checkpoint.read(origin.checkpoint), best=same))
+        if (noted := origin.run / FOLDER / _DATASET / _EXPECTED).exists():  # which record_data compares with
+            (folder / FOLDER / _DATASET).mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(noted, folder / FOLDER / _DATASET / _EXPECTED)
 
 
 def record_data(
@@ -144,13 +148,22 @@ def record_data(
 ) -> None:
     """Note in the run's ``folder`` which bytes of its dataset the driver has, or None, and whether it has read them.
 
-    ``data`` is the data root; ``elsewhere`` is as for :func:`preflight.dataset`. Raises UserError (exit 3).
+    ``data`` is the data root; ``elsewhere`` is as for :func:`preflight.dataset`. Raises UserError (exit 3 where nothing
+    can be written) if the run, or the one that it goes on from, began with others.
     """
+    file = folder / FOLDER / _DATASET / _EXPECTED
+    before = json.loads(file.read_text()) if file.exists() else {}
+    if fingerprint and fingerprint != before.get("fingerprint", fingerprint) and before["dataset"] == params["dataset"]:
+        raise UserError(
+            f"The dataset {params['dataset']}, or how this version of the program reads it, is not the one that "
+            "training began with", got=f"fingerprint {fingerprint[:12]}", allowed=before["fingerprint"][:12],
+            fix="Restore its files, or start a new run",
+        )  # fmt: skip
     read = preflight.is_read_here(params, data, elsewhere=elsewhere)
     with disk.writing(folder):
-        (folder / FOLDER / _DATASET).mkdir(parents=True, exist_ok=True)
+        file.parent.mkdir(parents=True, exist_ok=True)
         noted = {"dataset": params.get("dataset"), "fingerprint": fingerprint, "read": read}
-        disk.write_json(folder / FOLDER / _DATASET / _EXPECTED, noted | {"node": socket.gethostname()})
+        disk.write_json(file, noted | {"node": socket.gethostname()})
 
 
 def check_data(spec: ExperimentSpec, data: Path, folder: Path) -> None:

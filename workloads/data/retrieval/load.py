@@ -57,7 +57,8 @@ def _write(path: Path, data: Retrieval) -> None:
         "judgements": pa.array(data.judgements.ravel()),
         "parts": pa.array(data.parts),
     }
-    write_lists(path, columns, {"unknown": list(data.unknown), "n_unknown": data.n_unknown})
+    meta = {"unknown": list(data.unknown), "n_unknown": data.n_unknown, **({"own": True} if data.own else {})}
+    write_lists(path, columns, meta)
 
 
 def _read(path: Path) -> Retrieval | None:

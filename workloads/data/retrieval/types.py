@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from workloads.data.normal_text import normal_text
+from workloads.seeding import derive
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,7 +29,7 @@ class Retrieval:
     Arrow arrays of text, mapped from the cache. ``judgements`` (n, 3) int32 has rows [query, document, grade] ordered
     by query, then document; grade 0 is judged not relevant, a pair without a row is not judged. ``parts`` (Q,) int8 is
     the index in :data:`PARTS`. ``unknown`` lists the first of the ``n_unknown`` judgements that were removed because
-    their document or query is unknown.
+    their document or query is unknown. ``own``: whether it is a user's, and not of the catalogue.
     """
 
     doc_ids: Any
@@ -39,6 +40,7 @@ class Retrieval:
     parts: NDArray[np.int8]
     unknown: Sequence[str] = ()
     n_unknown: int = 0
+    own: bool = False
 
     def __post_init__(self) -> None:
         for array in (self.judgements, self.parts):
@@ -161,7 +163,9 @@ def split_queries(data: Retrieval, *, seed: int, validation: float = 0.2, test: 
         raise ValueError(f"shares of queries lie in (0, 1), got validation={validation} and test={test}")
     relevant = data.answered
     own = [np.flatnonzero(relevant & (data.parts == part)) for part in range(len(PARTS))]
-    order = np.argsort(np.random.PCG64(seed).random_raw(len(relevant)), kind="stable")
+    # PCG64(seed) also orders documents into sessions, and query i of a user's collection may belong to document i.
+    bits = np.random.PCG64(derive(seed, "queries") if data.own else seed)
+    order = np.argsort(bits.random_raw(len(relevant)), kind="stable")
     position = np.empty(len(order), np.int64)
     position[order] = np.arange(len(order))  # position of each query in the seeded order
     np.minimum.at(position, data.family, position)

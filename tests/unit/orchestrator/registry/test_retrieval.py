@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from orchestrator.config import workload_loader
-from orchestrator.registry import versions
+from orchestrator.registry import retrieval, versions
 from orchestrator.registry.export.model import Model
 from orchestrator.registry.retrieval import check_candidates, evaluate, rank_collection
 from orchestrator.registry.versions import Version
@@ -29,6 +29,7 @@ from tests.support.registered import register
 from tests.support.stores import copy_store
 from tests.unit.workloads.lifelong.test_conformance import SMALL as SMALL_LIFELONG
 from workloads.contract import Runtime
+from workloads.data import fingerprint
 from workloads.data.retrieval.load import load_retrieval
 from workloads.data.retrieval.runs import read_run
 from workloads.data.retrieval.types import split_queries
@@ -195,6 +196,22 @@ def test_without_a_test_part_no_query_of_training_is_ranked(model: Any, tmp_path
     table = pd.read_parquet(tmp_path / "own" / "run.parquet")
     numbers = {name: number for number, name in enumerate(data.query_ids.to_pylist())}
     assert {numbers[name] for name in table["query"]} <= set(split_queries(data, seed=0).test.tolist())
+
+
+def test_a_model_of_another_split_is_not_evaluated_on_drawn_queries(
+    model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its training queries would be among them."""
+    data = load_retrieval("synthetic-retrieval", Path())
+    whole = replace(data, parts=np.zeros_like(data.parts))
+    monkeypatch.setattr(retrieval, "load_collection", lambda *of: whole)
+    vera = model("vera")
+    tags = {**vera.version.tags, "orchestrator.data_fingerprint": fingerprint("synthetic-retrieval", Path())}
+    same = replace(vera, version=replace(vera.version, tags=tags))
+    rank_collection(same, "synthetic-retrieval", tmp_path / "same", 20)
+    tags["orchestrator.data_fingerprint"] = "another"
+    message = "vera/1 was trained on another state of synthetic-retrieval"
+    refused(lambda: rank_collection(same, "synthetic-retrieval", tmp_path / "other", 20), message)
 
 
 def test_a_version_without_a_record_is_not_evaluated(

@@ -132,6 +132,33 @@ def test_a_node_with_other_bytes_of_the_dataset_is_named(
     start_point.check_data(spec, tmp_path, folder)
 
 
+def test_a_run_goes_on_with_the_dataset_that_it_began_with(
+    own: tuple[Path, ExperimentSpec, str], tmp_path: Path
+) -> None:
+    files, spec, content = own
+    folder = tmp_path / "storage" / "run"
+    folder.mkdir(parents=True)
+    for _ in range(2):
+        start_point.record_data(folder, spec.params, content, tmp_path)
+    (files / "test.csv").write_text("user,item\n1,5\n")
+    changed = fingerprint(str(files), tmp_path)
+    refused(
+        lambda: start_point.record_data(folder, spec.params, changed, tmp_path),
+        f"The dataset {files}, or how this version of the program reads it", changed[:12], content[:12],
+    )  # fmt: skip
+
+
+def test_a_run_that_goes_on_from_another_keeps_its_dataset(run: Run, tmp_path: Path) -> None:
+    first = run(epochs=2, refit=False, name="first")
+    noted = first.folder / "start" / "data" / "fingerprint.json"
+    noted.write_text(json.dumps({**json.loads(noted.read_text()), "fingerprint": "0" * 64}))
+    settings = resolve({})
+    origin = start_point.source(settings, "first").origin
+    spec = ExperimentSpec(workload="toy", params={}, plan=Plan(epochs=3), origin=origin)
+    start_point.prepare(tmp_path / "second", spec, settings)
+    assert (tmp_path / "second/start/data/fingerprint.json").read_text() == noted.read_text()
+
+
 def test_a_node_checks_what_the_driver_has_not_read(
     own: tuple[Path, ExperimentSpec, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -262,6 +263,17 @@ def test_real_collections(name: str, counts: tuple[int, int, int], grades: int) 
     assert (len(data.docs), len(data.queries), len(data.judgements)) == counts
     assert data.judgements[:, 2].max() == grades
     assert data.n_unknown == 0
+
+
+def test_parts_of_an_own_collection_have_a_stream_of_their_own(beir: Callable[..., Path]) -> None:
+    """Those of the catalogue keep theirs, by which results are stored."""
+    queries = [{"_id": f"q{number}", "text": f"text {number}"} for number in range(60)]
+    data = load(beir(queries=queries, qrels=";".join(f"q{number}\td1\t1" for number in range(60))))
+    assert data.own
+    assert not load_retrieval("synthetic-retrieval", Path()).own
+    order = np.argsort(np.random.PCG64(3).random_raw(60), kind="stable")
+    assert split_queries(replace(data, own=False), seed=3).test.tolist() == sorted(order[:30].tolist())
+    assert len(np.intersect1d(split_queries(data, seed=3).test, order[:30])) < 25
 
 
 def test_queries_with_one_text_are_in_one_part() -> None:
