@@ -53,8 +53,9 @@ def collection(name: str, root: Path, seed: int, tokenizer: Tokenizer, encoder: 
     """
     data = load_retrieval(name, root, "skip")
     calibrating, placing = calibration_queries(name, root, seed)
-    vectors = normalised(encode(encoder, tokenizer(data.docs.to_pylist())))
-    sides = [_searched(data, own, tokenizer, encoder, vectors) for own in (calibrating, placing)]
+    with encoder.in_fp32():
+        vectors = normalised(encode(encoder, tokenizer(data.docs.to_pylist())))
+        sides = [_searched(data, own, tokenizer, encoder, vectors) for own in (calibrating, placing)]
     share = len(calibrating) / (len(calibrating) + len(placing))
     table = abstention_table(*sides, share=share, plain=_PLAIN)
     return Collection(vectors, bytes_of(json.dumps(data.doc_ids.to_pylist())), table)

@@ -66,6 +66,16 @@ class TextEncoder(nn.Module):
         if self.packs:
             model.set_attn_implementation(ATTENTION)
 
+    @contextmanager
+    def in_fp32(self) -> Iterator[None]:
+        """Compute in float32 in the block, as the registered model does: for vectors and scores that it comes with."""
+        before = self.precision
+        self.precision = "fp32"
+        try:
+            yield
+        finally:
+            self.precision = before
+
     def forward(self, batch: Packed) -> torch.Tensor:
         """One vector per text, (n, dim) float32, in the order of the packed rows.
 

@@ -378,7 +378,8 @@ class Lifelong:
     @torch.no_grad()
     def _searched(self, queries: NDArray[np.int64]) -> Systems:
         """The first documents of the index for some queries, by this rank alone."""
-        vectors = normalised(encode(self.query_encoder, self.tokens.take(len(self.data.data.docs) + queries)))
+        with self.query_encoder.in_fp32():
+            vectors = normalised(encode(self.query_encoder, self.tokens.take(len(self.data.data.docs) + queries)))
         return searched(self.data, queries, vectors, self.index)
 
     def _load(self) -> tuple[Tokenizer, TextEncoder]:

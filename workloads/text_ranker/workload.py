@@ -258,5 +258,6 @@ class TextRanker:
     def _systems(self, queries: NDArray[np.int64]) -> Systems:
         """The model's ranking of the candidates of some queries and the interpolated one, by this rank alone."""
         lists = self.data.lists(queries, self.params.eval_candidates)
-        scores, _ = self._scored(lists, np.arange(len(queries)), torch.Tensor.clone)
+        with self.model.encoder.in_fp32():
+            scores, _ = self._scored(lists, np.arange(len(queries)), torch.Tensor.clone)
         return systems(lists, scores.cpu(), self.bm25_weight)

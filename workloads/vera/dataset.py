@@ -97,6 +97,17 @@ class VeraData:
         queries, texts = (normalised(encode(encoder, side)) for side in self.tokens)
         return replace(self, queries=queries, texts=texts)
 
+    def in_fp32(self, name: str, trained: TextEncoder | None) -> VeraData:
+        """With vectors in float32, which the registered model computes. ``name``: of the frozen encoder."""
+        encoder = self.encoder if trained is None else trained
+        if encoder.precision == "fp32":
+            return self
+        with encoder.in_fp32():
+            if trained is not None:
+                return self.embedded(trained)
+            queries, texts = _vectors(name, self.tokenizer, encoder, self.pool, self.queries.device)
+            return replace(self, queries=queries, texts=texts)
+
     def vectors(self, block: Block, encoder: TextEncoder | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """Vectors of a block's queries (B, d) and texts (U, d): those kept here, or new ones by ``encoder``."""
         if encoder is None:
@@ -199,12 +210,17 @@ def _prepare(
             raise ValueError(f"dataset {params.dataset!r} has no query for the {name} part")
     vocabulary = [*pool.texts, *(pool.queries[query] for query in parts.train.tolist())]
     tokenizer, encoder = load_frozen(params.encoder, params.max_length, vocabulary, seed, precision)
-    pools = [
-        normalised(embed_texts(params.encoder, tokenizer, encoder, side, device)) for side in (pool.queries, pool.texts)
-    ]
-    rest = [torch.from_numpy(np.ascontiguousarray(side)) for side in (pool.codes, pool.numbers)]
-    sides = (side.to(device) for side in (*pools, *rest))
+    rest = (torch.from_numpy(np.ascontiguousarray(side)).to(device) for side in (pool.codes, pool.numbers))
+    sides = (*_vectors(params.encoder, tokenizer, encoder, pool, device), *rest)
     return VeraData(pool, parts, tokenizer, encoder, *sides, abstention=abstention[pool.lengths[abstention] > 0])
+
+
+def _vectors(
+    name: str, tokenizer: Tokenizer, encoder: TextEncoder, pool: Pool, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Unit vectors of all queries and texts by a frozen encoder, on ``device``."""
+    queries, texts = (embed_texts(name, tokenizer, encoder, side, device) for side in (pool.queries, pool.texts))
+    return normalised(queries).to(device), normalised(texts).to(device)
 
 
 def _graph(params: Params, root: Path) -> tuple[Pool, Queries]:

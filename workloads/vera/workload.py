@@ -275,8 +275,9 @@ class Vera:
         table = None
         if self.runtime.abstention_part:
             alone = replace(self.runtime, rank=0, world_size=1)  # other ranks do not take part
+            data = self.data.in_fp32(self.params.encoder, self.model.backbone.encoder)
             part, validation = (
-                scored(rank(self.model, self.data, queries, self.params, alone), self.data, queries)
+                scored(rank(self.model, data, queries, self.params, alone), data, queries)
                 for queries in (self.data.abstention, self.data.parts.validation)
             )
             table = abstention_table(part, validation, self.params, self.choice.k, self.runtime.abstention_part)
