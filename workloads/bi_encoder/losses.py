@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from workloads.conditional_params import ConditionalParams
-from workloads.encoders.sources import TINY
+from workloads.encoders.sources import TINY, pooling_of
 from workloads.loss_table import Loss
 
 
@@ -120,5 +120,8 @@ better than the 2e-5 of the design note (6.6)."""
 CONDITIONAL = ConditionalParams(
     lambda: {("loss", name): row.params for name, row in LOSSES.items()},
     {"loss": "mse"},
-    {"lr": lambda values: SCRATCH_LR if values.get("encoder", "tiny") == "tiny" else PRETRAINED_LR},
+    {
+        "lr": lambda values: SCRATCH_LR if values.get("encoder", "tiny") == "tiny" else PRETRAINED_LR,
+        "pooling": pooling_of,
+    },
 )

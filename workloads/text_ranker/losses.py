@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from workloads.conditional_params import ConditionalParams, Rules
+from workloads.encoders.sources import pooling_of
 from workloads.loss_table import Loss
 
 _PAIR = ("s_i", "s_j", "preference", "scale")
@@ -70,7 +71,7 @@ def _rules() -> Rules:
     return {
         **losses,
         ("scoring", "cross"): {"pooling": "cls"},
-        ("scoring", "bi"): {"pooling": "mean", "temperature": 0.05},
+        ("scoring", "bi"): {"pooling": pooling_of, "temperature": 0.05},
         ("long_documents", "best_passage"): {"passage_words": 100, "passage_stride": 50, "passages": 8},
     }
 

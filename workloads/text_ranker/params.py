@@ -54,7 +54,9 @@ class Params(RetrievalParams):
         description="cross: query and document in one sequence, a linear score (note); bi: cosine of two vectors.",
     )
     pooling: Literal["cls", "mean", "max"] | None = Field(
-        None, description="How token vectors become one vector (note: the first token's; bi: the mean)."
+        None,
+        description="How token vectors become one vector (note: the first token's; bi: as saved with the encoder, "
+        "else the mean).",
     )
     temperature: float | None = Field(
         None, gt=0, le=10, description="Of scoring=bi: divides the cosine (0.05: Sentence-BERT's scale of 20)."

@@ -1,0 +1,74 @@
+"""The default of pooling= is what sentence-transformers has saved with an encoder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from workloads.bi_encoder.params import Params as BiEncoder
+from workloads.encoders import sources
+from workloads.lifelong.params import Params as Lifelong
+from workloads.text_ranker.params import Params as TextRanker
+
+
+def saved(folder: Path, config: Any) -> str:
+    """An encoder's folder with a configuration of pooling; its other files are empty."""
+    (folder / "1_Pooling").mkdir(parents=True)
+    (folder / "1_Pooling/config.json").write_text(json.dumps(config))
+    for name in ("config.json", "tokenizer.json", "model.safetensors"):
+        (folder / name).touch()
+    return str(folder)
+
+
+OLD = {f"pooling_mode_{mode}": False for mode in ("cls_token", "mean_tokens", "max_tokens", "lasttoken")}
+
+
+@pytest.mark.parametrize("config", [{"pooling_mode": "cls"}, {**OLD, "pooling_mode_cls_token": True}])
+@pytest.mark.parametrize(("params", "settings"), [(BiEncoder, {}), (Lifelong, {}), (TextRanker, {"scoring": "bi"})])
+def test_the_saved_pooling_is_the_default(params: Any, settings: dict[str, Any], config: Any, tmp_path: Path) -> None:
+    encoder = saved(tmp_path / "model", config)
+    found: BaseModel = params(encoder=encoder, **settings)
+    assert found.model_dump()["pooling"] == "cls"
+    assert params(encoder=encoder, pooling="mean", **settings).pooling == "mean"
+    assert params(**settings).pooling == "mean"
+    (tmp_path / "model/1_Pooling/config.json").unlink()
+    assert params(encoder=encoder, **settings).pooling == "mean"
+
+
+@pytest.mark.parametrize(
+    ("config", "got"),
+    [
+        ({"pooling_mode": "lasttoken"}, "got lasttoken"),
+        ({**OLD, "pooling_mode_lasttoken": True}, "got pooling_mode_lasttoken"),
+        ({**OLD, "pooling_mode_cls_token": True, "pooling_mode_max_tokens": True}, "got cls and max"),
+        ([], "pooling cannot be read"),
+    ],
+)
+def test_a_pooling_that_there_is_none_of_is_refused(config: Any, got: str, tmp_path: Path) -> None:
+    encoder = saved(tmp_path / "model", config)
+    with pytest.raises(ValidationError, match=got):
+        BiEncoder(encoder=encoder)
+    assert BiEncoder(encoder=encoder, pooling="cls").pooling == "cls"
+
+
+def test_a_model_of_the_hub_has_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved(tmp_path / "model", {"pooling_mode": "max"})
+    asked = []
+
+    def download(name: str, file: str, **_: Any) -> str:
+        asked.append(name)
+        return str(tmp_path / "model" / file)
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+    sources._pooling_on_hub.cache_clear()
+    assert [sources.pooling_of({"encoder": "some/model"}) for _ in range(2)] == ["max", "max"]
+    assert asked == ["some/model"]
+    assert sources.pooling_of({"encoder": "bert-base"}) == "mean"
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda *_, **__: 1 / 0)
+    sources._pooling_on_hub.cache_clear()
+    assert sources.pooling_of({"encoder": "other/model"}) == "mean"
+    sources._pooling_on_hub.cache_clear()
