@@ -24,6 +24,7 @@ from workloads.contract import Objective, Split
 
 OPTIMIZER = "optimizer"
 SCHEDULER = "scheduler"
+SCALER = "scaler"
 STATE = "trainer_state"
 """Parts of the state next to the weights."""
 
@@ -93,8 +94,7 @@ def _train(build: Callable[..., Any], params: BaseModel, ctx: Context) -> Genera
 
             def on_train_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
                 if ctx.state and STATE in ctx.state:
-                    trainer.optimizer.load_state_dict(ctx.state[OPTIMIZER])
-                    trainer.lr_scheduler.load_state_dict(ctx.state[SCHEDULER])
+                    _restore(trainer, ctx.state)
 
             def on_epoch_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
                 if round(float(state.epoch or 0)) >= first:
@@ -155,12 +155,21 @@ def _prepared(trainer: Any, ctx: Context) -> Any:
 
 def _state(trainer: Any) -> dict[str, Any]:
     progress = json.loads(json.dumps({**vars(trainer.state), "log_history": [], "stateful_callbacks": {}}, default=str))
+    scaler = trainer.accelerator.scaler  # of fp16
     return {
         MODEL: trainer.model.state_dict(),
         OPTIMIZER: trainer.optimizer.state_dict(),
         SCHEDULER: trainer.lr_scheduler.state_dict(),
         STATE: progress,
+        **({} if scaler is None else {SCALER: scaler.state_dict()}),
     }
+
+
+def _restore(trainer: Any, state: Mapping[str, Any]) -> None:
+    trainer.optimizer.load_state_dict(state[OPTIMIZER])
+    trainer.lr_scheduler.load_state_dict(state[SCHEDULER])
+    if SCALER in state:
+        trainer.accelerator.scaler.load_state_dict(state[SCALER])
 
 
 def _checkpoint(trainer: Any, ctx: Context, folder: Path) -> str | None:
