@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from workloads.data.errors import DataError, line_error
-from workloads.data.files import lines, opened, plain_or_gz
+from workloads.data.files import lines, plain_or_gz
 from workloads.data.retrieval.beir import CORPUS, read_texts
 from workloads.data.retrieval.judged import Row, judgement_files, read_judgements
 from workloads.data.source import Dataset, SourceFile
@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 TOPICS = ("topics.tsv", "topics.trec")
 
 _NUMBER = re.compile(r"<num>\s*(?:Number:)?\s*(\S+?)\s*(?=<|$)", re.IGNORECASE | re.MULTILINE)
-_TITLE = re.compile(r"<title>\s*(?:Topic:)?\s*(.*?)\s*(?=<|\Z)", re.IGNORECASE | re.DOTALL)
+_TITLE = re.compile(
+    r"<title>\s*(?:Topic:)?\s*(.*?)(?=\s*</?(?:desc|narr|num|title|top)\b|\s*\Z)", re.IGNORECASE | re.DOTALL
+)
 
 
 def is_trec(folder: Path) -> bool:
@@ -67,8 +69,8 @@ def _table(file: Path) -> tuple[list[str], list[str]]:
 
 
 def _marked(file: Path) -> tuple[list[str], list[str]]:
-    with opened(file) as stream:
-        content = stream.read().decode("utf-8", errors="replace")
+    rows = dict(lines(file))
+    content = "\n".join(rows.get(number, "") for number in range(1, max(rows, default=0) + 1))
     texts: dict[str, str] = {}
     before, *blocks = re.split(r"<top>", content, flags=re.IGNORECASE)
     number = before.count("\n") + 1

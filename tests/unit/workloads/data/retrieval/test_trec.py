@@ -65,6 +65,17 @@ def test_marked_topics_and_judgements_of_parts(folder: Path) -> None:
     assert [PARTS[part] for part in data.parts] == ["train", "test"]
 
 
+def test_a_title_ends_at_the_next_element_only(folder: Path) -> None:
+    (folder / "topics.tsv").unlink()
+    (folder / "topics.trec").write_text(
+        "<top>\n<num> 301\n<title> risk <5% or a<b \n\n<narr> more\n</top>\n<top><num>302<title>last one\n</top>"
+    )
+    assert load(folder).queries.to_pylist() == ["risk <5% or a<b", "last one"]
+    (folder / "topics.trec").write_bytes(b"<top>\n<num> 301\n\n<title> caf\xe9\n</top>\n")
+    with pytest.raises(DataError, match=r"line 4: the text is not UTF-8"):
+        load(folder)
+
+
 @pytest.mark.parametrize(
     ("file", "text", "message", "line"),
     [
