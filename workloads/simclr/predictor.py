@@ -92,9 +92,13 @@ class Predictor:
         """Features (b, d) of images, the first of which is row ``first`` of the input."""
         pixels = np.stack([_pixels(image, row, self.size) for row, image in enumerate(images, first)])
         inputs = torch.from_numpy(pixels).to(self.device).permute(0, 3, 1, 2).float().div_(255)
-        features: torch.Tensor = self.encoder(
-            inputs.sub_(self.mean).div_(self.std).contiguous(memory_format=torch.channels_last)
-        )
+        inputs = inputs.sub_(self.mean).div_(self.std).contiguous(memory_format=torch.channels_last)
+        allowed = torch.backends.cudnn.allow_tf32
+        torch.backends.cudnn.allow_tf32 = False  # as in evaluation; PyTorch's default is TF32
+        try:
+            features: torch.Tensor = self.encoder(inputs)
+        finally:
+            torch.backends.cudnn.allow_tf32 = allowed
         return features
 
 

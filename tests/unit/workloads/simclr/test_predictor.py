@@ -108,6 +108,21 @@ def test_a_file_is_read_as_in_training(picture: Image.Image) -> None:
     assert np.array_equal(predictor._pixels(content, 0, 16), expected)
 
 
+def test_images_are_encoded_in_full_float32(served: Predictor, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bool] = []
+    forward = served.encoder.forward
+
+    def watched(images: torch.Tensor) -> torch.Tensor:
+        seen.append(torch.backends.cudnn.allow_tf32)
+        return forward(images)
+
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    monkeypatch.setattr(served.encoder, "forward", watched)
+    served.predict(pd.DataFrame({"image": [np.zeros((32, 32, 3), np.uint8)]}))
+    assert seen == [False]
+    assert torch.backends.cudnn.allow_tf32
+
+
 def test_embeddings_of_length_one(served: Predictor) -> None:
     images = pd.DataFrame({"image": [_encoded(_picture()), _encoded(_picture(20, 20))]}, index=[7, 3])
     plain, unit = served.predict(images), served.predict(images, unit_length=True)
