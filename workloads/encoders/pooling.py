@@ -29,8 +29,20 @@ def pool(hidden: torch.Tensor, offsets: torch.Tensor, pooling: Pooling) -> torch
     if pooling == "cls" and len(hidden):
         first = hidden.index_select(0, starts.clamp_max(max(len(hidden) - 1, 0)))
         return first.masked_fill((lengths == 0).unsqueeze(1), 0)
+    if pooling == "max" and len(hidden) and torch.are_deterministic_algorithms_enabled():
+        return _deterministic_max(hidden, starts, lengths)
     rows = torch.arange(len(hidden), device=hidden.device)
     return functional.embedding_bag(rows, hidden, starts, mode="mean" if pooling == "cls" else pooling)
+
+
+def _deterministic_max(hidden: torch.Tensor, starts: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    """As ``embedding_bag``, whose backward of the maximum is not deterministic on CUDA."""
+    tokens = torch.arange(int(lengths.max()), device=hidden.device)
+    rows = (starts.unsqueeze(1) + tokens).clamp_max(len(hidden) - 1)
+    padding = (tokens >= lengths.unsqueeze(1)).unsqueeze(2)
+    best = hidden.detach()[rows].masked_fill(padding, -torch.inf).argmax(1)
+    found = hidden.gather(0, (starts.unsqueeze(1) + best).clamp_max(len(hidden) - 1))
+    return found.masked_fill((lengths == 0).unsqueeze(1), 0)
 
 
 def cosine(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

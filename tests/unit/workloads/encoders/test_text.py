@@ -190,6 +190,22 @@ class TestPooling:
         assert empty.tolist() == torch.zeros(2, self.HIDDEN.shape[1]).tolist()
         empty.sum().backward()  # other ranks may have tokens
 
+    def test_the_deterministic_maximum_is_the_same(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Vectors and gradient, with texts without tokens first, in the middle and last. It needs no embedding_bag."""
+        offsets = torch.tensor([0, 0, 3, 4, 4, 9, 9])
+        hidden = torch.randn(9, 5, generator=torch.Generator().manual_seed(0)).requires_grad_()
+        weight = torch.randn(6, 5, generator=torch.Generator().manual_seed(1))
+        found = []
+        for deterministic in (False, True):
+            torch.use_deterministic_algorithms(deterministic)
+            try:
+                vectors = pool(hidden, offsets, "max")
+                found.append((vectors, *torch.autograd.grad((vectors * weight).sum(), hidden)))
+            finally:
+                torch.use_deterministic_algorithms(False)
+            monkeypatch.setattr(torch.nn.functional, "embedding_bag", None)
+        assert all(torch.equal(one, other) for one, other in zip(*found))
+
     def test_cosine_of_the_reference_and_of_nothing(self) -> None:
         a = torch.tensor([[1.7127, -0.382, -1.1649, 0.7776, 0.1339], [0.0] * 5], dtype=torch.float64)
         b = torch.tensor([[0.1597, 0.0412, 1.4509, 0.8757, -0.5275], [1.0] * 5], dtype=torch.float64)
