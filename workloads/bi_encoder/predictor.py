@@ -63,8 +63,8 @@ class Predictor:
         Args:
             inputs: column ``sentence``, or ``sentence1`` and ``sentence2``; or all three, where each row has either
                 the first or the other two. An empty text has the zero vector, and similarity 0 with any text.
-            unit_length: divide each vector by its length, so that inner products are cosines.
                 Of a model with a collection also ``query`` alone, with texts.
+            unit_length: divide each vector by its length, so that inner products are cosines.
             batch_size: number of texts encoded at once.
             k: number of documents for a query.
             recall: below 1 a large collection is searched by lists, so many that this share of the best documents is

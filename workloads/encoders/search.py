@@ -23,8 +23,8 @@ def exact_topk(
         index: (N, d), or an iterable of its blocks in order. One block at a time is moved to the queries' device, so
             the index may be larger than the device's memory.
         k: at least 1.
-        share: a number from 0 and the number of shares. Of the parts of the index whose scores are in memory at once,
-            each share has those of every so many parts; the scores are those of a search of the whole index.
+        share: (number, of): search every ``of``-th block of scores, from block ``number``; used by
+            :func:`~workloads.encoders.sharded_search.sharded_topk`.
 
     Returns:
         Scores (Q, min(k, N)) and rows of the index (Q, min(k, N)) int64, on the device of the queries. N: of the share.

@@ -70,8 +70,8 @@ class ServedTextEncoder:
     def __call__(self, texts: Sequence[str | tuple[str, str]], batch_size: int) -> Embedded:
         """Embed texts, or pairs of texts as one sequence each.
 
-        Equal texts are encoded once, texts of similar length together. A text without tokens has the zero vector; a
-        pair always has tokens.
+        Equal texts are encoded once, texts of similar length together. A text without tokens of its own has
+        the zero vector; so has a pair, where the tokenizer adds no special tokens.
 
         Raises:
             ValueError: ``batch_size`` is below 1.
