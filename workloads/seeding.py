@@ -28,13 +28,11 @@ def derive(seed: int, stream: str, epoch: int = 0, rank: int = 0) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
 
 
-def generator(
-    seed: int, stream: str, epoch: int = 0, rank: int = 0, device: torch.device | str = "cpu"
-) -> torch.Generator:
+def generator(seed: int, stream: str, epoch: int = 0, device: torch.device | str = "cpu") -> torch.Generator:
     """A fresh generator on ``device``, seeded by :func:`derive`. Its values depend on the kind of device."""
     import torch
 
-    return torch.Generator(device=device).manual_seed(derive(seed, stream, epoch, rank))
+    return torch.Generator(device=device).manual_seed(derive(seed, stream, epoch))
 
 
 @contextmanager

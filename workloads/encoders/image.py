@@ -44,17 +44,16 @@ class ImageEncoder(nn.Module):
         return features
 
 
-def image_encoder(
-    name: str, stem: Stem = "cifar", *, seed: int, zero_init: bool = True, side: int = 32
-) -> ImageEncoder:
+def image_encoder(name: str, stem: Stem = "cifar", *, seed: int, side: int = 32) -> ImageEncoder:
     """Create an encoder in float32, with channels-last convolutions, the fastest layout on CPUs and GPUs.
+
+    In a ResNet the weight of the last BatchNorm of each residual branch is 0 (Goyal et al., 2017).
 
     Args:
         name: one of :data:`ENCODERS`, or ``timm/NAME``. ``tiny`` is three convolutions with 128 features, for small
             images and tests; it has only one stem.
         stem: stem of a ResNet.
         seed: seed of the initial weights. The global random state is neither used nor changed.
-        zero_init: initialise the weight of the last BatchNorm of each residual branch to zero (Goyal et al., 2017).
         side: side of the images, in pixels, for a model of timm that has positions, such as a ViT; where the model
             allows it, images of other sizes are encoded too.
 
@@ -68,7 +67,7 @@ def image_encoder(
         if name.startswith(TIMM):
             encoder = _timm(name.removeprefix(TIMM), side)
         else:
-            encoder = _tiny() if name == "tiny" else _resnet(name, stem, zero_init)
+            encoder = _tiny() if name == "tiny" else _resnet(name, stem)
     return encoder.to(memory_format=torch.channels_last)
 
 
@@ -129,12 +128,12 @@ def check_side(layers: nn.Module, name: str, side: int) -> int:
     return int(features.shape[1])
 
 
-def _resnet(name: str, stem: Stem, zero_init: bool) -> ImageEncoder:
+def _resnet(name: str, stem: Stem) -> ImageEncoder:
     # Imported here: it takes a second.
     from torchvision.models import resnet
 
     build: Callable[..., resnet.ResNet] = getattr(resnet, name)
-    layers = build(weights=None, zero_init_residual=zero_init)
+    layers = build(weights=None, zero_init_residual=True)
     features = layers.fc.in_features
     layers.fc = nn.Identity()
     if stem == "cifar":

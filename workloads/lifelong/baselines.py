@@ -86,22 +86,18 @@ def gss(gradients: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 
 
 def ocs(
-    gradients: torch.Tensor,
-    mask: torch.Tensor,
-    coreset: torch.Tensor,
-    coreset_mask: torch.Tensor,
-    affinity: float = 1.0,
+    gradients: torch.Tensor, mask: torch.Tensor, coreset: torch.Tensor, coreset_mask: torch.Tensor
 ) -> torch.Tensor:
     """Online coreset selection: minibatch similarity + sample diversity + affinity to the coreset.
 
-    Yoon et al., Online Coreset Selection for Rehearsal-based Continual Learning, ICLR 2022, (3) to (6).
+    Yoon et al., Online Coreset Selection for Rehearsal-based Continual Learning, ICLR 2022, (3) to (6), with the
+    affinity's weight τ = 1.
 
     Args:
         gradients: of the candidates, (Q, n, d).
         mask: False for padding, (Q, n).
         coreset: gradients of the coreset, (Q, m, d).
         coreset_mask: False for padding, (Q, m).
-        affinity: the weight of the affinity, the paper's tau.
 
     Returns:
         (Q, n), -inf for padding.
@@ -112,7 +108,7 @@ def ocs(
     others = (directions @ directions.mT).sum(2) - directions.square().sum(2)
     diversity = -others / (count - 1).clamp(min=1)
     close = (directions @ _mean(coreset, coreset_mask).unsqueeze(2)).squeeze(2)
-    return (similarity + diversity + affinity * close).masked_fill(~mask, -torch.inf)
+    return (similarity + diversity + close).masked_fill(~mask, -torch.inf)
 
 
 def uniform(docs: NDArray[np.int64], rows: NDArray[np.int64], seed: int) -> NDArray[np.float64]:

@@ -217,10 +217,10 @@ def test_ocs_adds_similarity_diversity_and_affinity_by_hand() -> None:
     mean = torch.tensor([2.0, 3.0], dtype=torch.float64) / math.sqrt(13)
     unit = torch.nn.functional.normalize(gradients[0], dim=1)
     expected = [
-        (unit[n] @ mean - sum(unit[n] @ unit[m] for m in range(3) if m != n) / 2 + 0.5 * unit[n, 1]).item()
+        (unit[n] @ mean - sum(unit[n] @ unit[m] for m in range(3) if m != n) / 2 + unit[n, 1]).item()
         for n in range(3)
     ]
-    found = ocs(gradients, there(3), kept, there(1), affinity=0.5)
+    found = ocs(gradients, there(3), kept, there(1))
     assert found[0].tolist() == pytest.approx(expected, abs=1e-12)
     # Without a coreset the third says nothing.
     assert ocs(gradients, there(3), kept, ~there(1))[0, 0].item() == pytest.approx(expected[0], abs=1e-12)
