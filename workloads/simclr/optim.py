@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import nn
 
-from workloads.contract import State
-from workloads.encoders.optimisation import load_optimizer_state, optimizer_state, take_step
 from workloads.simclr.losses import OPTIMIZERS
 from workloads.simclr.params import Params
 
@@ -29,37 +27,20 @@ def learning_rate(params: Params, step: int, steps: int) -> float:
     return params.lr * (1 + math.cos(math.pi * done)) / 2
 
 
-class Optimizer:
-    """An optimiser of PyTorch, or LARS, with a learning rate given at each step and a state by parameter name.
-
-    Biases and normalisations have no weight decay, as in SimCLR's code.
-    """
-
-    def __init__(self, model: nn.Module, params: Params) -> None:
-        self.model = model
-        decayed = [parameter for parameter in model.parameters() if parameter.dim() > 1]
-        spared = [parameter for parameter in model.parameters() if parameter.dim() <= 1]
-        groups = [
-            {"params": decayed, "weight_decay": params.weight_decay, "adapted": True},
-            {"params": spared, "weight_decay": 0.0, "adapted": False},
-        ]
-        row = OPTIMIZERS[params.optimizer]
-        own = {name: getattr(params, name) for name in row.params}
-        if row.fused:
-            own["fused"] = all(parameter.is_cuda for parameter in model.parameters())
-        self.inner: torch.optim.Optimizer = row.load()(groups, lr=params.lr, **own)
-
-    def step(self, lr: float) -> None:
-        """Update with the current gradients, and clear them."""
-        take_step(self.inner, lr)
-
-    def state_dict(self) -> State:
-        """State by parameter name, without hyperparameters."""
-        return optimizer_state(self.inner, self.model)
-
-    def load_state_dict(self, state: Mapping[str, Mapping[str, Any]]) -> None:
-        """Load a state of :meth:`state_dict`. Keeps learning rate and weight decay."""
-        load_optimizer_state(self.inner, self.model, state)
+def optimizer_of(model: nn.Module, params: Params) -> torch.optim.Optimizer:
+    """An optimiser of PyTorch, or LARS. Biases and normalisations have no weight decay, as in SimCLR's code."""
+    decayed = [parameter for parameter in model.parameters() if parameter.dim() > 1]
+    spared = [parameter for parameter in model.parameters() if parameter.dim() <= 1]
+    groups = [
+        {"params": decayed, "weight_decay": params.weight_decay, "adapted": True},
+        {"params": spared, "weight_decay": 0.0, "adapted": False},
+    ]
+    row = OPTIMIZERS[params.optimizer]
+    own = {name: getattr(params, name) for name in row.params}
+    if row.fused:
+        own["fused"] = all(parameter.is_cuda for parameter in model.parameters())
+    optimizer: torch.optim.Optimizer = row.load()(groups, lr=params.lr, **own)
+    return optimizer
 
 
 class LARS(torch.optim.Optimizer):

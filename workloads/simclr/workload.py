@@ -18,6 +18,7 @@ from workloads.data.images.load import load_images
 from workloads.data.images.resident import ImageData, Part, fits_memory, prepare
 from workloads.distributed import reduce_sum, share_rows, wrap
 from workloads.encoders.image import TIMM, check_side
+from workloads.encoders.optimisation import load_optimizer_state, optimizer_state, take_step
 from workloads.initial_weights import copy_weights
 from workloads.losses.contrastive import alpha_from_auc
 from workloads.metrics.probe import false_negative_auc, linear_probe
@@ -31,7 +32,7 @@ from workloads.simclr.evaluation import Views as EvaluatedViews
 from workloads.simclr.losses import METHODS, default_stem
 from workloads.simclr.methods import InBatch, Views
 from workloads.simclr.model import SimCLR as Model
-from workloads.simclr.optim import Optimizer, learning_rate
+from workloads.simclr.optim import learning_rate, optimizer_of
 from workloads.simclr.params import Params as SimCLRParams
 from workloads.simclr.serving import servable, trained_name
 from workloads.step_log import StepLog
@@ -115,7 +116,7 @@ class SimCLR:
         self._steps = StepLog(runtime.log_every, runtime.device)
         self.replica = wrap(self.model, runtime)
         self.layout = layout
-        self.optimizer = Optimizer(self.model, params)
+        self.optimizer = optimizer_of(self.model, params)
 
     @property
     def skipped(self) -> tuple[str, ...]:
@@ -149,7 +150,7 @@ class SimCLR:
             total += share
             self._steps.add(step + 1, share, 1 / runtime.world_size)
             lr = learning_rate(params, step, runtime.epochs * steps)
-            self.optimizer.step(lr)
+            take_step(self.optimizer, lr)
             self.method.end_step(min(1.0, (step + 1) / (runtime.epochs * steps)))
         loss = reduce_sum(total).item() / (steps * runtime.world_size)
         counts = {"skipped": len(self.skipped)} if params.dataset_corrupt == "skip" else {}
@@ -281,7 +282,7 @@ class SimCLR:
 
         The data stream follows from the epoch and ``shuffle_buffer``, which depends on the machine if it is unset.
         """
-        state: State = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+        state: State = {"model": self.model.state_dict(), "optimizer": optimizer_state(self.optimizer, self.model)}
         if kept := self.method.state_dict():
             state["method"] = kept
         if self.buffer is not None:
@@ -306,7 +307,7 @@ class SimCLR:
                 f"{params.projection}, subvector={params.subvector}"
             )
         self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        load_optimizer_state(self.optimizer, self.model, state["optimizer"])
         self.method.load_state_dict(state.get("method", {}))
         if self.params.shuffle_buffer is None:
             self.buffer = state.get("shuffle_buffer")

@@ -30,6 +30,7 @@ from workloads import c_compiler, distributed
 from workloads.contract import Runtime
 from workloads.data import DataError, skipped_images_warning
 from workloads.data.images.resident import ImageData, prepare
+from workloads.encoders.optimisation import load_optimizer_state, optimizer_state, take_step
 from workloads.losses.contrastive import alpha_from_auc
 from workloads.simclr import data_checks
 from workloads.simclr import workload as module
@@ -38,7 +39,7 @@ from workloads.simclr.data_checks import loss_settings
 from workloads.simclr.evaluation import evenly_spaced
 from workloads.simclr.losses import FEATURES, LOSSES
 from workloads.simclr.model import SimCLR as Model
-from workloads.simclr.optim import TRUST, Optimizer, learning_rate
+from workloads.simclr.optim import TRUST, learning_rate, optimizer_of
 from workloads.simclr.params import Params
 from workloads.simclr.predictor import Predictor
 from workloads.simclr.workload import SimCLR, is_compiled
@@ -636,13 +637,13 @@ def test_learning_rates_of_the_steps() -> None:
 def test_lars_is_its_formula() -> None:
     torch.manual_seed(0)
     layer = nn.Linear(3, 2).double()
-    optimizer = Optimizer(layer, Params(optimizer="lars", momentum=0.5, weight_decay=0.1))
+    optimizer = optimizer_of(layer, Params(optimizer="lars", momentum=0.5, weight_decay=0.1))
     weight, bias = layer.weight.detach().clone(), layer.bias.detach().clone()
     moving, shift = torch.zeros_like(weight), torch.zeros_like(bias)
     for step in range(3):
         gradients = [torch.full_like(weight, 0.5 + step), torch.full_like(bias, -1.0)]
         layer.weight.grad, layer.bias.grad = (gradient.clone() for gradient in gradients)
-        optimizer.step(lr=4.0)
+        take_step(optimizer, 4.0)
         update = gradients[0] + 0.1 * weight
         moving = 0.5 * moving + TRUST * weight.norm() / update.norm() * update
         shift = 0.5 * shift + gradients[1]  # neither decayed nor adapted
@@ -654,22 +655,22 @@ def test_lars_is_its_formula() -> None:
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd", "lars"])
 def test_an_optimiser_goes_on_from_its_state(optimizer: Any) -> None:
-    def steps(layer: nn.Module, inner: Optimizer, count: int) -> None:
+    def steps(layer: nn.Module, inner: torch.optim.Optimizer, count: int) -> None:
         for _ in range(count):
             torch.autograd.backward(layer(torch.ones(1, 3)).square().sum())
-            inner.step(0.05)
+            take_step(inner, 0.05)
 
     torch.manual_seed(1)
     first, second = nn.Linear(3, 2), nn.Linear(3, 2)
-    whole = Optimizer(first, Params(optimizer=optimizer))
+    whole = optimizer_of(first, Params(optimizer=optimizer))
     steps(first, whole, 2)
     second.load_state_dict(first.state_dict())
-    resumed = Optimizer(second, Params(optimizer=optimizer))
-    resumed.load_state_dict(whole.state_dict())
+    resumed = optimizer_of(second, Params(optimizer=optimizer))
+    load_optimizer_state(resumed, second, optimizer_state(whole, first))
     steps(first, whole, 2)
     steps(second, resumed, 2)
     assert torch.equal(first.weight, second.weight)
-    assert set(whole.state_dict()) == {"weight", "bias"}
+    assert set(optimizer_state(whole, first)) == {"weight", "bias"}
 
 
 def test_a_state_of_another_model_is_refused() -> None:
