@@ -5,6 +5,11 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +50,15 @@ def passes_of(epoch: int, per_pass: int, steps: int | None) -> Iterator[tuple[in
 def own_part(size: int, rank: int, world_size: int) -> slice:
     """The part of a global batch that belongs to a rank: contiguous, of nearly equal size, possibly empty."""
     return slice(size * rank // world_size, size * (rank + 1) // world_size)
+
+
+def own_or_stand_in(batch: NDArray[np.int64], rank: int, world_size: int) -> tuple[NDArray[np.int64], float]:
+    """A rank's :func:`own_part` of a global batch, and the weight of each of its rows in the mean over the batch.
+
+    A rank without a row takes part in collectives with a stand-in, the first row, of weight 0.
+    """
+    own = batch[own_part(len(batch), rank, world_size)]
+    return (own, 1 / len(batch)) if len(own) else (batch[:1], 0.0)
 
 
 def stage_ends(epochs: int, shares: Sequence[float]) -> tuple[int, ...]:

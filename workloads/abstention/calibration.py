@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -56,16 +56,24 @@ def fit_temperature(scores: NDArray[np.floating[Any]], losses: NDArray[np.float6
 
     Guo et al., ICML 2017, with "the answer is among the first k" in the place of the class. (Q, C) and (Q,).
     """
+
+    def nll(temperature: float) -> float:
+        p = mass(scores, k, temperature).clip(_FLOOR, 1 - _FLOOR)
+        return -float((losses * np.log1p(-p) + (1 - losses) * np.log(p)).mean())
+
+    return best_temperature(nll)
+
+
+def best_temperature(loss: Callable[[float], float]) -> float:
+    """The temperature from exp(-5) to exp(5) with the lowest loss. Raises DataError without scipy."""
     try:
         from scipy.optimize import minimize_scalar
     except ImportError:
-        raise DataError("abstention_part needs the package scipy", fix="Install it, or leave it out") from None
-
-    def nll(log: float) -> float:
-        p = mass(scores, k, math.exp(log)).clip(_FLOOR, 1 - _FLOOR)
-        return -float((losses * np.log1p(-p) + (1 - losses) * np.log(p)).mean())
-
-    return math.exp(minimize_scalar(nll, bounds=_LOG_TEMPERATURES, method="bounded").x)
+        raise DataError(
+            "a temperature is fitted with the package scipy, which is missing",
+            fix="Install it, or leave out abstention_part or recalibration",
+        ) from None
+    return math.exp(minimize_scalar(lambda log: loss(math.exp(log)), bounds=_LOG_TEMPERATURES, method="bounded").x)
 
 
 @dataclass(frozen=True, eq=False)

@@ -85,9 +85,7 @@ def gss(gradients: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return (1 - nearest).masked_fill(~mask, -torch.inf)
 
 
-def ocs(
-    gradients: torch.Tensor, mask: torch.Tensor, coreset: torch.Tensor, coreset_mask: torch.Tensor
-) -> torch.Tensor:
+def ocs(gradients: torch.Tensor, mask: torch.Tensor, coreset: torch.Tensor, coreset_mask: torch.Tensor) -> torch.Tensor:
     """Online coreset selection: minibatch similarity + sample diversity + affinity to the coreset.
 
     Yoon et al., Online Coreset Selection for Rehearsal-based Continual Learning, ICLR 2022, (3) to (6), with the

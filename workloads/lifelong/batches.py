@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workloads.contract import Runtime
-from workloads.schedule import own_part, passes_of, steps_per_pass
+from workloads.schedule import own_or_stand_in, passes_of, steps_per_pass
 from workloads.seeding import derive
 
 
@@ -28,11 +28,8 @@ def batches(
         docs = np.array([own[which] for own, which in zip(positives, choice.tolist())], np.int64)
         for step in steps:
             rows = order[step * batch_size : (step + 1) * batch_size]
-            own_rows = rows[own_part(len(rows), runtime.rank, runtime.world_size)]
-            if len(own_rows):
-                yield own_rows, docs[own_rows], 1 / len(rows)
-            else:
-                yield rows[:1], docs[rows[:1]], 0.0
+            own_rows, weight = own_or_stand_in(rows, runtime.rank, runtime.world_size)
+            yield own_rows, docs[own_rows], weight
 
 
 def _raw(seed: int, stream: str, number: int, count: int) -> NDArray[np.uint64]:

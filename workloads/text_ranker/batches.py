@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from workloads.contract import Runtime
 from workloads.encoders.tokens import spans
 from workloads.sampling.hard import hardest
-from workloads.schedule import own_part, passes_of, steps_per_pass
+from workloads.schedule import own_or_stand_in, passes_of, steps_per_pass
 from workloads.seeding import derive
 from workloads.text_ranker.dataset import RankerData
 from workloads.text_ranker.params import Params
@@ -82,10 +82,8 @@ class GroupSampler:
             0, torch.from_numpy(np.searchsorted(self.queries, self.relevant[:, 0])), relevant, "amin"
         )
         order = np.argsort(self.hard[:, 0], kind="stable")
-        row = np.searchsorted(self.queries, self.hard[order, 0])
-        counts = np.bincount(row, minlength=len(self.queries))
-        column = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
-        docs = np.full((len(self.queries), max(1, counts.max(initial=0))), -1, np.int64)
+        row, column = _places(self.hard[order, 0], self.queries)
+        docs = np.full((len(self.queries), 1 + column.max(initial=0)), -1, np.int64)
         docs[row, column] = self.hard[order, 1]
         scores = torch.full(docs.shape, -torch.inf)
         scores[row, column] = hard[torch.from_numpy(order)]
@@ -135,8 +133,15 @@ class GroupSampler:
             order = _bits(runtime.seed, "order", number).permutation(len(self.queries))
             for step in steps:
                 rows = order[step * size : (step + 1) * size]
-                own = rows[own_part(len(rows), runtime.rank, runtime.world_size)]
-                yield (groups.take(own), 1 / len(rows)) if len(own) else (groups.take(rows[:1]), 0.0)
+                own, weight = own_or_stand_in(rows, runtime.rank, runtime.world_size)
+                yield groups.take(own), weight
+
+
+def _places(of_pairs: NDArray[np.int64], queries: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The row of each pair's query among ``queries``, and its number among the query's pairs; both sides ascend."""
+    row = np.searchsorted(queries, of_pairs)
+    counts = np.bincount(row, minlength=len(queries))
+    return row, np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
 
 
 def _bits(seed: int, stream: str, number: int) -> np.random.Generator:
@@ -153,9 +158,7 @@ def _sampled(
         queries: ascending.
     """
     order = np.lexsort((bits.random(len(pairs)), pairs[:, 0]))
-    row = np.searchsorted(queries, pairs[order, 0])
-    counts = np.bincount(row, minlength=len(queries))
-    column = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
+    row, column = _places(pairs[order, 0], queries)
     sampled = np.full((len(queries), count), -1, np.int64)
     kept = column < count
     sampled[row[kept], column[kept]] = pairs[order[kept], 1]

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workloads.contract import Runtime
-from workloads.schedule import own_part, passes_of, steps_per_pass
+from workloads.schedule import own_or_stand_in, passes_of, steps_per_pass
 from workloads.seeding import derive
 
 
@@ -27,7 +27,5 @@ def micro_batches(batch: NDArray[np.int64], runtime: Runtime) -> list[tuple[NDAr
 
     A rank without a query in a small batch gets a stand-in query of weight 0.
     """
-    own = batch[own_part(len(batch), runtime.rank, runtime.world_size)]
-    if not len(own):
-        return [(batch[:1], 0.0)]
-    return [(part, 1.0) for part in np.array_split(own, runtime.accumulate) if len(part)]
+    own, weight = own_or_stand_in(batch, runtime.rank, runtime.world_size)
+    return [(part, float(weight > 0)) for part in np.array_split(own, runtime.accumulate) if len(part)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
+from workloads.abstention.calibration import best_temperature
 from workloads.data.errors import DataError
 from workloads.losses.evidential import log_failure, log_miss, top
 from workloads.metrics.calibration import nll
@@ -19,7 +19,6 @@ from workloads.vera.model import Evidence
 from workloads.vera.params import Params
 
 _EDGE = 1e-12
-_LOG_TEMPERATURES = (-5.0, 5.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,13 +99,10 @@ def fit_map(kind: str, ranked: Ranked, k: int, params: Params, success: torch.Te
 def _temperature(read: Callable[[Map], torch.Tensor], success: torch.Tensor) -> Map:
     """Guo et al., ICML 2017, with the event Z instead of the class."""
 
-    def of(log: float) -> Map:
-        return Map("temperature", torch.tensor([math.exp(log)], dtype=torch.float64))
+    def of(temperature: float) -> Map:
+        return Map("temperature", torch.tensor([temperature], dtype=torch.float64))
 
-    def loss(log: float) -> float:
-        return float(nll(read(of(log)), success).mean())
-
-    return of(_scipy().minimize_scalar(loss, bounds=_LOG_TEMPERATURES, method="bounded").x)
+    return of(best_temperature(lambda temperature: float(nll(read(of(temperature)), success).mean())))
 
 
 def _platt(plain: torch.Tensor, success: torch.Tensor) -> Map:

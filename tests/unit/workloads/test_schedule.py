@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
+import numpy as np
 import pytest
 
-from workloads.schedule import Progress, advanced, stage_ends, stage_of
+from workloads.schedule import Progress, advanced, own_or_stand_in, stage_ends, stage_of
 
 
 def stages(epochs: int, shares: tuple[float, ...]) -> list[int]:
@@ -61,3 +62,10 @@ def test_a_falling_loss_lets_it_have_its_share_and_no_more() -> None:
 
 def test_the_last_stage_stays() -> None:
     assert after([1, 1, 1, 1, 1, 1], (2, 4, 4), patience=1) == [1, 1, 2, 2, 2, 2]
+
+
+def test_a_rank_without_a_row_has_a_stand_in_of_weight_0() -> None:
+    batch = np.array([7, 3, 5])
+    parts = [own_or_stand_in(batch, rank, 4) for rank in range(4)]
+    assert [rows.tolist() for rows, _ in parts] == [[7], [7], [3], [5]]
+    assert [weight for _, weight in parts] == [0.0, 1 / 3, 1 / 3, 1 / 3]

@@ -217,8 +217,7 @@ def test_ocs_adds_similarity_diversity_and_affinity_by_hand() -> None:
     mean = torch.tensor([2.0, 3.0], dtype=torch.float64) / math.sqrt(13)
     unit = torch.nn.functional.normalize(gradients[0], dim=1)
     expected = [
-        (unit[n] @ mean - sum(unit[n] @ unit[m] for m in range(3) if m != n) / 2 + unit[n, 1]).item()
-        for n in range(3)
+        (unit[n] @ mean - sum(unit[n] @ unit[m] for m in range(3) if m != n) / 2 + unit[n, 1]).item() for n in range(3)
     ]
     found = ocs(gradients, there(3), kept, there(1))
     assert found[0].tolist() == pytest.approx(expected, abs=1e-12)
