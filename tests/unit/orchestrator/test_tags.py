@@ -19,6 +19,7 @@ TAGS = {
     "orchestrator.epoch",
     "orchestrator.epochs",
     "orchestrator.event",
+    "orchestrator.fate",
     "orchestrator.fingerprint",
     "orchestrator.from",
     "orchestrator.id",
