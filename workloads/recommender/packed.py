@@ -6,27 +6,26 @@ table as on a single one, so results equal those of separate training.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
 from workloads.contract import Evaluation, Metrics, Runtime, Split
 from workloads.recommender.adam import Adam, StackedAdam
-from workloads.recommender.batches import packed_nodes
-from workloads.recommender.dataset import RecommenderData
+from workloads.recommender.batches import Draws, packed_nodes
+from workloads.recommender.dataset import History, RecommenderData
 from workloads.recommender.evaluation import evaluation, rank_users
 from workloads.recommender.loss_calls import Scores
 from workloads.recommender.losses import LOSSES
 from workloads.recommender.model import MatrixFactorisation
 from workloads.recommender.params import Params
 from workloads.recommender.quality import wrong_share
+from workloads.recommender.scorers import Scorer
+from workloads.recommender.sgd import BatchedSGD, SequentialSGD
 from workloads.schedule import steps_per_pass
 from workloads.step_log import StepLog
-
-if TYPE_CHECKING:
-    from workloads.recommender.workload import Recommender
 
 VARYING_PARAMS = {"lr", "lr_decay", "lr_decay_every", "weight_decay"}
 """Parameters that may differ between members, as may their seeds."""
@@ -42,6 +41,25 @@ _VECTOR = 64
 
 _FUSED = {"cpu"}
 """Devices on which a fused optimiser step for each member is cheaper than one step for all."""
+
+
+class Member(Protocol):
+    """What a pack uses of a recommender."""
+
+    params: Params
+    runtime: Runtime
+    data: RecommenderData
+    model: MatrixFactorisation
+    optimizer: Adam | BatchedSGD | SequentialSGD
+    draws: Draws
+    settings: Mapping[str, Any]
+    step_log: StepLog
+
+    def learning_rate(self, epoch: int) -> float: ...
+
+    def scorer(self, known: History) -> Scorer: ...
+
+    def ranking_targets(self, split: Split) -> tuple[History, History]: ...
 
 
 def shape(params: Params, runtime: Runtime, data: RecommenderData) -> Hashable | None:
@@ -83,7 +101,7 @@ def size(params: Params, device: torch.device) -> int:
 class RecommenderPack:
     """The members' tables and moments, stacked; the members' own tensors become rows of the stack."""
 
-    def __init__(self, members: Sequence[Recommender]) -> None:
+    def __init__(self, members: Sequence[Member]) -> None:
         self.members = members
         own = [(m.model.embedding.detach(), *_adam(m).state_dict().values()) for m in members]
         self._stack = [torch.stack(tensors) for tensors in zip(*own)]
@@ -156,7 +174,7 @@ class RecommenderPack:
         return [evaluation(*own, relevant, chosen[0].data.popularity) for own in zip(*found)]
 
 
-def _adam(member: Recommender) -> Adam:
+def _adam(member: Member) -> Adam:
     assert isinstance(member.optimizer, Adam)  # checked by shape()
     return member.optimizer
 
@@ -178,7 +196,7 @@ def _each(
 
 
 def _optimizer(
-    members: Sequence[Recommender], stack: Sequence[torch.Tensor], epochs: Sequence[int]
+    members: Sequence[Member], stack: Sequence[torch.Tensor], epochs: Sequence[int]
 ) -> Callable[[torch.Tensor], None]:
     """Build the epoch's Adam step, a function of stacked gradients.
 
