@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: the first one stops and saves, the second one ends at once.
+"""Ctrl-C, SIGTERM and SIGHUP (a closed terminal): the first one stops and saves, the second one ends at once.
 
 The second one ends the process of a command. In a notebook or script it raises KeyboardInterrupt.
 """
@@ -29,11 +29,14 @@ RECORD_SECONDS = 2.0
 END = 0
 """Ends the recording thread. Not the number of a signal."""
 
-DEFAULTS = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+DEFAULTS = {
+    signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL, signal.SIGHUP: signal.SIG_DFL,
+}  # fmt: skip
+"""The signals that stop, with Python's own handlers."""
 
 
 class Remembered:
-    """While active, Ctrl-C and SIGTERM raise KeyboardInterrupt and set ``pressed``.
+    """While active, the signals that stop raise KeyboardInterrupt and set ``pressed``.
 
     The interrupted code may turn the exception into another one, such as an ImportError of an extension.
     """
@@ -60,11 +63,12 @@ class Remembered:
 
 
 class Interrupts:
-    """While active, the first SIGINT or SIGTERM creates ``stop_file``, which every worker checks.
+    """While active, the first signal that stops creates ``stop_file``, which every worker checks.
 
     The signal also calls ``record`` once, in another thread and without delay, since the process may be killed before
     it has saved. That thread reads Python's wakeup descriptor, which receives the signal even while the main thread is
-    in a long call in C or Ray has replaced the handler.
+    in a long call in C or Ray has replaced the handler. Processes that are forked meanwhile, such as a DataLoader's,
+    ignore Ctrl-C, which is for this one, and have the default of the other signals.
     """
 
     def __init__(self, stop_file: Path, console: Console, record: Callable[[], None] = lambda: None) -> None:
@@ -87,8 +91,10 @@ class Interrupts:
             )
             self._recorder.start()
             self._wakeup = signal.set_wakeup_fd(self._signals[1].fileno(), warn_on_full_buffer=False)
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._old[number] = signal.signal(number, self._handle)
+            _active.append(self)
+            for number in DEFAULTS:
+                if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # ignored under nohup
+                    self._old[number] = signal.signal(number, self._handle)
             earlier = getattr(self._old[signal.SIGINT], "__self__", None)
             if (
                 isinstance(earlier, Remembered) and earlier.pressed
@@ -101,6 +107,7 @@ class Interrupts:
             signal.signal(number, handler)
         self.end_recording()
         if self._signals is not None:
+            _active.remove(self)
             signal.set_wakeup_fd(self._wakeup)
             for end in self._signals:
                 end.close()
@@ -124,11 +131,13 @@ class Interrupts:
         if self._recorder is None:
             self._record()
         self._wake(signal.SIGTERM)
-        self._stop_file.touch()
+        with suppress(OSError):  # a full disk: ``stopped`` is enough for a process that trains itself
+            self._stop_file.touch()
         try:
             self._console.say(line)
         except RuntimeError:  # the signal interrupted a write, and Python refuses a nested one
-            os.write(sys.stderr.fileno(), f"{line}\n".encode())
+            with suppress(OSError):
+                os.write(sys.stderr.fileno(), f"{line}\n".encode())
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
@@ -154,6 +163,21 @@ class Interrupts:
             if number in DEFAULTS:
                 self._record()
                 return
+
+
+_active: list[Interrupts] = []
+
+
+def _leave_signals_to_the_parent() -> None:
+    """Undo in a forked process what the active :class:`Interrupts` have set: its handlers would stop the parent."""
+    if _active:
+        _active.clear()
+        signal.set_wakeup_fd(-1)
+        for number in DEFAULTS:
+            signal.signal(number, signal.SIG_IGN if number == signal.SIGINT else signal.SIG_DFL)
+
+
+os.register_at_fork(after_in_child=_leave_signals_to_the_parent)
 
 
 @contextmanager

@@ -47,7 +47,7 @@ def _by_moment(storage: Path) -> list[tuple[float, Callable[[], RunFolder | None
     elsewhere = {name: RunFolder(storage / name, record) for name, record in _elsewhere(storage).items()}
     changed = {}
     for name in os.listdir(storage) if storage.is_dir() else ():
-        with suppress(FileNotFoundError, NotADirectoryError):
+        with suppress(OSError):  # no run, or one that only another user may read
             changed[name] = os.stat(f"{storage}/{name}/{RECORD}").st_mtime
     moments = {
         name: _moment(elsewhere[name].record) if name in elsewhere else changed[name]

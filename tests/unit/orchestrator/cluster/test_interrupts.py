@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -30,7 +31,7 @@ from tests.support.waiting import until
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[None]:
     """Of signals, as they were."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.getsignal(number) for number in interrupts.DEFAULTS}
     yield
     after = {number: signal.getsignal(number) for number in before}
     for number, handler in before.items():
@@ -167,7 +168,7 @@ def test_a_second_ctrl_c_ends_a_command_but_no_notebook(
     assert ended == [INTERRUPTED]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", interrupts.DEFAULTS)
 def test_what_to_record_is_recorded_while_the_main_thread_goes_on(number: int, tmp_path: Path, clock: Any) -> None:
     recorded: list[threading.Thread] = []
     done = threading.Event()
@@ -202,6 +203,47 @@ def test_the_record_does_not_wait_for_a_call_of_c(tmp_path: Path) -> None:
         libc.pthread_mutex_lock(mutex)  # until somebody frees it
     late.cancel()
     assert causes == ["recorded"]
+
+
+def say_and_sleep(pipe: Any) -> None:
+    pipe.send("ready")
+    time.sleep(60)
+
+
+@pytest.mark.parametrize("number", interrupts.DEFAULTS)
+def test_a_signal_to_a_forked_process_stops_that_one_alone(number: int, tmp_path: Path) -> None:
+    recorded: list[str] = []
+    with Interrupts(tmp_path / "stop", Console(), lambda: recorded.append("stop")) as heard:
+        ready, send = multiprocessing.Pipe(duplex=False)
+        child = multiprocessing.get_context("fork").Process(target=say_and_sleep, args=(send,), daemon=True)
+        child.start()
+        assert child.pid is not None
+        assert ready.recv()
+        os.kill(child.pid, number)
+        if number == signal.SIGINT:  # a terminal sends it to all its processes; the parent decides
+            child.join(0.3)
+            assert child.is_alive()
+            child.terminate()
+        child.join(20)
+        assert child.exitcode == -(signal.SIGTERM if number == signal.SIGINT else number)
+        assert not heard.stop_requested()
+    assert recorded == []
+
+
+def test_a_process_under_nohup_goes_on_when_its_terminal_closes(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Interrupts(tmp_path / "stop", Console()) as heard:
+            signal.raise_signal(signal.SIGHUP)
+            assert not heard.stop_requested()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_stop_needs_no_folder_that_can_be_written(tmp_path: Path) -> None:
+    with Interrupts(tmp_path / "gone" / "stop", Console()) as heard:
+        signal.raise_signal(signal.SIGTERM)
+        assert heard.stop_requested()
 
 
 def test_without_a_signal_nothing_is_recorded_and_no_thread_stays(tmp_path: Path) -> None:

@@ -84,3 +84,19 @@ def test_a_damaged_record_stands_in_the_way_of_no_other(tmp_path: Path) -> None:
     (create(tmp_path).path / "record.json").write_text("{")
     assert run_lookup.find(tmp_path, healthy.id).id == healthy.id
     assert run_lookup.find(tmp_path, "latest").id == healthy.id
+
+
+def test_a_run_that_only_another_user_may_read_stands_in_the_way_of_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, private = older(create(tmp_path), 10), create(tmp_path)
+    stat = os.stat
+
+    def refuse(path: Any, *arguments: Any, **options: Any) -> os.stat_result:
+        if private.id in str(path):
+            raise PermissionError(13, "Permission denied", str(path))
+        return stat(path, *arguments, **options)
+
+    monkeypatch.setattr(run_lookup.os, "stat", refuse)
+    assert [folder.id for folder in run_lookup.folders(tmp_path)] == [own.id]
+    assert run_lookup.find(tmp_path, "latest").id == own.id
