@@ -44,7 +44,7 @@ SHARED_BYTES = 2**20
 
 FIX = "Remove it to go on from the checkpoint before it, or start a new run"
 MALFORMED = (LookupError, TypeError, AttributeError, ValueError, RecursionError)
-"""Errors of reading well-formed JSON that is not a checkpoint."""
+"""Errors of reading JSON that is damaged or not a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +193,7 @@ def _verify(folder: Path) -> tuple[dict[str, Any], list[str]]:
         seal = meta.pop("sha256", None)
     except FileNotFoundError:
         raise UserError(f"The checkpoint {folder} is incomplete: it has no {META}", fix=FIX) from None
-    except (json.JSONDecodeError, KeyError, TypeError, UnicodeDecodeError):
+    except (OSError, *MALFORMED):
         raise UserError(f"The checkpoint {folder} is damaged: its {META} cannot be read", fix=FIX) from None
     if form not in READ:
         allowed = " or ".join(map(str, READ))
@@ -257,6 +257,9 @@ def take_tensors(value: Any, tensors: dict[str, torch.Tensor], path: str = "") -
         tensors[name] = value.detach()
         return {"$tensor": name}
     if isinstance(value, Mapping):
+        for key in value:
+            if not (key is None or isinstance(key, bool | int | float | str)):
+                raise TypeError(f"state_dict has the key {key!r} at {path or '/'}; allowed: text and numbers")
         # Optimiser states have integer keys, which JSON objects cannot; pairs keep the type.
         return {"$items": [[k, take_tensors(v, tensors, f"{path}/{k}")] for k, v in value.items()]}
     if isinstance(value, list | tuple):

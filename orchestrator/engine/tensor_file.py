@@ -52,7 +52,7 @@ def write(file: Path, tensors: Mapping[str, torch.Tensor]) -> Written:
     with file.open("wb") as stream:
         stream.write(head)
         for tensor in tensors.values():
-            whole = tensor.detach().cpu().contiguous()
+            whole = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
             # One element may have any stride and counts as contiguous.
             content = whole.as_strided((whole.numel(),), (1,)).view(torch.uint8).numpy()
             for first in range(0, len(content), _CHUNK):

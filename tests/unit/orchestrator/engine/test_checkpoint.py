@@ -121,6 +121,20 @@ def test_what_would_need_pickle_is_refused_with_its_place(value: Any, tmp_path: 
     assert checkpoint.latest(tmp_path) is None
 
 
+@pytest.mark.parametrize("key", [("user", 3), b"bytes", frozenset()])
+def test_a_key_that_cannot_be_read_back_is_refused_with_its_place(key: Any, tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"the key .* at /deep; allowed: text and numbers") as caught:
+        write(tmp_path / "checkpoint-1", {"deep": {key: torch.ones(2)}})
+    assert repr(key) in str(caught.value)
+    state = {"deep": {None: 1, True: 2, 2.5: 3, 7: 4, "text": 5}}
+    assert same(state, checkpoint.read(write(tmp_path / "checkpoint-1", state)).state)
+
+
+def test_conjugate_and_negative_views_keep_their_values(tmp_path: Path) -> None:
+    state = {"conjugate": torch.tensor([1 + 2j]).conj(), "negative": torch._neg_view(torch.ones(2))}
+    assert same(state, checkpoint.read(write(tmp_path / "checkpoint-1", state)).state)
+
+
 def test_the_files_hold_tensors_and_json_and_nothing_is_unpickled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -243,6 +257,15 @@ def test_latest_falls_back_past_a_damaged_one(damage: str, tmp_path: Path) -> No
     for order in (1, 2):
         write(tmp_path / checkpoint.name(order))
     os.truncate(tmp_path / checkpoint.name(2) / damage, 10)
+    assert checkpoint.latest(tmp_path) == tmp_path / checkpoint.name(1)
+
+
+def test_latest_skips_a_description_that_is_nested_too_deeply_or_a_folder(tmp_path: Path) -> None:
+    for order in (1, 2, 3):
+        write(tmp_path / checkpoint.name(order))
+    (tmp_path / checkpoint.name(2) / META).write_text("[" * 100_000)
+    (tmp_path / checkpoint.name(3) / META).unlink()
+    (tmp_path / checkpoint.name(3) / META).mkdir()
     assert checkpoint.latest(tmp_path) == tmp_path / checkpoint.name(1)
 
 
