@@ -186,7 +186,7 @@ def _of(folder: RunFolder, kept: bool) -> Iterator[Orphan]:
     if unneeded:
         yield _orphan("trials' checkpoints of a settled sweep", path, trials)
     for half in path.rglob(HALF_WRITTEN):
-        if not (unneeded and half.is_relative_to(trials)):
+        if half.is_dir() and not (unneeded and half.is_relative_to(trials)):
             yield _orphan("half-written checkpoint", path, half)
     journal = path / JOURNAL
     if journal.exists() and journal.stat().st_size == 0:

@@ -81,7 +81,7 @@ def write(folder: Path, checkpoint: Checkpoint) -> Path:
             partial.rename(folder)
             if checkpoint.best_epoch is not None:
                 checkpoint.best_epoch.folder = folder
-    except UserError:
+    except BaseException:
         shutil.rmtree(partial, ignore_errors=True)  # free the disk space
         raise
     return folder
@@ -169,11 +169,15 @@ def latest(folder: Path) -> Path | None:
 
 
 def keep(folder: Path, newest: int = 2) -> None:
-    """Remove all but the newest checkpoints: one to resume from, one in case it is damaged."""
+    """Remove all but the newest checkpoints: one to resume from, one in case it is damaged.
+
+    Also removes what killed writers have left in ``folder``, where only one process writes at a time.
+    """
     for old in sorted(_all(folder), key=lambda path: path.name)[:-newest]:
         shutil.rmtree(old, ignore_errors=True)
-    for half in folder.glob(HALF_WRITTEN):  # left by killed writers
-        shutil.rmtree(half, ignore_errors=True)
+    for half in folder.glob(HALF_WRITTEN):
+        if not half.name.endswith(f".{os.getpid()}.partial"):  # another thread may be writing the selection's state
+            shutil.rmtree(half, ignore_errors=True)
 
 
 def name(order: int) -> str:

@@ -38,5 +38,5 @@ OUTCOMES = "outcomes"
 TRAIN = "train"
 """Ray's folder in the run's folder. Ray Train resumes by this name."""
 
-HALF_WRITTEN = ".checkpoint-*.partial"
-"""Glob of the folders that a killed writer of checkpoints leaves."""
+HALF_WRITTEN = ".*.partial"
+"""Glob of the folders that a killed writer of checkpoints leaves. A file of such a name is a download."""

@@ -115,13 +115,17 @@ def test_what_runs_is_left_alone(settings: Settings) -> None:
     assert (folder.path / "trials").exists()
 
 
-def test_a_lost_run_keeps_what_its_resume_needs(settings: Settings) -> None:
+@pytest.mark.parametrize(
+    "name", ["checkpoints/.checkpoint-00000002.7.partial", "train/.selection.7.partial", "start/.state.7.partial"]
+)
+def test_a_lost_run_keeps_what_its_resume_needs(name: str, settings: Settings) -> None:
     folder = create(settings, "one")
     needed = ["history.jsonl", "events.jsonl", "checkpoints/checkpoint-00000001/checkpoint.json", "log.txt"]
-    write(folder, *needed, "checkpoints/.checkpoint-00000002.7.partial/tensors", "tracking.jsonl")
+    write(folder, *needed, f"{name}/tensors", "tracking.jsonl")
+    write(folder, "checkpoints/.weights.7.partial")  # which another command may be downloading
     lose(folder)
     (half,) = orphans(settings)
-    assert (half.kind, half.path.name) == ("half-written checkpoint", ".checkpoint-00000002.7.partial")
+    assert (half.kind, half.path) == ("half-written checkpoint", folder.path / name)
     assert remove([half]) == ([half], [])
     assert not half.path.exists()
     assert all((folder.path / name).exists() for name in [*needed, "tracking.jsonl", "record.json"])

@@ -308,6 +308,19 @@ def test_a_writer_that_fails_leaves_the_old_one_whole(tmp_path: Path, monkeypatc
     assert same(STATE, checkpoint.read(folder).state)
 
 
+def test_a_writer_that_is_refused_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(TypeError):
+        write(tmp_path / "checkpoint-1", {"set": {1, 2}})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_killed_writers_left_goes_and_what_another_thread_writes_stays(tmp_path: Path) -> None:
+    for name in (".checkpoint-00000009.0.partial", ".selection.0.partial", f".selection.{os.getpid()}.partial"):
+        (tmp_path / name).mkdir()
+    checkpoint.keep(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [f".selection.{os.getpid()}.partial"]
+
+
 def kill_while_writing(write_for_ever: Callable[[Path], None], folder: Path, seconds: float) -> None:
     """Kill ``write_for_ever(folder)`` ``seconds`` after there were two checkpoints: old ones go as new ones come."""
     process = multiprocessing.get_context("fork").Process(target=write_for_ever, args=(folder,))
