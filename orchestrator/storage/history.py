@@ -19,9 +19,11 @@ def append(folder: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 def read(folder: Path) -> list[dict[str, Any]]:
     """All rows in the order of writing, without incomplete and damaged lines; empty without the file."""
-    rows = []
+    rows: list[dict[str, Any]] = []
     if (folder / HISTORY).exists():
         for line in (folder / HISTORY).read_text(errors="replace").splitlines():
             with suppress(ValueError):
-                rows.append(json.loads(line))
+                row = json.loads(line)
+                if isinstance(row, dict):
+                    rows.append(row)
     return rows

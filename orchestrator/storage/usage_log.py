@@ -132,7 +132,7 @@ def spans(folder: RunFolder) -> list[Span]:
     closed, last, left = _replay(events)
     end = last
     if left and folder.status() == "running":
-        end = time.time()
+        end = max(last, time.time())
     elif left and folder.record.get("ended"):
         end = max(last, datetime.fromisoformat(folder.record["ended"]).timestamp())
     ended = closed + [(holder, start, end) for holder, start in left.items()]
@@ -217,7 +217,8 @@ def _replay(events: list[Event]) -> tuple[list[tuple[str, Event, float]], float,
     for event in events:
         holder = event.get("unit")
         if event["event"] != "beat" and holder in left:
-            closed.append((holder, left.pop(holder), event["time"]))
+            start = left.pop(holder)
+            closed.append((holder, start, max(start["time"], event["time"])))  # the clock may have been set back
         if event["event"] == "start":
             left[str(holder)] = event
         last = max(last, event["time"])
@@ -247,4 +248,6 @@ def _is_event(event: Any) -> bool:
         isinstance(event, dict)
         and isinstance(event.get("time"), float | int)
         and event.get("event") in ("start", "stop", "beat")
+        and isinstance(event.get("unit", ""), str)
+        and (event["event"] != "start" or all(isinstance(event.get(kind), float | int) for kind in KINDS))
     )

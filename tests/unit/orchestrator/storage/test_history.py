@@ -19,5 +19,5 @@ def test_a_line_that_was_cut_off_is_replaced(tmp_path: Path) -> None:
 
 
 def test_a_damaged_line_of_an_earlier_version_is_skipped(tmp_path: Path) -> None:
-    (tmp_path / HISTORY).write_text('{"epoch": 1}\n{"epoch": 2, 0.1{"epoch": 2}\n{"epoch": 3}\n')
+    (tmp_path / HISTORY).write_text('{"epoch": 1}\n{"epoch": 2, 0.1{"epoch": 2}\n5\nnull\n[]\n{"epoch": 3}\n')
     assert [row["epoch"] for row in history.read(tmp_path)] == [1, 3]

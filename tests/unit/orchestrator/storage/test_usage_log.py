@@ -150,7 +150,11 @@ def test_devices_are_given_back_when_the_block_fails(folder: RunFolder, time: Ti
     assert hours(folder) == {"s1": (0.0, 1.0)}
 
 
-@pytest.mark.parametrize("line", ["", "{", "[]", '{"time": "x", "event": "stop"}', '{"event": "stop"}', "3", "null"])
+DAMAGED = ["", "{", "[]", '{"time": "x", "event": "stop"}', '{"event": "stop"}', "3", "null"]
+DAMAGED += ['{"time": 1, "event": "start", "unit": "run", "cpus": 1}', '{"time": 1, "event": "stop", "unit": []}']
+
+
+@pytest.mark.parametrize("line", DAMAGED)
 def test_damaged_lines_are_passed_over(line: str, folder: RunFolder, time: Time) -> None:
     log = UsageLog(folder.path)
     log.start("run", ONE_CPU)
@@ -159,6 +163,16 @@ def test_damaged_lines_are_passed_over(line: str, folder: RunFolder, time: Time)
     time.now += 3600
     log.stop("run")
     assert hours(folder) == {"s1": (0.0, 1.0)}
+
+
+@pytest.mark.parametrize("stops", [True, False])
+def test_no_hours_are_negative_after_the_clock_was_set_back(stops: bool, folder: RunFolder, time: Time) -> None:
+    log = UsageLog(folder.path)
+    log.start("run", ONE_CPU)
+    time.now -= 7200
+    if stops:
+        log.stop("run")
+    assert hours(folder) == {"s1": (0.0, 0.0)}
 
 
 def test_a_day_ends_at_midnight(folder: RunFolder, time: Time) -> None:
