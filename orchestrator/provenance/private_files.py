@@ -6,13 +6,26 @@ import os
 from pathlib import Path
 from typing import IO, Any
 
+from orchestrator.errors import UserError
+
 HOME_VARIABLE = "ORCHESTRATOR_HOME"
 DEFAULT_HOME = "~/.orchestrator"
 
 
 def home() -> Path:
-    """The home of this environment: ``ORCHESTRATOR_HOME``, else the default."""
-    return Path(os.environ.get(HOME_VARIABLE) or DEFAULT_HOME).expanduser().absolute()
+    """The home of this environment: ``ORCHESTRATOR_HOME``, else the default. Raises UserError as :func:`absolute`."""
+    return absolute(os.environ.get(HOME_VARIABLE) or DEFAULT_HOME)
+
+
+def absolute(path: str) -> Path:
+    """The absolute path, with ``~`` replaced. Raises UserError if the user has no home folder."""
+    try:
+        return Path(path).expanduser().absolute()
+    except RuntimeError:  # HOME is unset, and the user has no entry in the system's list
+        raise UserError(
+            "The path cannot be resolved, since the user has no home folder", got=path,
+            fix=f"Set {HOME_VARIABLE} to a folder that can be written, or name the folder in full",
+        ) from None  # fmt: skip
 
 
 def make_folder(folder: Path) -> None:

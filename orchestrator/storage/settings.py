@@ -117,7 +117,7 @@ def resolve(flags: Mapping[str, str | None] | None = None) -> Settings:
     return Settings(
         home=home,
         storage=_storage(storage, home),
-        data=_data(pick("data", str(default_data_root()))),
+        data=_data(pick("data", None)),
         tracking=None if tracking == "none" else _tracking(tracking),
         experiment=pick("experiment", None),
         ray_address=pick("ray_address", None),
@@ -213,9 +213,10 @@ def _storage(text: str | None, home: Path) -> Path:
 
 
 def _data(text: str | None) -> Path:
-    """The data root; for a URI, its copy on this node. Raises UserError."""
-    assert text is not None
+    """The data root, the default one without ``text``; for a URI, its copy on this node. Raises UserError."""
     try:
+        if text is None:
+            return default_data_root().absolute()
         return staged_path(text) if is_uri(text) else _path(text.removeprefix("file://"))
     except DataError as error:
         raise UserError(str(error)) from None
@@ -223,7 +224,7 @@ def _data(text: str | None) -> Path:
 
 def _path(text: str | None) -> Path:
     assert text is not None
-    return Path(text).expanduser().absolute()
+    return private_files.absolute(text)
 
 
 def _read_file(file: Path) -> Mapping[str, str]:

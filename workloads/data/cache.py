@@ -17,12 +17,22 @@ STAGED = "staged"
 
 
 def cache_dir() -> Path:
-    """``$ORCHESTRATOR_CACHE``, else ``$XDG_CACHE_HOME/orchestrator``, else ``~/.cache/orchestrator``."""
+    """``$ORCHESTRATOR_CACHE``, else ``$XDG_CACHE_HOME/orchestrator``, else ``~/.cache/orchestrator``.
+
+    Raises:
+        DataError: the user has no home folder.
+    """
     if own := os.environ.get("ORCHESTRATOR_CACHE"):
         return Path(own).expanduser()
     if shared := os.environ.get("XDG_CACHE_HOME"):
         return Path(shared).expanduser() / "orchestrator"
-    return Path("~/.cache/orchestrator").expanduser()
+    try:
+        return Path("~/.cache/orchestrator").expanduser()
+    except RuntimeError:  # HOME is unset, and the user has no entry in the system's list
+        raise DataError(
+            "the cache has no place, since the user has no home folder",
+            fix="Set ORCHESTRATOR_CACHE to a folder that can be written",
+        ) from None
 
 
 def default_data_root() -> Path:

@@ -33,6 +33,20 @@ def test_without_any_setting_the_home_is_the_users(monkeypatch: pytest.MonkeyPat
     assert resolve().home == tmp_path / ".orchestrator"
 
 
+def test_a_user_without_a_home_folder_is_asked_for_one(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", lambda uid: {}[uid])
+    for name in ("ORCHESTRATOR_DATA", "ORCHESTRATOR_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(UserError, match=r"the cache has no place.*Set ORCHESTRATOR_CACHE"):
+        resolve()
+    monkeypatch.setenv("ORCHESTRATOR_CACHE", str(home / "cache"))
+    assert resolve({"home": str(home)}).data == home / "cache" / "data"
+    monkeypatch.delenv("ORCHESTRATOR_HOME")
+    with pytest.raises(UserError, match=r"no home folder: got ~/.orchestrator.* Set ORCHESTRATOR_HOME"):
+        resolve()
+
+
 def test_each_source_wins_over_the_next(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     configure(home, "storage: /from/file\nexperiment: from-file\nray_address: from-file:1\n")
     monkeypatch.setenv("ORCHESTRATOR_STORAGE", "/from/environment")
