@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from collections.abc import Iterator
@@ -80,10 +81,15 @@ def file_lock(path: Path) -> Iterator[None]:
     for the old file and another that creates a new file would both hold the lock.
 
     Raises:
-        OSError: the file cannot be created.
+        OSError: the file cannot be created, or not be read.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS) or not path.exists():
+            raise
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # of another user, or on a read-only mount
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield

@@ -72,9 +72,10 @@ def stage(path: Path) -> None:
     uri = uri_of(path)
     if uri is None or path in _staged:
         return
-    with cache_errors(path, "the copy of a dataset"), file_lock(path.with_name(f".{path.name}.lock")):
-        if not is_staged(path):
-            _copy(uri, path)
+    if not is_staged(path):
+        with cache_errors(path, "the copy of a dataset"), file_lock(path.with_name(f".{path.name}.lock")):
+            if not is_staged(path):  # another process may have copied it
+                _copy(uri, path)
     _staged.add(path)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import hashlib
 import multiprocessing
 import os
@@ -9,12 +11,14 @@ import signal
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.support.waiting import HANG_SECONDS
-from workloads.data import cache_dir, default_data_root, digests
+from workloads.data import cache_dir, conversion_cache, default_data_root, digests
 from workloads.data.cache import file_lock, replacing
 from workloads.data.digests import digest
+from workloads.data.errors import CacheUnwritable
 
 SPAWN = multiprocessing.get_context("spawn")
 
@@ -55,6 +59,28 @@ def test_lock_excludes_other_processes(tmp_path: Path) -> None:
     for process in processes:
         process.join(HANG_SECONDS)
     assert counter.read_text() == "60"
+
+
+@pytest.mark.parametrize("refusal", [errno.EACCES, errno.EROFS])
+def test_who_may_only_read_the_cache_holds_its_locks(
+    refusal: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = conversion_cache.cached_arrays("demo", "one", lambda: {"a": np.arange(3)})
+    really = os.open
+
+    def read_only(path: str, flags: int, *mode: int, **more: int) -> int:
+        if flags & (os.O_RDWR | os.O_WRONLY):
+            raise OSError(refusal, os.strerror(refusal))
+        return really(path, flags, *mode, **more)
+
+    monkeypatch.setattr(os, "open", read_only)
+    found = conversion_cache.cached_arrays("demo", "one", lambda: pytest.fail("it was made again"))
+    assert found["a"].tolist() == expected["a"].tolist()
+    lock = next((tmp_path / "cache" / "demo").glob("*.lock"))
+    with file_lock(lock), lock.open() as other, pytest.raises(BlockingIOError):
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with pytest.raises(CacheUnwritable):
+        conversion_cache.cached_arrays("demo", "two", dict)
 
 
 def _die_while_writing(path: Path) -> None:

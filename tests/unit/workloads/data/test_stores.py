@@ -76,6 +76,9 @@ def test_an_own_dataset_is_read_from_its_copy(bucket: Bucket, tmp_path: Path, mo
     another_process(monkeypatch)
     monkeypatch.setattr(stores, "file_system", lambda *args, **kwargs: pytest.fail("the store was asked again"))
     assert datasets.read(OWN, Path()).n_users == data.n_users
+    another_process(monkeypatch)
+    monkeypatch.setattr(stores, "file_lock", lambda path: pytest.fail("the copy is complete: no lock is needed"))
+    stores.stage(staged_path(OWN))
 
 
 def test_a_copy_that_was_removed_is_fetched_again(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
