@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import IO, Any
@@ -51,6 +52,25 @@ def write(file: Path, content: str | bytes) -> None:
     """Write a whole file with :func:`open_file`."""
     with open_file(file, "wb") as stream:
         stream.write(content if isinstance(content, bytes) else content.encode())
+
+
+def replace(file: Path, content: str) -> None:
+    """Write a file with :func:`open_file`; it has the old content or the whole new one, also after a crash."""
+    partial = file.with_name(f".{file.name}.{os.getpid()}")
+    with open_file(partial, "w") as stream:
+        stream.write(content)
+        stream.flush()
+        os.fsync(stream.fileno())
+    partial.replace(file)
+
+
+def read_json(file: Path) -> dict[str, Any] | None:
+    """The object in a file, or None if the file is missing or damaged. Raises OSError if it may not be read."""
+    try:
+        values = json.loads(file.read_bytes())
+    except (FileNotFoundError, ValueError, RecursionError):
+        return None
+    return values if isinstance(values, dict) else None
 
 
 def _opener(file: str, flags: int) -> int:

@@ -152,14 +152,14 @@ def write(
     ``inputs``: digests of the files that training reads in addition to the dataset.
 
     A resumed run keeps its record, and the code that resumes it is added under ``resumed``. Only the spec is updated,
-    since a sweep may get more trials.
+    since a sweep may get more trials. A damaged record is written again.
     """
     file = folder / ENVIRONMENT
     for name, key in ((SPEC, "experiment"), (SWEEP, "sweep")):
         if key in request:
             write_spec(folder / name, request[key])
-    if file.exists():
-        _add_resume(file, sources)
+    if before := private_files.read_json(file):
+        _add_resume(file, before, sources)
         return files(folder)
     _keep_code(folder, request)
     for number, source in enumerate(sources):
@@ -180,8 +180,8 @@ def write_spec(file: Path, spec: Mapping[str, Any]) -> None:
 def note_cluster(folder: Path) -> None:
     """Add the Ray cluster, which is connected only after the record is written."""
     file = folder / ENVIRONMENT
-    if file.exists() and (cluster := machine.cluster()):
-        _write_json(file, json.loads(file.read_text()) | {"cluster": cluster})
+    if (recorded := private_files.read_json(file)) and (cluster := machine.cluster()):
+        _write_json(file, recorded | {"cluster": cluster})
 
 
 def files(folder: Path) -> list[Path]:
@@ -207,14 +207,11 @@ def _keep_code(folder: Path, request: Mapping[str, Any]) -> None:
             private_files.write(folder / name, scrub(file.read_text(errors="replace")))
 
 
-def _add_resume(file: Path, sources: Sequence[Source]) -> None:
-    content = json.loads(file.read_text())
+def _add_resume(file: Path, content: Mapping[str, Any], sources: Sequence[Source]) -> None:
     code = [{"name": source.name, "commit": source.commit, "dirty": source.dirty} for source in sources]
     entry = {"time": datetime.now(UTC).isoformat(timespec="seconds"), "command": command(), "sources": code}
-    _write_json(file, content | {"resumed": [*content.get("resumed", []), entry]})
+    _write_json(file, {**content, "resumed": [*content.get("resumed", []), entry]})
 
 
 def _write_json(file: Path, value: Mapping[str, Any]) -> None:
-    partial = file.with_name(f".{file.name}")
-    private_files.write(partial, json.dumps(value, indent=1))
-    partial.replace(file)
+    private_files.replace(file, json.dumps(value, indent=1))

@@ -129,7 +129,7 @@ class StatusPublisher:
             if status.seconds_left is None and not status.trials and values["epochs_per_second"]:
                 values["seconds_left"] = round((status.target - status.done) / values["epochs_per_second"], 1)
             with suppress(OSError):
-                disk.write_json(self._folder.path / STATUS_FILE, values)
+                disk.write_json(self._folder.path / STATUS_FILE, values, durable=False)
             if self._exported:
                 self._exported.update(status.trials, self._epochs, status.device_seconds, unsent)
 

@@ -24,8 +24,10 @@ def chosen(spec: ExperimentSpec, folder: Path) -> int:
     """Number of micro-batches to train with."""
     if spec.plan.accumulate != "auto":
         return spec.plan.accumulate
-    file = folder / FILE
-    return int(json.loads(file.read_text())) if file.exists() else 1
+    try:
+        return int((folder / FILE).read_text())
+    except (FileNotFoundError, ValueError):  # none is noted, or the file is damaged
+        return 1
 
 
 def carry(trial: Path, *folders: Path) -> None:

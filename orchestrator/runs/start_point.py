@@ -24,6 +24,7 @@ from orchestrator.engine import checkpoint
 from orchestrator.engine.checkpoint import Checkpoint
 from orchestrator.engine.loop import Progress
 from orchestrator.errors import USAGE, UserError, one_line
+from orchestrator.provenance import private_files
 from orchestrator.provenance import record as provenance
 from orchestrator.registry import servable, versions
 from orchestrator.search.winners import WINNER
@@ -152,7 +153,7 @@ def record_data(
     can be written) if the run, or the one that it goes on from, began with others.
     """
     file = folder / FOLDER / _DATASET / _EXPECTED
-    before = json.loads(file.read_text()) if file.exists() else {}
+    before = private_files.read_json(file) or {}
     if fingerprint and fingerprint != before.get("fingerprint", fingerprint) and before["dataset"] == params["dataset"]:
         raise UserError(
             f"The dataset {params['dataset']}, or how this version of the program reads it, is not the one that "
@@ -175,8 +176,8 @@ def check_data(spec: ExperimentSpec, data: Path, folder: Path) -> None:
         return
     if not any((parent / FOLDER / _DATASET).exists() for parent in _around(folder)) and not remote.run_folder(folder):
         return
-    noted = json.loads((_here(folder, _DATASET, _EXPECTED) / _EXPECTED).read_text())
-    if noted["dataset"] != spec.params["dataset"] or not noted["fingerprint"]:
+    noted = private_files.read_json(_here(folder, _DATASET, _EXPECTED) / _EXPECTED)
+    if noted is None or noted["dataset"] != spec.params["dataset"] or not noted["fingerprint"]:
         return
     read = noted.get("read", True)
     if read and noted["node"] == socket.gethostname():

@@ -19,6 +19,7 @@ from orchestrator.engine.checkpoint_writer import CheckpointWriter
 from orchestrator.engine.experiment import Experiment, Outcome
 from orchestrator.engine.loop import Diverged, EpochReport, Progress, Row
 from orchestrator.errors import UNAVAILABLE, UserError, one_line
+from orchestrator.provenance import private_files
 from orchestrator.registry import servable as servables
 from orchestrator.runs import micro_batches, profiling, start_point
 from orchestrator.runs.reports import DeviceLost, device_lost
@@ -350,9 +351,8 @@ def write_table(columns: Columns, file: Path) -> None:
 
 
 def outcome_of(folder: Path) -> dict[str, Any] | None:
-    """Contents of ``outcome.json``, or None when the experiment has not ended."""
-    file = folder / OUTCOME
-    return json.loads(file.read_text()) if file.exists() else None
+    """Contents of ``outcome.json``, or None when the experiment has not ended or the file is damaged."""
+    return private_files.read_json(folder / OUTCOME)
 
 
 def export(servable: Servable, folder: Path) -> None:

@@ -44,10 +44,17 @@ def append_lines(journal: Path, lines: Iterable[str]) -> None:
         stream.writelines(lines)
 
 
-def write_json(file: Path, values: Mapping[str, Any]) -> None:
-    """Write a file atomically: readers find the old values or the new ones. Raises OSError."""
+def write_json(file: Path, values: Mapping[str, Any], *, durable: bool = True) -> None:
+    """Write a file atomically: readers find the old values or the new ones. Raises OSError.
+
+    If ``durable``, that also holds after a crash of the machine.
+    """
     partial = file.with_name(f".{file.name}.{os.getpid()}")
-    partial.write_text(json.dumps(values))
+    with partial.open("w") as stream:
+        stream.write(json.dumps(values))
+        if durable:
+            stream.flush()
+            os.fsync(stream.fileno())
     partial.replace(file)
 
 

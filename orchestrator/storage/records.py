@@ -85,9 +85,7 @@ class RunFolder:
         """Change the record and write it atomically."""
         with self._updating:
             self.record.update(values)
-            partial = self.path / f".record.{os.getpid()}"
-            private_files.write(partial, json.dumps(self.record, indent=1))
-            partial.replace(self.path / RECORD)
+            private_files.replace(self.path / RECORD, json.dumps(self.record, indent=1))
 
     def acquire(self) -> None:
         """Take the folder for this process.

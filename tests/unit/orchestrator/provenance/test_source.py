@@ -18,6 +18,7 @@ from orchestrator.provenance import git as git_calls
 from orchestrator.provenance import machine, source
 from orchestrator.provenance import record as provenance
 from orchestrator.provenance.source import Source, capture, pack, unpack
+from orchestrator.storage import disk
 from tests.support.projects import EXAMPLE, installed
 from tests.support.waiting import HANG_SECONDS
 
@@ -368,6 +369,26 @@ def test_what_is_resumed_keeps_its_first_record(repository: Path, tmp_path: Path
     assert then == first
     assert again["sources"] == [{"name": "project", "commit": first["sources"][0]["commit"], "dirty": True}]
     assert not (folder / "source.diff").exists()
+
+
+@pytest.mark.parametrize("content", ["", '{"command": ', "[]", "\0" * 9])
+def test_a_damaged_record_is_written_again(content: str, repository: Path, tmp_path: Path) -> None:
+    (tmp_path / "environment.json").write_text(content)
+    provenance.note_cluster(tmp_path)
+    provenance.write(tmp_path, {"experiment": {}}, capture(repository, ELSEWHERE))
+    written = json.loads((tmp_path / "environment.json").read_text())
+    assert written["packages"]
+    assert "resumed" not in written
+
+
+def test_the_record_is_on_disk_before_it_replaces_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[str] = []
+    really = Path.replace
+    monkeypatch.setattr("os.fsync", lambda descriptor: steps.append("sync"))
+    monkeypatch.setattr(Path, "replace", lambda self, to: steps.append("replace") or really(self, to))
+    provenance.write_spec(tmp_path / "spec.json", {"workload": "toy"})
+    disk.write_json(tmp_path / "outcome.json", {})
+    assert steps == ["sync", "replace"] * 2
 
 
 def test_a_sweep_that_is_to_have_more_trials_says_so(tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def test_what_it_can_not_say_costs_nothing(folder: RunFolder, monkeypatch: pytes
     with StatusPublisher(folder) as publisher:
         publisher.of(current_status)
     assert read(folder) == {}
-    monkeypatch.setattr(Path, "write_text", _full)
+    monkeypatch.setattr(Path, "replace", _full)
     with StatusPublisher(folder) as publisher:
         publisher.of(lambda: VITALS)
     assert read(folder) == {}

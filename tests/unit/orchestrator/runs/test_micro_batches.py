@@ -221,3 +221,9 @@ def test_a_request_says_it() -> None:
     request.sweep("bi_encoder", settings, overrides=changed, local=True, say=lines.append, search={"space": "tiny"})
     assert len(lines) == 2
     assert all("draws other masks in micro-batches" in line for line in lines)
+
+
+@pytest.mark.parametrize("content", ["", "[]"])
+def test_a_damaged_number_is_as_none(content: str, tmp_path: Path) -> None:
+    (tmp_path / micro_batches.FILE).write_text(content)
+    assert micro_batches.chosen(spec(), tmp_path) == 1

@@ -148,6 +148,21 @@ def test_a_run_goes_on_with_the_dataset_that_it_began_with(
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("content", ["", "{", "[]"])
+def test_a_damaged_fingerprint_is_as_none(content: str, own: tuple[Path, ExperimentSpec, str], tmp_path: Path) -> None:
+    _, spec, known = own
+    folder = tmp_path / "storage" / "run"
+    folder.mkdir(parents=True)
+    start_point.record_data(folder, spec.params, known, tmp_path)
+    noted = folder / "start" / "data" / "fingerprint.json"
+    noted.write_text(content)
+    start_point.check_data(spec, tmp_path, folder)
+    start_point.record_data(folder, spec.params, known, tmp_path)
+    assert json.loads(noted.read_text())["fingerprint"] == known
+    (folder / "outcome.json").write_text(content)
+    assert worker.outcome_of(folder) is None
+
+
 def test_a_run_that_goes_on_from_another_keeps_its_dataset(run: Run, tmp_path: Path) -> None:
     first = run(epochs=2, refit=False, name="first")
     noted = first.folder / "start" / "data" / "fingerprint.json"
