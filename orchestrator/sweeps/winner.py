@@ -180,7 +180,7 @@ def finalize(
                 + f"\n\n{_noise_note(selection, best.number)}"
                 + (f"\n\nWinners, the current one last: {earlier}." if earlier else "")
             }
-            | {f"best.{k}": str(best.user_attrs["params"][k]) for k in best.params},
+            | {f"best.{name}": str(value) for name, value in _searched(spec, best).items()},
         )
         session.tracker.log(session.folder.id, _seed_curve(session, spec, study, best))
         session.tracker.files(session.folder.id, [folder / name for name in report.FILES])
@@ -257,10 +257,15 @@ def _note(session: Session, spec: SweepSpec, study: Study, winner: ExperimentSpe
     counts = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
     best = study.winner()
     assert best is not None
-    chosen = {"trial": best.number, "params": {name: best.user_attrs["params"][name] for name in best.params}}
+    chosen = {"trial": best.number, "params": _searched(spec, best)}
     folder = session.folder.path / WINNER
     space = session.folder.record["spec"].get("contract", {}).get("space", {})  # old sweeps have none
     return description.of_sweep(session.folder.id, spec, space, chosen, counts, winner, folder, options.register)
+
+
+def _searched(spec: SweepSpec, best: FrozenTrial) -> dict[str, Any]:
+    """The winner's parameters that the space gave. It may suggest them by other names, such as the logarithm's."""
+    return {name: value for name, value in best.user_attrs["params"].items() if name not in spec.fixed}
 
 
 def _noise_note(selection: Selection, trial: int) -> str:

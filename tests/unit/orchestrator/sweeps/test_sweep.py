@@ -44,6 +44,9 @@ def broken(trial):
     return {"lr": trial.suggest_float("lr", 0.01, 0.2), "nan_at": 2 if trial.number in BROKEN else None}
 
 BROKEN = {1, 2}
+
+def other_names(trial):
+    return {"lr": 10 ** trial.suggest_float("log_lr", -2, -1)}
 """
 Sweep = Callable[..., Result]
 
@@ -156,6 +159,12 @@ def test_a_grid_runs_exactly_its_points(asked: dict[str, Any], expected: list[di
     result = sweep("steps", sampler="grid", **asked)
     assert points(result) == expected
     assert result.exit_code == DONE
+
+
+def test_a_space_may_suggest_by_other_names_than_those_of_the_parameters(sweep: Sweep) -> None:
+    result = sweep("other_names", trials=3)
+    assert result.extra["best_params"].keys() == {"lr"}
+    assert result.status == "finished"
 
 
 def test_a_grid_goes_on_with_its_next_points_and_no_further(sweep: Sweep, resume: Sweep) -> None:
