@@ -102,6 +102,8 @@ def _check_files(source: str, target: str) -> None:
             raise UserError(f"The {role} {name} has no known format", allowed=[f"NAME{end}" for end in FORMATS])
     if source != STREAM and not Path(source).is_file():
         raise UserError(f"The input {source} does not exist", fix="Check the path")
+    if target != STREAM and source != STREAM and Path(source).resolve() == Path(target).resolve():
+        raise UserError(f"The output {target} is the input, which it would replace", fix="Name another file")
     if not Path(target).absolute().parent.is_dir():
         raise UserError(f"The folder of the output {target} does not exist", fix="Create it, or correct the path")
 

@@ -23,6 +23,7 @@ from orchestrator.registry import prediction, tables
 from orchestrator.registry.abstention import Summary
 from orchestrator.registry.prediction import _check_params, _whole_lists
 from orchestrator.registry.tables import typed
+from orchestrator.storage.settings import resolve
 
 K, SHARES = ParamSpec("k", DataType.long, 10), ParamSpec("shares", DataType.double, [0.5], shape=(-1,))
 
@@ -104,6 +105,15 @@ def test_files_that_are_away_are_unavailable_and_missing_ones_are_not(
     with pytest.raises(UserError, match="models:/m-1 cannot be") as caught:
         prediction._load(Mock(), "models:/m-1")
     assert caught.value.code == code
+
+
+def test_the_input_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "users.csv").write_text("user\n1\n")
+    with pytest.raises(UserError, match=r"The output users\.csv is the input, which it would replace") as caught:
+        prediction.predict(resolve({}), "rec@champion", str(tmp_path / "users.csv"), "users.csv", {})
+    assert caught.value.code == USAGE
+    assert (tmp_path / "users.csv").read_text() == "user\n1\n"
 
 
 def test_histories_are_numbered_through_all_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
