@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from orchestrator.config import workload_loader
 from orchestrator.config.plan import PLAN_KEYS, Plan
-from orchestrator.errors import DONE, USAGE, unknown
+from orchestrator.errors import DONE, USAGE, UserError, unknown
 from orchestrator.storage.settings import Settings
 from workloads.catalog import broken, catalog
 from workloads.data import datasets, stores
@@ -145,7 +145,10 @@ def verify_datasets(settings: Settings, names: Sequence[str]) -> int:
         print(f"No dataset is present below {settings.data}")
     damaged = False
     for name in chosen:
-        problems = datasets.verify(name, settings.data)
+        try:
+            problems = datasets.verify(name, settings.data)
+        except DataError as error:  # a path that is no dataset
+            raise UserError(str(error)) from None
         damaged |= bool(problems)
         dataset = datasets.dataset(name)
         where = f"intact, below {settings.data}" if dataset.files else _where(dataset, settings.data)

@@ -129,7 +129,12 @@ def _usage(error: Any) -> str:
     option = str(getattr(error, "option_name", ""))
     names = [each.strip("-") for each in getattr(error, "possibilities", None) or ()]
     is_unknown = option.startswith("--") and message.startswith("No such option")
-    if is_unknown and error.ctx.command.name in ("run", "sweep") and not nearest(option[2:], names):
-        word = f"{option[2:].replace('-', '_')}=VALUE"
-        message = f"No such option: {option}. Parameters and keys of the plan are words: {word}"
+    verb = error.ctx.command.name if error.ctx and error.ctx.parent and not error.ctx.parent.parent else None
+    if is_unknown and verb in ("run", "sweep") and not nearest(option[2:], names):
+        from orchestrator.config.options import OPTIONS
+
+        name = option[2:].replace("-", "_")
+        other = next((one for one, options in OPTIONS.items() if name in options), None)
+        hint = f"It is an option of {other}" if other else f"Parameters and keys of the plan are words: {name}=VALUE"
+        message = f"No such option: {option}. {hint}"
     return f"error: {message}. See: {error.ctx.command_path if error.ctx else 'orchestrator'} --help"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -231,7 +232,11 @@ class _Request:
         self.workload = str(name)
         fields = workload_loader.params(self.workload).model_fields
         self._check_sections(fields)
-        words = {key: value for key, value in overrides.items() if key not in self._dotted}
+        words = {
+            key: os.fspath(value) if isinstance(value, os.PathLike) else value
+            for key, value in overrides.items()
+            if key not in self._dotted
+        }
         mistaken = partial(mistaken_key, verb=verb, python=python, listed_by=f"orchestrator workloads {self.workload}")
         params, plan = split_keys(words, fields, PLAN_KEYS, mistaken)
         self._words = {"params": params, "plan": plan, "resources": _given(resources)}

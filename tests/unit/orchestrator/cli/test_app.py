@@ -64,6 +64,21 @@ def hold(stderr: str, found: int, code: int, *words: str) -> None:
         ("data ftech ml-100k", ("Unknown verb: got 'ftech'; allowed: fetch, list, verify", "Did you mean 'fetch'?")),
         ("run --trails 3", ("No such option", "--trails", "run --help")),
         ("run recommender --lr .1", ("No such option: --lr. Parameters and keys of the plan are words: lr=VALUE",)),
+        (
+            "run recommender --trials 3",
+            (
+                "No such option: --trials. It is an option of sweep. See: ",
+                " run --help",
+            ),
+        ),
+        (
+            "reproduce run latest --local",
+            (
+                "No such option: --local. See: ",
+                "reproduce run --help",
+            ),
+        ),
+        ("data verify some/users.csv", ("a dataset path must be absolute: got 'some/users.csv'",)),
         ("sweep recommender --trails 3", ("No such option", "--trails", "--trials", "sweep --help")),
         ("run recommender --workers two", ("Resource workers is not valid: got 'two'",)),
         ("run recommender --seed", ("--seed", "requires an argument", "--help")),

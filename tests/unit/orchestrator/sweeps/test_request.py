@@ -462,3 +462,10 @@ def test_a_conflict_with_a_drawn_value_names_the_spaces_that_fit(settings: Setti
         "choose another with --space:",
         "sgd_bns",
     )
+
+
+def test_a_notebook_may_name_a_file_by_a_path(tmp_path: Path, settings: Settings) -> None:
+    file = tmp_path / "mine.csv"
+    file.write_text("user,item\n" + "".join(f"{user},{item}\n" for user in range(9) for item in range(5)))
+    spec = request.experiment("recommender", settings, overrides={"dataset": file}, local=True)
+    assert spec.params["dataset"] == str(file)
