@@ -204,14 +204,18 @@ def _parquet(file: Path) -> Iterator[Mapping[str, Any]]:
 
 
 def _roles(file: Path, names: list[str], got: str) -> dict[str, str]:
-    """The column of each role; the first if several match."""
+    """The column of each role."""
     roles: dict[str, str] = {}
+    line = None if file.suffix == ".parquet" else 1
     for name in names:
         plain = name.strip().lower().removesuffix(":token").removesuffix(":float")  # RecBole's types
-        if role := _ROLES.get(plain):
-            roles.setdefault(role, name)
+        role = _ROLES.get(plain)
+        if role in roles:
+            what = f"columns {roles[role].strip()} and {name.strip()} both name the {role}"
+            raise DataError(what, file=file, line=line, fix="Rename or remove one of them")
+        if role:
+            roles[role] = name
     if not {"user", "item"} <= roles.keys():
-        line = None if file.suffix == ".parquet" else 1
         other = next((mark for mark in (";", "\t", "|", ",") if len(names) == 1 and mark in names[0]), None)
         fix = other and f"The first line looks separated by {other!r}: .csv is read with commas, .tsv with tabs"
         raise DataError("the columns are wrong", file=file, line=line, got=got, expected=_EXPECTED, fix=fix)
