@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from io import TextIOWrapper
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -26,6 +28,7 @@ _SHOWN = 60
 _LONGEST = 255  # longest id, in bytes
 _BLOCK_BYTES = 2**22  # of text that are read at a time
 _BLOCK_ROWS = 2**17  # of Parquet
+_EMPTY = re.compile(rb"\n(?=\r?\n)")  # ahead of an empty line
 _ROLES = {
     **dict.fromkeys(("user", "user_id", "userid"), "user"),
     **dict.fromkeys(("item", "item_id", "itemid", "movie_id", "movieid"), "item"),
@@ -49,7 +52,7 @@ class Columns(NamedTuple):
 
 
 def read_columns(file: Path) -> Iterator[Columns]:
-    """Read a table, some thousands of rows at a time. Ignores columns with other names.
+    """Read a table, some thousands of rows at a time. Ignores columns with other names, and empty lines.
 
     Raises:
         DataError: a column is missing, a line has another number of fields, an id is missing or neither an integer nor
@@ -102,7 +105,6 @@ def _text(file: Path) -> Iterator[Mapping[str, Any]]:
                 read_options=csv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES),
                 parse_options=csv.ParseOptions(
                     delimiter=_separator(file),
-                    ignore_empty_lines=False,
                     invalid_row_handler=lambda row: uneven.append(row) or "skip",  # type: ignore[func-returns-value]
                 ),
                 convert_options=csv.ConvertOptions(
@@ -122,7 +124,7 @@ def _text(file: Path) -> Iterator[Mapping[str, Any]]:
         what = "the line is truncated" if row.actual_columns < row.expected_columns else "the line has too many fields"
         got = repr(row.text[:_SHOWN])
         expected = f"{row.expected_columns} fields, as in the first line"
-        raise DataError(what, file=file, line=row.number, got=got, expected=expected)
+        raise DataError(what, file=file, line=_line(file, row.number), got=got, expected=expected)
     if rows != counted.lines - 1 and (spanning := _spanning(file)):
         raise spanning
 
@@ -132,7 +134,10 @@ def _separator(file: Path) -> str:
 
 
 class _CountedLines:
-    """A file that counts the lines that are read from it."""
+    """A file that counts the lines that are read from it, without empty ones.
+
+    An empty line of CR LF at the end of a block may be counted.
+    """
 
     closed = False
 
@@ -148,6 +153,8 @@ class _CountedLines:
     def read(self, size: int = -1) -> bytes:
         block = self._file.read(size)
         self._ends += block.count(b"\n")
+        if b"\n\n" in (joined := self._last + block) or b"\n\r\n" in joined:
+            self._ends -= len(_EMPTY.findall(joined))
         self._last = block[-1:] or self._last
         return block
 
@@ -318,4 +325,11 @@ def row_error(file: Path, first: int, row: int, what: str, got: str, expected: s
     """The error for a row, counted from 0 behind the ``first`` rows."""
     if file.suffix == ".parquet":
         return DataError(f"in row {first + row + 1} {what}", file=file, got=got, expected=expected)
-    return DataError(what, file=file, line=first + row + 2, got=got, expected=expected)
+    return DataError(what, file=file, line=_line(file, first + row + 2), got=got, expected=expected)
+
+
+def _line(file: Path, place: int) -> int:
+    """The number of the line at a place, from 1, among those that are not empty."""
+    with opened(file) as text:
+        filled = (number for number, line in enumerate(text, 1) if line.strip(b"\r\n"))
+        return next(islice(filled, place - 1, None), place)

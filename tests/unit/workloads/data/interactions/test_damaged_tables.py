@@ -30,7 +30,11 @@ from workloads.data.interactions import columns
         ("user,item\n1,2\n1,2,3\n", 3, ("too many fields", "got '1,2,3'")),
         ("user,item\n1,2\n1,\n", 3, ("an id is missing in column item",)),
         ("user,item\n1,2\n,1\n", 3, ("an id is missing in column user",)),
-        ("user,item\n1,2\n\n", 3, ("an id is missing in column user",)),
+        ("user,item\n1,2\n,\n", 3, ("an id is missing in column user",)),
+        ("user,item\n\n\r\n", 1, ("is empty",)),
+        ("user,item\n\n1,2\n\r\n,1\n", 5, ("an id is missing in column user",)),
+        ("user,item\n\n1,2\n\r\n1\n", 5, ("truncated", "got '1'")),
+        ('user,item,t\n\n1,2,a\n\n1,3,"b\n\nc"\n', 5, ("a quoted value spans lines",)),
         (f"user,item\n1,2\n{'x' * 256},1\n", 3, ("an id is too long in column user",)),
         ("user,item,rating\n1,2,3\n2,2,good\n", 3, ("column rating holds no number", "got 'good'")),
         ("user,item,rating\n1,2,3\n2,2,\n", 3, ("column rating holds no number", "got ''")),
@@ -65,6 +69,15 @@ def test_a_quote_that_is_not_closed_swallows_no_rows(
         with pytest.raises(DataError, match="a quoted value spans lines, or its quote is not closed") as caught:
             read(tmp_path, all_tsv=f"user\titem\ttitle\n{rows}7\t7\t{title}\n{rows}")
         assert caught.value.line == 52
+
+
+@pytest.mark.parametrize("block", [16, 2**22])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_empty_lines_are_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int, end: str) -> None:
+    monkeypatch.setattr(columns, "_BLOCK_BYTES", block)
+    text = "user,item\n\n1,2\n" + "3,4\n" * 9 + "\n\n5,6\n\n\n"
+    data = read(tmp_path, all_csv=text.replace("\n", end))
+    np.testing.assert_array_equal(data.user_ids, [1, 3, 5])
 
 
 def test_quotes_within_a_line_are_text(tmp_path: Path) -> None:
