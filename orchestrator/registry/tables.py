@@ -91,10 +91,16 @@ def _parquet(source: str, name: str, columns: Sequence[Any] | None) -> Iterator[
 
 
 def _csv(stream: IO[bytes], columns: Sequence[Any] | None) -> Iterator[pd.DataFrame]:
+    """Blanks around names and texts do not count: ids of a model have none."""
     import pandas as pd
 
-    texts = {column.name: str for column in columns or () if _kind(column) in ("string", "binary")}  # 007 stays 007
-    yield from pd.read_csv(stream, chunksize=BATCH_ROWS, dtype=texts, keep_default_na=False, na_values=[""])
+    texts = [column.name for column in columns or () if _kind(column) in ("string", "binary")]
+    types = {name: str for text in texts for name in (text, f" {text}")}  # 007 stays 007
+    for frame in pd.read_csv(stream, chunksize=BATCH_ROWS, dtype=types, keep_default_na=False, na_values=[""]):
+        frame.columns = frame.columns.str.strip()
+        if frame.columns.has_duplicates:
+            raise ValueError(f"several columns are named {frame.columns[frame.columns.duplicated()][0]}")
+        yield frame.assign(**{name: frame[name].str.strip() for name in texts if name in frame})
 
 
 def _json_lines(stream: IO[bytes], name: str, before: int) -> Iterator[pd.DataFrame]:

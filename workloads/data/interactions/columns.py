@@ -55,9 +55,9 @@ def read_columns(file: Path) -> Iterator[Columns]:
     """Read a table, some thousands of rows at a time. Ignores columns with other names, and empty lines.
 
     Raises:
-        DataError: a column is missing, a line has another number of fields, an id is missing or neither an integer nor
-            text, a rating or time is not a number, a quoted value spans lines, or there is no row. It names file and
-            line (in Parquet the row).
+        DataError: a column is missing, a line has another number of fields, an id is missing, is neither an integer nor
+            text, or has blanks around it (not in Parquet), a rating or time is not a number, a quoted value spans
+            lines, or there is no row. It names file and line (in Parquet the row).
     """
     first = 0
     try:
@@ -254,10 +254,15 @@ def _ids(file: Path, role: str, column: Any, fault: Fault) -> Any:
         )  # fmt: skip
     column = column.cast(pa.large_string())
     lengths = pc.binary_length(column)
-    for wrong, what in ((pc.equal(lengths, 0), "is missing"), (pc.greater(lengths, _LONGEST), "is too long")):
+    size = f"1 to {_LONGEST} bytes"
+    faults = [(pc.equal(lengths, 0), "is missing", size), (pc.greater(lengths, _LONGEST), "is too long", size)]
+    if file.suffix != ".parquet":
+        trimmed = pc.binary_length(pc.utf8_trim_whitespace(column))
+        faults.append((pc.not_equal(lengths, trimmed), "has blanks around it", "an id without them"))
+    for wrong, what, expected in faults:
         if (row := pc.index(wrong, True).as_py()) >= 0:
             got = repr(column[row].as_py()[:_SHOWN])
-            raise fault(row, f"an id {what} in column {role}", got, f"1 to {_LONGEST} bytes")
+            raise fault(row, f"an id {what} in column {role}", got, expected)
     return column
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from mlflow.types.schema import ColSpec, DataType
 
 from orchestrator.errors import RunFailed, UserError
 from orchestrator.registry import tables
@@ -127,3 +128,15 @@ def test_closed_standard_input_is_one_sentence_and_no_matter_to_a_file(
     (tmp_path / "in.csv").write_text("a\n1\n")
     (frame,) = frames(str(tmp_path / "in.csv"), "in.csv", None)
     assert frame["a"].tolist() == [1]
+
+
+def test_blanks_around_names_and_texts_do_not_count(tmp_path: Path) -> None:
+    (tmp_path / "in.csv").write_text("note, user\n1, 07\n2,u2 \n3, \n")
+    (frame,) = frames(str(tmp_path / "in.csv"), "in.csv", [ColSpec(DataType.string, "user")])
+    assert frame["user"].tolist() == ["07", "u2", ""]
+    (tmp_path / "in.csv").write_text("note,user\n1,\n")
+    (frame,) = frames(str(tmp_path / "in.csv"), "in.csv", [ColSpec(DataType.string, "user")])
+    assert frame["user"].isna().all()
+    (tmp_path / "in.csv").write_text("user, user\n1,2\n")
+    with pytest.raises(UserError, match="several columns are named user"):
+        list(frames(str(tmp_path / "in.csv"), "in.csv", [ColSpec(DataType.string, "user")]))

@@ -36,6 +36,8 @@ from workloads.data.interactions import columns
         ("user,item\n\n1,2\n\r\n1\n", 5, ("truncated", "got '1'")),
         ('user,item,t\n\n1,2,a\n\n1,3,"b\n\nc"\n', 5, ("a quoted value spans lines",)),
         (f"user,item\n1,2\n{'x' * 256},1\n", 3, ("an id is too long in column user",)),
+        ("user, item\n7,11\n7, 12\n", 3, ("an id has blanks around it in column item", "got ' 12'")),
+        ("user,item\n7,11\nu1 ,12\n", 3, ("an id has blanks around it in column user", "got 'u1 '")),
         ("user,item,rating\n1,2,3\n2,2,good\n", 3, ("column rating holds no number", "got 'good'")),
         ("user,item,rating\n1,2,3\n2,2,\n", 3, ("column rating holds no number", "got ''")),
         ("user,item,rating\n1,2,3\n2,2,nan\n", 3, ("column rating holds no number", "got 'nan'", "finite")),
