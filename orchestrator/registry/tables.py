@@ -144,11 +144,18 @@ def typed(rows: pd.DataFrame, columns: Sequence[Any], name: str, before: int) ->
     """
     import numpy as np
     import pandas as pd
+    from mlflow.types.schema import Array
 
     frame = rows[_present(columns, list(map(str, rows.columns)), name)].copy()
     for column in (column for column in columns if column.name in frame and len(frame)):
         values = frame[column.name]
         kind = _kind(column)
+        if isinstance(column.type, Array) and (single := values.map(pd.api.types.is_scalar) & values.notna()).any():
+            row = int(single.to_numpy().argmax())
+            raise UserError(
+                f"Column {column.name} of {name} holds lists, but row {before + row + 1} has none",
+                got=reprlib.repr(values.tolist()[row]), fix="Use Parquet or JSON lines, since CSV has no lists",
+            )  # fmt: skip
         if kind in NUMBERS and values.dtype != bool:
             checked = pd.to_numeric(values, errors="coerce")
         elif kind == "datetime":

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from mlflow.types.schema import ColSpec, DataType
+from mlflow.types.schema import Array, ColSpec, DataType
 
 from orchestrator.errors import RunFailed, UserError
 from orchestrator.registry import tables
-from orchestrator.registry.tables import STREAM, frames, output
+from orchestrator.registry.tables import STREAM, frames, output, typed
 
 PAIRS = pd.DataFrame({"vector": [None, None], "similarity": np.array([0.5, 0.25], np.float32)})
 SENTENCES = pd.DataFrame({"vector": [[1.0, 2.0]], "similarity": np.array([np.nan], np.float32)})
@@ -140,3 +140,12 @@ def test_blanks_around_names_and_texts_do_not_count(tmp_path: Path) -> None:
     (tmp_path / "in.csv").write_text("user, user\n1,2\n")
     with pytest.raises(UserError, match="several columns are named user"):
         list(frames(str(tmp_path / "in.csv"), "in.csv", [ColSpec(DataType.string, "user")]))
+
+
+@pytest.mark.parametrize("text", ["[1,2]", "7"])
+def test_csv_has_no_lists(tmp_path: Path, text: str) -> None:
+    (tmp_path / "in.csv").write_text(f'history\n"{text}"\n')
+    columns = [ColSpec(Array(DataType.long), "history")]
+    (frame,) = frames(str(tmp_path / "in.csv"), "in.csv", columns)
+    with pytest.raises(UserError, match=r"Column history of in\.csv holds lists, but row 9 has none: got.*Use Parquet"):
+        typed(frame, columns, "in.csv", 8)
