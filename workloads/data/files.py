@@ -21,6 +21,11 @@ def plain_or_gz(path: Path) -> Path:
     return compressed if not path.exists() and compressed.exists() else path
 
 
+def is_parquet(path: Path) -> bool:
+    """Whether a file name ends in .parquet, in any case."""
+    return path.suffix.lower() == ".parquet"
+
+
 @contextmanager
 def opened(path: Path) -> Iterator[BufferedReader | gzip.GzipFile]:
     """Open a file for reading; if its name ends in .gz, its decompressed content.
@@ -28,7 +33,7 @@ def opened(path: Path) -> Iterator[BufferedReader | gzip.GzipFile]:
     Raises:
         OSError: the file cannot be read or decompressed.
     """
-    if path.suffix != ".gz":
+    if path.suffix.lower() != ".gz":
         with path.open("rb") as file:
             yield file
         return

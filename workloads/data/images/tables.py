@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workloads.data.errors import DataError
+from workloads.data.files import is_parquet
 from workloads.data.images.types import ImageSource, Listing, empty_listing
 from workloads.data.source import Dataset, SourceFile
 
@@ -35,7 +36,7 @@ def holds_images(file: Path) -> bool:
     import pyarrow.parquet as pq
 
     try:
-        return file.suffix == ".parquet" and IMAGE in pq.read_schema(file).names
+        return is_parquet(file) and IMAGE in pq.read_schema(file).names
     except (OSError, pa.ArrowException):
         return False
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from workloads.data.errors import DataError
-from workloads.data.files import opened
+from workloads.data.files import is_parquet, opened
 
 if TYPE_CHECKING:
     from gzip import GzipFile
@@ -61,14 +61,14 @@ def read_columns(file: Path) -> Iterator[Columns]:
     """
     first = 0
     try:
-        for columns in _parquet(file) if file.suffix == ".parquet" else _text(file):
+        for columns in _parquet(file) if is_parquet(file) else _text(file):
             fault = partial(row_error, file, first)
             user, item = (_ids(file, role, columns[role], fault) for role in ("user", "item"))
             yield Columns(user, item, _ratings(columns.get("rating"), fault), _times(columns.get("timestamp"), fault))
             first += len(user)
     except DataError as error:
         # Behind a value of several lines rows are cut elsewhere and lines are counted wrongly.
-        raise (file.suffix != ".parquet" and _spanning(file, error.line)) or error from None
+        raise (not is_parquet(file) and _spanning(file, error.line)) or error from None
     if not first:
         raise DataError("the file is empty", file=file, line=1, got="no interaction", expected="a row for each")
 
@@ -130,7 +130,7 @@ def _text(file: Path) -> Iterator[Mapping[str, Any]]:
 
 
 def _separator(file: Path) -> str:
-    return "\t" if ".tsv" in file.suffixes else ","
+    return "\t" if ".tsv" in Path(file.name.lower()).suffixes else ","
 
 
 class _CountedLines:
@@ -213,7 +213,7 @@ def _parquet(file: Path) -> Iterator[Mapping[str, Any]]:
 def _roles(file: Path, names: list[str], got: str) -> dict[str, str]:
     """The column of each role."""
     roles: dict[str, str] = {}
-    line = None if file.suffix == ".parquet" else 1
+    line = None if is_parquet(file) else 1
     for name in names:
         plain = name.strip().lower().removesuffix(":token").removesuffix(":float")  # RecBole's types
         role = _ROLES.get(plain)
@@ -256,7 +256,7 @@ def _ids(file: Path, role: str, column: Any, fault: Fault) -> Any:
     lengths = pc.binary_length(column)
     size = f"1 to {_LONGEST} bytes"
     faults = [(pc.equal(lengths, 0), "is missing", size), (pc.greater(lengths, _LONGEST), "is too long", size)]
-    if file.suffix != ".parquet":
+    if not is_parquet(file):
         trimmed = pc.binary_length(pc.utf8_trim_whitespace(column))
         faults.append((pc.not_equal(lengths, trimmed), "has blanks around it", "an id without them"))
     for wrong, what, expected in faults:
@@ -328,7 +328,7 @@ def _casts(value: Any, kind: str) -> bool:
 
 def row_error(file: Path, first: int, row: int, what: str, got: str, expected: str) -> DataError:
     """The error for a row, counted from 0 behind the ``first`` rows."""
-    if file.suffix == ".parquet":
+    if is_parquet(file):
         return DataError(f"in row {first + row + 1} {what}", file=file, got=got, expected=expected)
     return DataError(what, file=file, line=_line(file, first + row + 2), got=got, expected=expected)
 

@@ -30,7 +30,7 @@ def is_path(name: str) -> bool:
     """Whether the name of a dataset is a path."""
     if "\0" in name:  # not a path either
         return False
-    return os.sep in name or name.startswith("~") or name.endswith(FORMS)
+    return os.sep in name or name.startswith("~") or name.lower().endswith(FORMS)
 
 
 def absolute(name: str) -> str:
@@ -53,7 +53,7 @@ def own_interactions(name: str) -> Dataset:
         raise DataError("a dataset path must be absolute", got=repr(name), expected=expected, fix=fix)
     if path.is_dir():
         return _own(name, path, _parts(path))
-    if not path.name.endswith(FORMS):
+    if not path.name.lower().endswith(FORMS):
         if not path.exists():
             raise DataError("there is nothing at this path", file=path, fix="Correct the path")
         expected = f"a table ({', '.join(FORMS)}) or a folder with the parts train and test"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from workloads.data.errors import DataError
-from workloads.data.files import content, plain_or_gz
+from workloads.data.files import content, is_parquet, plain_or_gz
 from workloads.data.pairs.types import HIDDEN, HIGHEST, KIND, Pairs, SentencePairs
 from workloads.data.source import Dataset, SourceFile
 
@@ -32,7 +32,7 @@ _Columns: TypeAlias = tuple[Sequence[int], list[str], list[str], list[Any]]
 def is_pairs(path: Path) -> bool:
     """Whether a table, or the train part of a folder, has the columns of sentence pairs."""
     file = _part(path, "train") if path.is_dir() else path
-    if file is None or not file.name.endswith(FORMS) or not file.is_file():
+    if file is None or not file.name.lower().endswith(FORMS) or not file.is_file():
         return False
     try:
         return set(COLUMNS) <= set(_names(file))
@@ -102,7 +102,7 @@ def _names(file: Path) -> list[str]:
     import pyarrow as pa
     from pyarrow import parquet
 
-    if file.suffix == ".parquet":
+    if is_parquet(file):
         try:
             names: list[str] = parquet.read_schema(file).names
         except pa.ArrowException as error:
@@ -121,7 +121,7 @@ def _rows(file: Path, text: str) -> Iterator[tuple[int, list[str]]]:
     import io
 
     lines = io.StringIO(text, newline="")
-    tabs = ".tsv" in file.suffixes
+    tabs = ".tsv" in Path(file.name.lower()).suffixes
     line = 1
     reader = csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE) if tabs else csv.reader(lines)
     try:
@@ -137,7 +137,7 @@ def _rows(file: Path, text: str) -> Iterator[tuple[int, list[str]]]:
 def _pairs(file: Path, header: bool, may_hide: bool) -> Pairs:
     import numpy as np
 
-    read = _parquet(file, may_hide) if file.suffix == ".parquet" else _text(file, header, may_hide)
+    read = _parquet(file, may_hide) if is_parquet(file) else _text(file, header, may_hide)
     places, first, second, values = read
     for texts, name in ((first, COLUMNS[0]), (second, COLUMNS[1])):
         empty = next((row for row, text in enumerate(texts) if not isinstance(text, str) or not text.strip()), None)
@@ -158,7 +158,7 @@ def _pairs(file: Path, header: bool, may_hide: bool) -> Pairs:
 
 def _fault(file: Path, row: int, what: str, got: str, expected: str) -> DataError:
     """The error for a line, or for a row of Parquet, from 1."""
-    if file.suffix == ".parquet":
+    if is_parquet(file):
         return DataError(f"in row {row} {what}", file=file, got=got, expected=expected)
     return DataError(what, file=file, line=row, got=got, expected=expected)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workloads.data.errors import DataError
+from workloads.data.files import is_parquet
 from workloads.data.retrieval.judged import Row, judged
 from workloads.data.source import Dataset, own_dataset
 
@@ -21,7 +22,7 @@ def is_triples(file: Path) -> bool:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    if file.suffix != ".parquet" or not file.is_file():
+    if not is_parquet(file) or not file.is_file():
         return False
     try:
         return set(COLUMNS) <= set(pq.read_schema(file).names)

@@ -11,7 +11,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from tests.support.tiny_dataset import FILES, lay_out, register
 from workloads.data import (
@@ -90,6 +92,38 @@ def test_what_is_of_no_kind_is_told_what_would_do(kind: str, mine: str, tmp_path
 
 def test_every_kind_has_its_layouts() -> None:
     assert set(KINDS) == {known.kind for known in DATASETS.values()}
+
+
+@pytest.mark.parametrize(
+    ("kind", "file", "text"),
+    [
+        ("interactions", "Upper.CSV", "user,item\n1,2\n"),
+        ("interactions", "upper.Tsv", "user\titem\n1\t2\n"),
+        ("sentence_pairs", "Upper.TSV", "sentence1\tsentence2\tscore\na\tb\t1\n"),
+        ("interactions", "Upper.CSV.GZ", "user,item\n1,2\n"),
+    ],
+)
+def test_the_ending_of_a_table_may_be_in_any_case(kind: str, file: str, text: str, tmp_path: Path) -> None:
+    content = text.encode()
+    (tmp_path / file).write_bytes(gzip.compress(content) if file.endswith("GZ") else content)
+    name = str(tmp_path / file)
+    assert check_kind(name, kind) == name
+    assert verify(name, tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "columns"),
+    [
+        ("interactions", {"user": [1], "item": [2]}),
+        ("sentence_pairs", {"sentence1": ["a"], "sentence2": ["b"], "score": [1.0]}),
+        ("retrieval", {"query": ["a"], "positive": ["b"], "negative": ["c"]}),
+    ],
+)
+def test_so_may_that_of_parquet(kind: str, columns: dict[str, list[object]], tmp_path: Path) -> None:
+    name = str(tmp_path / "Upper.PARQUET")
+    parquet.write_table(pa.table(columns), name)
+    assert check_kind(name, kind) == name
+    assert verify(name, tmp_path) == []
 
 
 def test_only_a_known_one_can_be_fetched(tmp_path: Path) -> None:
