@@ -19,6 +19,7 @@ from workloads.data.images.archives import CIFAR_10, CIFAR_100, STL_10, TINY_IMA
 from workloads.data.images.kind import IMAGES
 from workloads.data.images.synthetic import SYNTHETIC_IMAGES
 from workloads.data.images.tables import CIFAR_10_SUBSET
+from workloads.data.interactions.columns import check_columns
 from workloads.data.interactions.kind import INTERACTIONS
 from workloads.data.interactions.lightgcn import GOWALLA, LASTFM, YELP2018
 from workloads.data.interactions.movielens import ML_1M, ML_100K, ML_100K_RAW
@@ -104,6 +105,7 @@ def check_kind(name: str, *kinds: str) -> str:
         DataError: it is unknown or of another kind; the message names the ones that fit.
     """
     fitting = [entry.name for entry in DATASETS.values() if entry.kind in kinds]
+    layouts = "; or ".join(KINDS[kind].layout for kind in kinds)
     if name not in DATASETS and not is_path(name):
         raise _unknown(name, fitting, " or the path of your own")
     if name in DATASETS:
@@ -113,11 +115,14 @@ def check_kind(name: str, *kinds: str) -> str:
     else:
         try:
             kind = dataset(name).kind
-        except DataError:
-            layouts = "; or ".join(KINDS[kind].layout for kind in kinds)
-            raise DataError("the path is not a dataset", file=Path(name), expected=layouts) from None
+            if kind == INTERACTIONS.name and kind not in kinds and path.is_file():  # so is a table of no other kind
+                check_columns(path)
+        except DataError as error:
+            what = "the path is not a dataset"
+            raise DataError(what, file=Path(name), got=error.got, expected=layouts, fix=error.fix) from None
     if kind not in kinds:
-        expected = f"{' or '.join(kinds)}: {', '.join(fitting)}, or the path of your own"
+        expected = layouts if name not in DATASETS else f"{', '.join(fitting)}, or the path of your own"
+        expected = f"{' or '.join(kinds)}: {expected}"
         raise DataError(f"dataset {name!r} holds another kind of data", got=kind, expected=expected)
     return name
 

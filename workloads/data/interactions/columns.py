@@ -73,12 +73,29 @@ def read_columns(file: Path) -> Iterator[Columns]:
         raise DataError("the file is empty", file=file, line=1, got="no interaction", expected="a row for each")
 
 
-def _text(file: Path) -> Iterator[Mapping[str, Any]]:
-    """Columns of a CSV or TSV file by role, as text."""
-    import csv as lines
+def check_columns(file: Path) -> None:
+    """Check the names of a table's columns.
 
+    Raises:
+        DataError: a column is missing, two have one role, or the file is damaged or cannot be read.
+    """
     import pyarrow as pa
-    from pyarrow import csv
+    from pyarrow import parquet
+
+    try:
+        if is_parquet(file):
+            _named_roles(file, parquet.read_schema(file).names)
+        else:
+            _text_roles(file)
+    except pa.ArrowInvalid as error:
+        raise _damaged(file, error) from None
+    except OSError as error:
+        raise DataError("the file cannot be read", file=file, got=error.strerror or str(error)) from None
+
+
+def _text_roles(file: Path) -> tuple[dict[str, str], bool]:
+    """The column of each role, and whether nothing follows the first line."""
+    import csv as lines
 
     with opened(file) as text:
         first = text.readline().removeprefix(b"\xef\xbb\xbf").decode(errors="backslashreplace").rstrip("\r\n")
@@ -91,7 +108,15 @@ def _text(file: Path) -> Iterator[Mapping[str, Any]]:
         raise DataError(
             "the first line cannot be read", file=file, line=1, got=shown, expected=_EXPECTED, fix=fix
         ) from None
-    roles = _roles(file, names, shown)
+    return _roles(file, names, shown), is_empty
+
+
+def _text(file: Path) -> Iterator[Mapping[str, Any]]:
+    """Columns of a CSV or TSV file by role, as text."""
+    import pyarrow as pa
+    from pyarrow import csv
+
+    roles, is_empty = _text_roles(file)
     if is_empty:
         return
     uneven: list[Any] = []
@@ -202,12 +227,19 @@ def _parquet(file: Path) -> Iterator[Mapping[str, Any]]:
     try:
         # Mapped, since buffers that a file is read into are kept until its end.
         with parquet.ParquetFile(file, memory_map=True) as table:
-            names = table.schema_arrow.names
-            roles = _roles(file, names, ", ".join(names)[:_SHOWN] or "none")
+            roles = _named_roles(file, table.schema_arrow.names)
             for batch in table.iter_batches(_BLOCK_ROWS, columns=list(roles.values()), use_threads=False):
                 yield {role: batch.column(name) for role, name in roles.items()}
     except pa.ArrowInvalid as error:
-        raise DataError("the file is not Parquet, or is damaged", file=file, got=str(error)[:_SHOWN]) from None
+        raise _damaged(file, error) from None
+
+
+def _damaged(file: Path, error: Exception) -> DataError:
+    return DataError("the file is not Parquet, or is damaged", file=file, got=str(error)[:_SHOWN])
+
+
+def _named_roles(file: Path, names: list[str]) -> dict[str, str]:
+    return _roles(file, names, ", ".join(names)[:_SHOWN] or "none")
 
 
 def _roles(file: Path, names: list[str], got: str) -> dict[str, str]:

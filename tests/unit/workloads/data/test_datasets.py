@@ -90,6 +90,40 @@ def test_what_is_of_no_kind_is_told_what_would_do(kind: str, mine: str, tmp_path
         check(str(tmp_path / "nothing"), tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            "sentence1;sentence2;score\na;b;1\n",
+            ("the path is not a dataset: got 'sentence1;sentence2;score'", "by ';'"),
+        ),
+        ("a,b,score\n1,2,3\n", ("the path is not a dataset: got 'a,b,score'",)),
+        ("user,item\n1,2\n", ("holds another kind of data: got interactions; expected sentence_pairs: a table",)),
+    ],
+)
+def test_a_table_of_another_kind_names_the_columns_that_are_needed(
+    text: str, words: tuple[str, ...], tmp_path: Path
+) -> None:
+    (tmp_path / "pairs.csv").write_text(text)
+    with pytest.raises(DataError) as caught:
+        check_kind(str(tmp_path / "pairs.csv"), "sentence_pairs")
+    for word in (*words, "the columns sentence1, sentence2 and score"):
+        assert word in str(caught.value)
+
+
+def test_a_table_of_another_kind_that_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "pairs.csv.gz").write_bytes(b"user,item\n1,2\n")
+    with pytest.raises(DataError, match="the path is not a dataset: got it cannot be decompressed"):
+        check_kind(str(tmp_path / "pairs.csv.gz"), "sentence_pairs")
+
+
+def test_so_does_parquet(tmp_path: Path) -> None:
+    name = str(tmp_path / "triples.parquet")
+    parquet.write_table(pa.table({"question": ["a"], "positive": ["b"]}), name)
+    with pytest.raises(DataError, match=r"not a dataset: got question, positive; .*query, positive and neg"):
+        check_kind(name, "retrieval")
+
+
 def test_every_kind_has_its_layouts() -> None:
     assert set(KINDS) == {known.kind for known in DATASETS.values()}
 
