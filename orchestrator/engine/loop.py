@@ -173,6 +173,13 @@ def run_epochs(
         if validate and plan.evaluates(epoch):
             evaluation = workload.evaluate("validation")
             seen = named("validation", workload, "evaluate", evaluation)
+            if not seen:
+                raise NoResult(
+                    "No metric of validation is reported, so no epoch can be selected",
+                    got=f"only {', '.join(metrics)}" if metrics else "none",
+                    fix="Return metrics from evaluate: in a function use @ctx.evaluate, or yield names that begin with "
+                    "validation/; a Trainer needs an eval_dataset",
+                )
         if epoch in test_epochs:
             before_test(epoch)
             metrics |= named("test", workload, "evaluate", workload.evaluate("test"))

@@ -360,6 +360,14 @@ def test_what_is_no_result_is_told_with_its_class(
     assert expected in str(caught.value)
 
 
+def test_an_evaluation_without_metrics_is_refused_at_the_first_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Toy, "evaluate", lambda self, split: Evaluation({}))
+    workload = build()
+    with pytest.raises(NoResult, match=r"No metric of validation is reported.*: got only train/loss\. Return"):
+        next(run_epochs(workload, Plan(epochs=9)))
+    assert workload.calls == ["train 1"]
+
+
 def test_diverged_crosses_process_borders() -> None:
     rows = (Row(2, 1.5, {"train/loss": 0.5}),)
     copy = pickle.loads(pickle.dumps(Diverged(3, "train/loss", math.inf, rows)))
