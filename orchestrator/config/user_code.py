@@ -38,6 +38,12 @@ def is_named(text: str) -> bool:
     return ":" in text
 
 
+def check_name(text: str, kind: str) -> None:
+    """Raise UserError for a file alone, ``file.py``, without the name of the ``kind`` of code in it."""
+    if text.endswith(".py"):
+        raise UserError(f"The {kind} is named by its file alone", got=text, fix=f"Write {text}:NAME")
+
+
 def is_file(text: str) -> bool:
     """Whether it names code in a file, ``file.py:name``, and not in an importable module."""
     location = text.rpartition(":")[0]

@@ -25,6 +25,7 @@ def entry(name: str) -> Entry:
     if user_code.is_named(name):
         return user_workload.entry(name)
     if name in catalog():
+    user_code.check_name(name, "workload")
         return catalog()[name]
     if name in (faults := broken()):
         raise _unusable(name, faults[name])

@@ -60,6 +60,7 @@ def load(workload: str, name: str) -> Space:
         if function not in functions:
             raise unknown(f"function in {location}", function, functions)
         return functions[function]
+    user_code.check_name(name, "search space")
     spaces = presets(workload)
     if name not in spaces:
         raise unknown(f"search space of {workload}", name, spaces)

@@ -48,9 +48,19 @@ def check(named: str, home: Path, whose: str, kind: str = "space") -> None:
 
 
 def named_workload(name: str | None, home: Path) -> str | None:
-    """The name of a workload that the user has given. A file of the user's gets consent and its whole path."""
-    if name is None or not user_code.is_named(str(name)):
+    """The name of a workload that the user has given. A file of the user's gets consent and its whole path.
+
+    Raises UserError for an object in the place of its name.
+    """
+    if name is None:
+        return None
+    if not isinstance(name, str | Path):
+        raise UserError(
+            "The workload is not given by its name", got=repr(name), fix="Name it by a string, such as mine.py:Mine"
+        )
+    name = str(name)
+    if not user_code.is_named(name):
         return name
-    name = user_code.absolute(str(name))
+    name = user_code.absolute(name)
     trust(name, home)
     return name

@@ -153,6 +153,11 @@ def test_a_bad_name_is_one_sentence(mine: Path, named: str, text: str | None, wo
     refused(lambda: run(named if "." in named.partition(":")[0][:3] else str(mine.parent / named)), *words)
 
 
+def test_a_file_without_a_name_and_an_object_without_one(mine: Path) -> None:
+    refused(lambda: run("mine.py"), "The workload is named by its file alone", "Write mine.py:NAME")
+    refused(lambda: run(object), "not given by its name", "got <class 'object'>", "mine.py:Mine")  # type: ignore[arg-type]
+
+
 CLASS = """
 from pydantic import BaseModel
 from workloads.contract import Objective

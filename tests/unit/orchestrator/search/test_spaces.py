@@ -117,6 +117,10 @@ def test_an_unknown_preset_gets_the_nearest() -> None:
     refused(lambda: spaces.load("recommender", "spce"), "Unknown search space of recommender", "Did you mean 'space'?")
 
 
+def test_a_file_without_the_name_of_a_space() -> None:
+    refused(lambda: spaces.load("recommender", "sp.py"), "search space is named by its file alone", "Write sp.py:NAME")
+
+
 def test_a_workload_without_presets(toy_workload: str) -> None:
     refused(
         lambda: spaces.load(toy_workload, "space"), "toy has no search space of its own", "--space file.py:function"
