@@ -286,8 +286,7 @@ class FunctionWorkload:
                 raise RuntimeError(
                     f"{self._name} has ended before epoch {epoch}; it yields once for each of ctx.epochs"
                 ) from None
-        metrics, state = produced if isinstance(produced, tuple) else (produced, None)
-        metrics = {name: _number(value) for name, value in metrics.items()}
+        metrics, state = _parts(produced, f"{self._name} yields", "state")
         if state is not None:
             self._check_state(state)
         return metrics, state
@@ -330,15 +329,32 @@ def of(
 def _evaluation(result: Any) -> Evaluation:
     if isinstance(result, Evaluation):
         return result
-    metrics, units = result if isinstance(result, tuple) else (result, {})
+    metrics, units = _parts(result, "the function of ctx.evaluate returns", "units")
     return Evaluation(
-        {name: _number(value) for name, value in metrics.items()},
+        metrics,
         {
             name: np.asarray(column.cpu() if isinstance(column, torch.Tensor) else column)
-            for name, column in units.items()
+            for name, column in (units or {}).items()
         },
     )
 
 
-def _number(value: Any) -> float:
-    return value.item() if isinstance(value, torch.Tensor) else float(value)
+def _parts(result: Any, says: str, second: str) -> tuple[dict[str, float], Any]:
+    """The metrics of a result, and what it has as ``second`` or None. Raises RuntimeError for another result."""
+    parts = result if isinstance(result, tuple) else (result, None)
+    if len(parts) != 2 or not isinstance(parts[0], Mapping):
+        kinds = ", ".join(type(part).__name__ for part in parts)
+        got = f"a tuple ({kinds})" if isinstance(result, tuple) else type(result).__name__
+        raise RuntimeError(f"{says} {got}; allowed: a dict of metrics, or a tuple of it and the {second}")
+    return {name: _number(name, value, says) for name, value in parts[0].items()}, parts[1]
+
+
+def _number(name: str, value: Any, says: str) -> float:
+    is_tensor = isinstance(value, torch.Tensor)
+    try:
+        if not is_tensor or value.numel() == 1:
+            return value.item() if is_tensor else float(value)
+    except (TypeError, ValueError):
+        pass
+    got = f"a tensor of shape {tuple(value.shape)}" if is_tensor else repr(value)[:200]
+    raise RuntimeError(f"{says} the metric {name} as {got}; a metric is one number")

@@ -15,8 +15,17 @@ CONFIG = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=False)
 def of_function(function: Callable[..., Any]) -> type[BaseModel]:
     """The annotation of the first argument: a pydantic model as it is, or one made of a dataclass' fields.
 
-    Without an annotation there are no parameters. Raises ValueError for another annotation.
+    Without an annotation there are no parameters. Raises ValueError for another annotation, and for a function that
+    cannot be called with the parameters and a context.
     """
+    try:
+        inspect.signature(function).bind(None, None)
+    except TypeError:
+        taken = ", ".join(inspect.signature(function).parameters) or "no arguments"
+        raise ValueError(
+            f"{function.__name__} takes {taken}, and is called with the parameters and a context "
+            f"(def {function.__name__}(params, ctx))"
+        ) from None
     kind = _annotation(function)
     if kind is inspect.Parameter.empty:
         return create_model("Params", __config__=CONFIG)
@@ -46,10 +55,7 @@ def argument(function: Callable[..., Any], params: BaseModel) -> Any:
 
 
 def _annotation(function: Callable[..., Any]) -> Any:
-    first = next(iter(_signature(function).parameters.values()), None)
-    if first is None:
-        raise ValueError(f"{function.__name__} takes no arguments; it is called with the parameters and a context")
-    return first.annotation
+    return next(iter(_signature(function).parameters.values())).annotation
 
 
 def of_classes(*classes: type[Any]) -> type[BaseModel]:

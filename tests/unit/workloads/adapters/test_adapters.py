@@ -239,6 +239,7 @@ def test_parameters_are_those_of_a_dataclass_or_none(write: Any) -> None:
         ("class Mine:\n    objective = 1\n", "Mine", "no Params, no train_epoch"),
         ("def train(params: int, ctx):\n    yield {}\n", "train", "neither a pydantic model nor a dataclass"),
         ("def train():\n    yield {}\n", "train", "takes no arguments"),
+        ("def train(params):\n    yield {}\n", "train", r"takes params, .* \(def train\(params, ctx\)\)"),
         ("OBJECTIVE = 'acc'\ndef train(params, ctx):\n    yield {}\n", "train", "OBJECTIVE is 'acc'; allowed: METRIC:"),
     ],
 )
@@ -252,6 +253,10 @@ def test_a_file_that_is_no_workload_is_refused(write: Any, text: str, name: str,
     [
         ("    yield {'loss': 1.0}\n", "has ended before epoch 2; it yields once for each of ctx.epochs"),
         ("    for _ in ctx.epochs:\n        yield {}, {'adapter': 1}\n", "a part 'adapter'"),
+        ("    yield {}, {}, 3\n", r"train yields a tuple \(dict, dict, int\); allowed: a dict of metrics, or a tuple"),
+        ("    yield\n", "train yields NoneType; allowed: a dict of metrics"),
+        ("    yield {'note': 'x'}\n", "train yields the metric note as 'x'; a metric is one number"),
+        ("    import torch\n    yield {'a': torch.ones(2)}\n", r"the metric a as a tensor of shape \(2,\)"),
         (
             "    import torch\n    ctx.load(net=torch.nn.Linear(1, 1))\n"
             "    for _ in ctx.epochs:\n        yield {}, {'model': {}, 'opt': {}}\n",
