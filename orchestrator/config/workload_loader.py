@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
@@ -24,8 +25,8 @@ def entry(name: str) -> Entry:
     """The catalog entry, or that of a user's file. Raises UserError with the nearest name, or why it cannot be used."""
     if user_code.is_named(name):
         return user_workload.entry(name)
-    if name in catalog():
     user_code.check_name(name, "workload")
+    if name in catalog():
         return catalog()[name]
     if name in (faults := broken()):
         raise _unusable(name, faults[name])
@@ -90,6 +91,11 @@ def _faults(workload: Any) -> Iterator[str]:
     for limit in getattr(workload, "limits", {}):
         if limit not in LIMITS:
             yield f"the limit {limit!r}, which is none of {', '.join(LIMITS)}"
+    try:
+        if inspect.isclass(workload):
+            inspect.signature(workload).bind(None, None)
+    except TypeError:
+        yield f"a constructor with the arguments {inspect.signature(workload)}, where it is called with params, runtime"
 
 
 def predictor(name: str) -> Path | None:

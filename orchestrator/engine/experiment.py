@@ -15,7 +15,7 @@ from orchestrator.config import objectives
 from orchestrator.config.plan import Plan
 from orchestrator.engine.checkpoint import BestEpoch, Checkpoint
 from orchestrator.engine.checkpoint_writer import copy
-from orchestrator.engine.loop import Diverged, End, EpochReport, Progress, Row, named, run_epochs
+from orchestrator.engine.loop import Diverged, End, EpochReport, Progress, Row, named, run_epochs, servable
 from workloads.contract import Columns, Evaluation, State, Workload
 
 if TYPE_CHECKING:
@@ -158,14 +158,14 @@ class Experiment:
         """
         if not names:
             return {}
-        servable = self._now()[0].servable()
+        served = servable(self._now()[0])
         values: dict[str, float] = {}
         if "parameters" in names:
-            values["parameters"] = sum(t.numel() for t in servable.weights.values() if t.is_floating_point())
+            values["parameters"] = sum(t.numel() for t in served.weights.values() if t.is_floating_point())
         if "latency_ms" in names:
             from orchestrator.engine.latency import milliseconds
 
-            values["latency_ms"] = milliseconds(servable)
+            values["latency_ms"] = milliseconds(served)
         return values
 
     @property

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from orchestrator.config import objectives
 from orchestrator.config.plan import Plan
-from workloads.contract import Columns, Evaluation, Metrics, Objective, Pretrained, StepLogged, Workload
+from workloads.contract import Columns, Evaluation, Metrics, Objective, Pretrained, Servable, StepLogged, Workload
 
 REPORT_SECONDS = 1.0
 CHECKPOINT_SECONDS = 5.0
@@ -247,6 +247,17 @@ def named(split: str, workload: Workload, method: str, result: Metrics | Evaluat
     raise NoResult(
         f"{type(workload).__module__}.{type(workload).__qualname__}.{method} has returned no result",
         got=" ".join(repr(result).split())[:200], allowed=kinds[method],
+    )  # fmt: skip
+
+
+def servable(workload: Workload) -> Servable:
+    """What a workload's method of this name returns. Raises :class:`NoResult` for anything else."""
+    served = workload.servable()
+    if isinstance(served, Servable):
+        return served
+    raise NoResult(
+        f"{type(workload).__module__}.{type(workload).__qualname__}.servable has returned no Servable",
+        got=" ".join(repr(served).split())[:200], allowed="a workloads.contract.Servable",
     )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.config import workload_loader
 from orchestrator.config.spec import ExperimentSpec, Resources
-from orchestrator.engine import checkpoint
+from orchestrator.engine import checkpoint, loop
 from orchestrator.engine.checkpoint_writer import CheckpointWriter
 from orchestrator.engine.experiment import Experiment, Outcome
 from orchestrator.engine.loop import Diverged, EpochReport, Progress, Row
@@ -268,8 +268,8 @@ def write_outcome(outcome: Outcome, folder: Path, accumulate: int = 1) -> None:
 
 
 def _servable(workload: Workload) -> Servable:
-    """The workload's servable. Raises UserError when the predictor cannot be read."""
-    served = workload.servable()
+    """The workload's servable. Raises UserError when it is none, or the predictor cannot be read."""
+    served = loop.servable(workload)
     try:
         if served.predictor is None:
             return served

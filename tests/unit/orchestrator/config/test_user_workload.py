@@ -160,15 +160,16 @@ def test_a_file_without_a_name_and_an_object_without_one(mine: Path) -> None:
 
 CLASS = """
 from pydantic import BaseModel
-from workloads.contract import Objective
+from workloads.contract import Evaluation, Objective
 
 class Mine:
     class Params(BaseModel):
         pass
     objective = Objective("loss", "min")
-    def train_epoch(self, epoch): ...
-    def evaluate(self, split): ...
-    def state_dict(self): ...
+    def __init__(self, params, runtime): ...
+    def train_epoch(self, epoch): return {"loss": 1.0}
+    def evaluate(self, split): return Evaluation({"loss": 1.0})
+    def state_dict(self): return {}
     def load_state_dict(self, state): ...
     def servable(self): ...
 """
@@ -186,6 +187,7 @@ class Mine:
             ("the limit 'acumulate', which is none of",),
         ),
         ("class Params(BaseModel)", "class Params", ("its Params is no pydantic model",)),
+        ("params, runtime", "params", ("the arguments (params)",)),
         ("def servable", "def sevrable", ("the class Mine has no servable",)),
     ],
 )
@@ -193,6 +195,16 @@ def test_a_class_that_does_not_meet_the_contract(mine: Path, right: str, wrong: 
     assert right in CLASS
     mine.write_text(CLASS.replace(right, wrong))
     refused(lambda: run(f"{mine}:Mine"), *words)
+
+
+def test_a_servable_that_is_none_is_refused(mine: Path) -> None:
+    mine.write_text(CLASS)
+    refused(lambda: run(f"{mine}:Mine"), "Mine.servable has returned no Servable: got None", "contract.Servable")
+
+
+def test_a_function_without_metrics_of_validation_is_refused(mine: Path) -> None:
+    mine.write_text("def train(params, ctx):\n    for _ in ctx.epochs:\n        yield {'loss': 1.0}\n")
+    refused(lambda: run(f"{mine}:train"), "No metric of validation", "use @ctx.evaluate", "begin with validation/")
 
 
 def test_a_failing_function_fails_its_run_alone(mine: Path) -> None:
