@@ -129,6 +129,8 @@ def _usage(error: Any) -> str:
     option = str(getattr(error, "option_name", ""))
     names = [each.strip("-") for each in getattr(error, "possibilities", None) or ()]
     is_unknown = option.startswith("--") and message.startswith("No such option")
+    if is_unknown:  # click quotes the option in some versions
+        message = f"No such option: {option}" + message.partition(option)[2].removeprefix("'")
     verb = error.ctx.command.name if error.ctx and error.ctx.parent and not error.ctx.parent.parent else None
     if is_unknown and verb in ("run", "sweep") and not nearest(option[2:], names):
         from orchestrator.config.options import OPTIONS

@@ -62,7 +62,7 @@ def hold(stderr: str, found: int, code: int, *words: str) -> None:
     [
         ("rnu", ("Unknown verb: got 'rnu'. Did you mean 'run'? All: ", " --help.")),
         ("data ftech ml-100k", ("Unknown verb: got 'ftech'; allowed: fetch, list, verify", "Did you mean 'fetch'?")),
-        ("run --trails 3", ("No such option", "--trails", "run --help")),
+        ("run --trails 3", ("No such option: --trails", "run --help")),
         ("run recommender --lr .1", ("No such option: --lr. Parameters and keys of the plan are words: lr=VALUE",)),
         (
             "run recommender --trials 3",
