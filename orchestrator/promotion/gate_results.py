@@ -16,6 +16,7 @@ from orchestrator.report.statistics import (
     lower_bound,
     resampled_means,
     resampling,
+    sign_flips,
     subset_means,
 )
 
@@ -121,7 +122,7 @@ def _difference(
         return GateResult(name, old, value, "refused", str(_too_few(len(pairs), confidence)))
     passed = least > bar if gate == "better" else least >= bar
     wanted = f"above {bar:g}" if gate == "better" else f"from {bar:g}"
-    method = "paired sign flips, exact" if len(pairs) < RESAMPLED_FROM else resampling(len(pairs))
+    method = (sign_flips if len(pairs) < RESAMPLED_FROM else resampling)(len(pairs))
     note = f"by {least:+.4g} or more at {confidence:.3g} over {len(pairs)} units ({method}); wanted {wanted}"
     if missing := len(units) - len(pairs):
         note += f"; units without a value, left out: {missing}"
@@ -131,8 +132,8 @@ def _difference(
 def _least(differences: Any, confidence: float) -> float | None:
     """One-sided lower bound of the mean paired difference, by a seeded percentile bootstrap over the units.
 
-    For many units it is that of the normal distribution. For fewer than 10 units an exact test over all sign flips;
-    None if they are too few for the confidence.
+    For many units it is that of the normal distribution, for fewer than :data:`RESAMPLED_FROM` that of sign flips; None
+    if they are too few for the confidence.
     """
     import numpy as np
 
@@ -143,8 +144,10 @@ def _least(differences: Any, confidence: float) -> float | None:
 
 
 def _too_few(units: int, confidence: float) -> UserError:
-    """The error for too few units: with n of them the smallest probability of a sign flip is 2^-n."""
-    least = next((n for n in range(2, RESAMPLED_FROM) if 2.0**-n <= 1 - confidence + 1e-12), RESAMPLED_FROM)
+    """The error for too few units: with n of them the smallest probability of a sign flip is 2^-n, if all are tried."""
+    least = next(
+        (n for n in range(2, RESAMPLED_FROM) if 1 / min(2**n, RESAMPLES) <= 1 - confidence + 1e-12), RESAMPLED_FROM
+    )
     return UserError(
         f"Too few units for a confidence of {confidence:.3g}", got=units, allowed=f"at least {least}",
         fix="Validate on more units, or lower the gate's confidence",

@@ -1,4 +1,4 @@
-"""The order of methods by their means, with a paired test over users, images or queries between them."""
+"""The order of methods by their means, with a paired test over seeds and users, images or queries between them."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def order(
     """Compare the ``named`` pairs, and all other pairs of neighbours in the order of means, best first.
 
     With a ``reference`` each method is compared with it instead, and there are no neighbours. Methods without values
-    are left out, and so is a reference without values. The test is over units: a unit's value is its mean over the
-    seeds. If runs have no values of units, the seeds are compared (Welch's t).
+    are left out, and so is a reference without values. The test is over units and seeds; over means of units alone for
+    few units, one seed or different numbers of seeds; over seeds alone (Welch's t) without values of units.
     """
     with_values = [one for one in entrants if one[1]]
     ranked = sorted(with_values, key=lambda one: statistics.summary(one[1][metric]).mean, reverse=not lower)
@@ -82,11 +82,14 @@ def _ahead(better: Entrant, worse: Entrant, metric: str, lower: bool) -> Differe
     units_b = _by_unit(b, metric)
     if units_a is None or units_b is None or not units_a[0].equals(units_b[0]):
         return statistics.over_seeds(a[1][metric], b[1][metric], "welch")
-    return statistics.over_units(units_a[1], units_b[1])
+    seeds, units = units_a[1].shape
+    if units_a[1].shape == units_b[1].shape and seeds > 1 and units >= statistics.RESAMPLED_FROM:
+        return statistics.over_units_and_seeds(units_a[1], units_b[1])
+    return statistics.over_units(units_a[1].mean(axis=0), units_b[1].mean(axis=0))
 
 
 def _by_unit(entrant: Entrant, metric: str) -> tuple[Any, Any] | None:
-    """Ids of the units and their values, as means over seeds; None if the runs do not have them."""
+    """Ids of the units and their values, (seeds, units); None if the runs do not have them."""
     import numpy as np
     import pyarrow.parquet as pq
 
@@ -96,4 +99,4 @@ def _by_unit(entrant: Entrant, metric: str) -> tuple[Any, Any] | None:
     tables = [pq.read_table(file, columns=["id", metric]).sort_by("id") for file in files]
     if any(not table["id"].equals(tables[0]["id"]) for table in tables):
         return None
-    return tables[0]["id"], np.mean([table[metric].to_numpy().astype(np.float64) for table in tables], axis=0)
+    return tables[0]["id"], np.stack([table[metric].to_numpy().astype(np.float64) for table in tables])

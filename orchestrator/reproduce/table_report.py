@@ -301,7 +301,8 @@ def _order(result: Mapping[str, Any], key: BlockKey) -> list[str]:
         lines.append(f"{metric}{step['better']} > {step['worse']} by {step['difference']:.4f}{interval}{p}")
     tests = {step["test"] for step in steps if step["p_holm"] is not None}
     if tests:
-        means = f"means of each {result['unit']} over the seeds, " if any("paired" in test for test in tests) else ""
+        alone = any("paired" in test and "seeds" not in test for test in tests)
+        means = f"means of each {result['unit']} over the seeds, " if alone else ""
         lines.append(f"{', '.join(sorted(tests))}; {means}p corrected by Holm{_over(steps)}")
     ours, theirs = (_ranked(result, key, name) for name in ("mean", "published"))
     if len(theirs) > 1 and theirs != [name for name in ours if name in theirs]:

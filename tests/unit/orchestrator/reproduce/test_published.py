@@ -90,12 +90,16 @@ def done(
     return Done(folder, {}, reused=False)
 
 
-def test_neighbours_are_compared_by_their_users_means_over_seeds(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("users", "test"),
+    [(40, "paired sign flips, 10000 drawn, 40 units"), (60, "paired t over 2 seeds and 60 units")],
+)
+def test_neighbours_are_compared_by_their_users_over_seeds(users: int, test: str, tmp_path: Path) -> None:
     rng = np.random.default_rng(3)
-    a, b = rng.random((2, 2, 40))  # method, seed, user
-    ids = list(range(40))
+    a, b = rng.random((2, 2, users))  # method, seed, user
+    ids = list(range(users))
     entrants: list[ranking.Entrant] = [
-        ("worst", {"ndcg_at_20": [0.1, 0.1]}, [done(tmp_path / f"w{i}", [0.1] * 40) for i in range(2)]),
+        ("worst", {"ndcg_at_20": [0.1, 0.1]}, [done(tmp_path / f"w{i}", [0.1] * users) for i in range(2)]),
         ("a", {"ndcg_at_20": list(a.mean(1))}, [done(tmp_path / f"a{i}", a[i]) for i in range(2)]),
         # its users in another order
         (
@@ -107,11 +111,17 @@ def test_neighbours_are_compared_by_their_users_means_over_seeds(tmp_path: Path)
     ]
     first, second = ranking.order(entrants, "ndcg_at_20")
     assert (first.better, first.worse, second.better, second.worse) == ("b", "a", "a", "worst")
-    expected = statistics.over_units(b.mean(0) + 1, a.mean(0))
+
+    def expect(values: Any, others: Any) -> statistics.Difference:
+        if users == 60:
+            return statistics.over_units_and_seeds(values, others)
+        return statistics.over_units(values.mean(0), others.mean(0))
+
+    expected = expect(b + 1, a)
     assert first.difference.value == pytest.approx(expected.value)
-    assert (first.difference.p, second.difference.test) == (expected.p, "paired bootstrap, 40 units")
+    assert (first.difference.p, second.difference.test) == (expected.p, test)
     assert not first.named
-    outer = statistics.over_units(b.mean(0) + 1, np.full(40, 0.1))
+    outer = expect(b + 1, np.full(b.shape, 0.1))
     raw = [first.difference.p or 0.0, second.difference.p or 0.0, outer.p or 0.0]
     assert [first.p, second.p] == statistics.holm(raw)[:2]  # chosen among all pairs by these values
 
