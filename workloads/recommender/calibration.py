@@ -30,11 +30,15 @@ from workloads.seeding import derive, generator
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """``settings`` of the loss, ``weights`` of the interactions (n,) or None for ones, ``metrics`` to report."""
+    """``settings`` of the loss, ``weights`` of the interactions (n,) or None for ones, ``metrics`` to report.
+
+    ``mean_weight`` is that of the interactions.
+    """
 
     settings: Mapping[str, Any]
     weights: torch.Tensor | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
+    mean_weight: float = 1.0
 
     def of(self, rows: torch.Tensor) -> torch.Tensor | None:
         """The weights of some interactions (b,), or None for ones."""
@@ -100,7 +104,8 @@ class Calibrator:
             weights = credence(scores, prior, distribution, params.credence)
         self.held = None if params.e_steps == "epoch" else weights
         metrics = {"ks": ks_distance(sample, distribution).item()} if params.backbone == "mf" else {}
-        return Calibration(self.settings, weights, metrics)
+        mean = 1.0 if params.credence == "mean1" else weights.mean().item()
+        return Calibration(self.settings, weights, metrics, mean)
 
 
 def is_e_step(epoch: int, e_steps: int | str | None, epochs: int) -> bool:

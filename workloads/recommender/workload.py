@@ -157,6 +157,8 @@ class Recommender:
             table = self.model.embeddings().detach()
             self.draws.sampler.begin(table, epoch, derive(runtime.seed, "memory", epoch))
         calibrated = self.calibrate(epoch)
+        if isinstance(self.optimizer, Adam):
+            self.optimizer.weight_decay = params.weight_decay * calibrated.mean_weight  # (3.29) weighs both terms
         if self.contrast is not None:
             self.contrast.begin(self.model.embedding, epoch)
         measured = EpochMetrics(params, data, runtime)

@@ -15,6 +15,7 @@ from workloads.contract import Runtime
 from workloads.data import load_interactions
 from workloads.data.interactions.splits import hold_out
 from workloads.recommender import data_checks
+from workloads.recommender.adam import Adam
 from workloads.recommender.params import Params
 from workloads.recommender.workload import Recommender
 
@@ -37,6 +38,20 @@ def by_user(pairs: np.ndarray[Any, Any], n_users: int) -> list[set[int]]:
     for user, item in pairs.tolist():
         items[user].add(item)
     return items
+
+
+def test_the_credence_weighs_the_decay_under_adam() -> None:
+    """(3.29), E-3.29: credences that differ by one factor train alike, for Adam cancels the factor of the loss."""
+    tables = {}
+    for form in ("mean1", "thesis"):
+        workload = build(loss="bprac", credence=form, weight_decay=1e-3, prior_var=0.6)
+        for epoch in (1, 2):
+            workload.train_epoch(epoch)
+        assert isinstance(workload.optimizer, Adam)
+        tables[form] = (workload.model.embedding.detach(), workload.optimizer.weight_decay)
+    assert tables["mean1"][1] == 1e-3
+    assert tables["thesis"][1] < 0.5e-3
+    torch.testing.assert_close(tables["thesis"][0], tables["mean1"][0], rtol=0, atol=1e-3)
 
 
 @pytest.mark.parametrize("backbone", ["mf", "lightgcn"])
