@@ -155,6 +155,7 @@ DENOISING: Mapping[str, Method] = {
     "MPR": _method("lam", loss="mpr", sampler="uniform", lam=0.5, **_CHAPTER_3),
     "DenoiseRec": _method("drop_rate", loss="denoise_truncated", sampler="uniform", drop_rate=0.2, **_CHAPTER_3),
     "DenoiseRec, reweighted": _method("beta", loss="denoise_reweighted", sampler="uniform", beta=0.2, **_CHAPTER_3),
+    "DenoiseRec, pairwise": _method(loss="denoise_truncated_bpr", sampler="uniform", threshold=2.0, **_CHAPTER_3),
     "BPRAC": _method(credence="thesis", **_BPRAC),
     "BPRAC, mean1": _method(credence="mean1", **_BPRAC),
     "BPRAC, bayes": _method(credence="bayes", **_BPRAC),
