@@ -105,8 +105,8 @@ _ALL = (
     _table(
         "3.3", "Pairwise ranking from noisy positives", "3.5.2", methods.DENOISING,
         _RATINGS, _DENSITY, _FILTER, _MPR_FORM, _MAP,
-        common=_CLEAN, on=_PRIORS, extra={"DenoiseRec, reweighted": None, **_FORMS}, compared_by="ndcg_at_10",
-        proposed="BPRAC",
+        common=_CLEAN, on=_PRIORS, extra={"DenoiseRec, reweighted": None, "DenoiseRec, pairwise": None, **_FORMS},
+        compared_by="ndcg_at_10", proposed="BPRAC",
     ),
     _table(
         "4.2", "Negative samplers", "4.5.2.1", {**methods.SAMPLING, **methods.SAMPLING_SGD},
