@@ -26,7 +26,7 @@ def status(
     as_json: Json = False,
     storage: Storage = None,
 ) -> None:
-    """Show the status of a run, a sweep or a job.
+    """Show the status of a run, a sweep, a trial or a job.
 
     Example: orchestrator status latest --wait
     """
@@ -44,7 +44,7 @@ def logs(
     address: Address = None,
     storage: Storage = None,
 ) -> None:
-    """Print the log of a run, a sweep or a job.
+    """Print the log of a run, a sweep, a trial or a job.
 
     Example: orchestrator logs latest --follow
     """
@@ -55,9 +55,7 @@ def logs(
 
 @app.command()
 def stop(
-    reference: Annotated[
-        str, typer.Argument(metavar="ID", help="Id of a run, a sweep, a trial (SWEEP/7) or a job, or latest.")
-    ] = "latest",
+    reference: Reference = "latest",
     verdict: Annotated[
         Literal["pruned", "failed"], typer.Option("--as", help="How a trial ends; a failed one has no value.")
     ] = "pruned",

@@ -1,4 +1,4 @@
-"""The verbs ``status``, ``logs`` and ``stop``, for runs, sweeps and jobs.
+"""The verbs ``status``, ``logs`` and ``stop``, for runs, sweeps, trials and jobs.
 
 An id is looked up first among the records in the storage, then among the jobs of the cluster.
 """
@@ -32,6 +32,13 @@ POLL_SECONDS = 0.5
 
 def status(settings: Settings, reference: str, *, wait: bool, address: str | None, as_json: bool) -> int:
     """Print the status and return 0; with ``wait`` wait for the end and return its exit code. Raises UserError."""
+    if trial := _trial_of(settings, reference):
+        values = _trial(*trial)
+        while wait and values["exit_code"] is None and trial[0].status() == "running":
+            time.sleep(POLL_SECONDS)
+            values = _trial(*trial)
+        print(json.dumps(values) if as_json else _text(values))
+        return values["exit_code"] or DONE if wait else DONE
     target = find(settings, reference, address)
     if isinstance(target, RunFolder):
         values = _run(target)
@@ -59,6 +66,9 @@ def logs(settings: Settings, reference: str, *, follow: bool, address: str | Non
     from orchestrator.jobs import submission
     from orchestrator.jobs.job_state import Lines
 
+    if trial := _trial_of(settings, reference):
+        _print_log(settings, trial[0], follow, f" trial {trial[1]} ")
+        return DONE
     target = find(settings, reference, address)
     if isinstance(target, RunFolder):
         _print_log(settings, target, follow)
@@ -77,12 +87,11 @@ def stop(settings: Settings, reference: str, verdict: StopState = "pruned", *, a
 
     A run, sweep or job that is not running is reported, which is no error.
     """
-    sweep, slash, number = reference.rpartition("/")
-    if slash and number.isdecimal():
+    if trial := _trial_of(settings, reference):
         from orchestrator.sweeps import steering
 
-        when = steering.stop(run_lookup.find(settings.storage, sweep, "sweep"), int(number), verdict)
-        print(f"Trial {number} of {sweep} ends {when}, as {verdict}")
+        when = steering.stop(*trial, verdict)
+        print(f"Trial {trial[1]} of {trial[0].id} ends {when}, as {verdict}")
         return
     target = find(settings, reference, address)
     if isinstance(target, RunFolder):
@@ -133,6 +142,23 @@ def find(settings: Settings, reference: str, address: str | None) -> RunFolder |
         allowed=["latest", *ids[:5]] if ids else None,
         fix=(f"Did you mean {close}? " if close else "") + f"Looked in {settings.storage} and among {where}",
     )
+
+
+def _trial_of(settings: Settings, reference: str) -> tuple[RunFolder, int] | None:
+    """The sweep and number of a trial (``SWEEP/7``); None for other references. Raises UserError if it is unknown."""
+    sweep, slash, number = reference.rpartition("/")
+    return (run_lookup.find(settings.storage, sweep, "sweep"), int(number)) if slash and number.isdecimal() else None
+
+
+def _trial(folder: RunFolder, number: int) -> dict[str, Any]:
+    """The values of ``status SWEEP/7 --json``: the trial's row of the report. Raises UserError for an unknown trial."""
+    rows = {row["trial"]: row for row in listing.trial_rows(folder)}
+    if number not in rows:
+        raise UserError(f"{folder.id} has no such trial", got=number, allowed=f"0 to {max(rows)}" if rows else None)
+    row = {name: value for name, value in rows[number].items() if name != "trial"}
+    state = row.pop("state")
+    code = {"complete": DONE, "pruned": DONE, "fail": FAILED}.get(state)
+    return {"id": f"{folder.id}/{number}", "kind": "trial", "status": state, "exit_code": code, **row}
 
 
 def _run(folder: RunFolder) -> dict[str, Any]:
@@ -221,14 +247,15 @@ def _headlines(metrics: Mapping[str, float], objectives: Sequence[str]) -> list[
     return [name for name in names if name in metrics] or [name for name in metrics if name.startswith("test/")][:3]
 
 
-def _print_log(settings: Settings, folder: RunFolder, follow: bool) -> None:
+def _print_log(settings: Settings, folder: RunFolder, follow: bool, only: str = "") -> None:
+    """Print the lines of the log that contain ``only``."""
     position = 0
     while True:
         running = folder.status() == "running"  # checked before reading, so that the last lines are read
         if folder.log.exists():
             with folder.log.open(errors="replace") as file:
                 file.seek(position)
-                print(file.read(), end="", flush=True)
+                print("".join(line for line in file if only in line), end="", flush=True)
                 position = file.tell()
         if not (follow and running):
             return

@@ -142,7 +142,9 @@ Keep = Annotated[
     str | None, typer.Option("--keep", help="Checkpoints after the sweep: winner, all or none.  [default: winner]")
 ]
 
-Reference = Annotated[str, typer.Argument(metavar="ID", help="Id of a run, a sweep or a job, or latest.")]
+Reference = Annotated[
+    str, typer.Argument(metavar="ID", help="Id of a run, a sweep, a trial (SWEEP/7) or a job, or latest.")
+]
 Address = Annotated[str | None, typer.Option("--address", help="Dashboard, for jobs.")]
 
 

@@ -70,7 +70,7 @@ class Estimate:
     """What is to be expected of a trial on other units and seeds, from its value and its noise.
 
     ``units_error`` and ``seeds_error`` are the standard errors of its value over units, with the part that all trials
-    share removed, and over seeds. Each is None where it is not known.
+    share removed, and over seeds. Each is None where it is not known: the first needs two trials.
     """
 
     trial: int
@@ -114,7 +114,7 @@ class Selection:
         errors = {"units": first.units_error, "seeds": first.seeds_error}
         noise = " and ".join(name for name, error in errors.items() if error is not None)
         others = ", ".join(map(str, self.contenders[1:]))
-        level = f"{100 * (1 - LEVEL):.0f}%, noise over {noise}"
+        level = f"{100 * (1 - LEVEL):.0f}%" + (f", noise over {noise}" if noise else "")
         return f"Trials that cannot be separated from trial {self.best} ({level}): {others or 'none'}" + (
             f"; not compared, for lack of values of the same units: {out}" if self.left_out else ""
         )
@@ -192,7 +192,7 @@ def select(complete: Sequence[Candidate], objective: Objective) -> Selection | N
         Estimate(
             complete[i].trial,
             sign * float(estimates[i]),
-            float(np.sqrt(over_units[i])) if ids and i in compared else None,
+            float(np.sqrt(over_units[i])) if ids and i in compared and len(compared) > 1 else None,
             float(np.sqrt(over_seeds[i])) if spread else None,
         )
         for i in order

@@ -50,7 +50,7 @@ def storage(home: Path) -> Path:
 @pytest.mark.parametrize(
     "line",
     ["ls", "best", "best s --top 2", "compare r0.1-0 r0.2-0", "compare s --by momentum", "accounts --by day",
-     "status s"],
+     "status s", "status s/1"],
 )  # fmt: skip
 def test_a_machine_gets_one_line(line: str, storage: Path, typed: Callable[..., Any]) -> None:
     code, out, err = typed(f"{line} --json")
@@ -60,6 +60,25 @@ def test_a_machine_gets_one_line(line: str, storage: Path, typed: Callable[..., 
     code, out, err = typed(line)
     assert (code, err) == (0, "")
     assert out.strip()
+
+
+def test_status_and_log_of_a_trial(storage: Path, typed: Callable[..., Any]) -> None:
+    code, out, _ = typed("status s/1 --wait --json")
+    values = json.loads(out)
+    assert (code, values["id"], values["kind"], values["status"]) == (0, "s/1", "trial", "complete")
+    assert values["value"] == 1.0
+    (storage / "s" / "log.txt").write_text(
+        "10:00:00 trial 1 started  lr=0.1\n10:00:00 trial 1/3\n10:00:01 trial 11 started  lr=0.2\n"
+        "10:00:02 trial 1 complete error 1  lr=0.1\n"
+    )
+    for option in ("", " --follow"):
+        code, out, _ = typed(f"logs s/1{option}")
+        assert code == 0
+        assert out == "10:00:00 trial 1 started  lr=0.1\n10:00:02 trial 1 complete error 1  lr=0.1\n"
+    code, _, err = typed("status s/9")
+    assert code == 2
+    assert err == "error: s has no such trial: got 9; allowed: 0 to 2.\n"
+    assert typed("logs other/1")[0] == 2
 
 
 def test_compare_writes_what_it_is_told_to(storage: Path, typed: Callable[..., Any], tmp_path: Path) -> None:

@@ -143,6 +143,8 @@ def test_one_trial_is_the_only_contender() -> None:
     result = select(measured(np.random.default_rng(0).normal(0, 1, (1, 50))), GAIN)
     assert result is not None
     assert result.contenders == (0,)
+    assert result.estimates[0].units_error is None  # only differences of trials are seen
+    assert result.text() == "Trials that cannot be separated from trial 0 (95%): none"
 
 
 @pytest.mark.parametrize("units", [UnitValues(50, "others", np.zeros(50)), None])
