@@ -189,7 +189,7 @@ def prepare(params: Params, runtime: Runtime) -> VeraData:
     kind = dataset(params.dataset).kind
     data_params = (
         "dataset", "dataset_unknown", "split_seed", "split_validation", "split_test", "eval_candidates",
-        "eval_candidates_seed", "encoder", "max_length",
+        "eval_candidates_seed", "encoder", "pooling", "max_length",
     )  # fmt: skip
     key = Params(**{name: getattr(params, name) for name in data_params})
     identity = fingerprint(params.dataset, runtime.data)
@@ -209,7 +209,7 @@ def _prepare(
         if not len(numbers):
             raise ValueError(f"dataset {params.dataset!r} has no query for the {name} part")
     vocabulary = [*pool.texts, *(pool.queries[query] for query in parts.train.tolist())]
-    tokenizer, encoder = load_frozen(params.encoder, params.max_length, vocabulary, seed, precision)
+    tokenizer, encoder = load_frozen(params.encoder, params.max_length, params.pooling, vocabulary, seed, precision)
     rest = (torch.from_numpy(np.ascontiguousarray(side)).to(device) for side in (pool.codes, pool.numbers))
     sides = (*_vectors(params.encoder, tokenizer, encoder, pool, device), *rest)
     return VeraData(pool, parts, tokenizer, encoder, *sides, abstention=abstention[pool.lengths[abstention] > 0])

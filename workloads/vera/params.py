@@ -60,7 +60,7 @@ _CONFIDENCE: Mapping[Method, tuple[Confidence, ...]] = {
 class Params(RetrievalParams):
     """Parameters of VERA and its baselines."""
 
-    conditional = ConditionalParams(lambda: _RULES, {"method": "vera"})
+    conditional = ConditionalParams(lambda: _RULES, {"method": "vera"}, {"pooling": sources.pooling_of})
     abstains: ClassVar[bool] = True
 
     dataset: Annotated[str, AfterValidator(lambda name: check_kind(name, *KINDS))] = Field(
@@ -106,6 +106,9 @@ class Params(RetrievalParams):
         None,
         description="Train the encoder too, where the backbone is trained, with this learning rate (note 2); unset: "
         "frozen. Each step then encodes the candidates of its questions.",
+    )
+    pooling: Literal["mean", "cls", "max"] = Field(
+        "mean", description="How token vectors become the text's vector; unset: as saved with the encoder, else mean."
     )
     max_length: int = Field(128, ge=8, le=8192, description="Tokens of a text. Longer ones are cut.")
     hidden: int = Field(128, ge=2, le=8192, description="Width of the backbone.")

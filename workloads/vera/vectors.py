@@ -21,17 +21,20 @@ from workloads.encoders.tokens import Tokenizer
 
 if TYPE_CHECKING:
     from workloads.contract import Precision
+    from workloads.encoders.pooling import Pooling
 
 VERSION = 1
 """Version of the vectors. Part of the cached files' names."""
 
 
 def load_frozen(
-    name: str, max_length: int, vocabulary: Sequence[str], seed: int, precision: Precision
+    name: str, max_length: int, pooling: Pooling, vocabulary: Sequence[str], seed: int, precision: Precision
 ) -> tuple[Tokenizer, TextEncoder]:
     """Load the encoder, in evaluation mode and without gradients. ``tiny`` is random, with words of ``vocabulary``."""
     words = vocabulary if name == TINY else ()
-    tokenizer, encoder = load_encoder(name, max_length=max_length, texts=words, seed=seed, precision=precision)
+    tokenizer, encoder = load_encoder(
+        name, max_length=max_length, pooling=pooling, texts=words, seed=seed, precision=precision
+    )
     return tokenizer, encoder.eval().requires_grad_(False)
 
 
@@ -45,7 +48,8 @@ def embed_texts(
     """
     if name == TINY:
         return _embed(tokenizer, encoder, texts, device)
-    identity = [str(VERSION), digest(folder_of(name)), str(tokenizer.max_length), encoder.precision, *texts]
+    settings = [str(tokenizer.max_length), encoder.pooling, encoder.precision]
+    identity = [str(VERSION), digest(folder_of(name)), *settings, *texts]
     path = cache_dir() / "vectors" / f"{hashlib.sha256(chr(0).join(identity).encode()).hexdigest()[:32]}.npy"
 
     def make() -> None:

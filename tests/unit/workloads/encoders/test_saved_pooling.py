@@ -13,6 +13,7 @@ from workloads.bi_encoder.params import Params as BiEncoder
 from workloads.encoders import sources
 from workloads.lifelong.params import Params as Lifelong
 from workloads.text_ranker.params import Params as TextRanker
+from workloads.vera.params import Params as Vera
 
 
 def saved(folder: Path, config: Any) -> str:
@@ -28,7 +29,9 @@ OLD = {f"pooling_mode_{mode}": False for mode in ("cls_token", "mean_tokens", "m
 
 
 @pytest.mark.parametrize("config", [{"pooling_mode": "cls"}, {**OLD, "pooling_mode_cls_token": True}])
-@pytest.mark.parametrize(("params", "settings"), [(BiEncoder, {}), (Lifelong, {}), (TextRanker, {"scoring": "bi"})])
+@pytest.mark.parametrize(
+    ("params", "settings"), [(BiEncoder, {}), (Lifelong, {}), (Vera, {}), (TextRanker, {"scoring": "bi"})]
+)
 def test_the_saved_pooling_is_the_default(params: Any, settings: dict[str, Any], config: Any, tmp_path: Path) -> None:
     encoder = saved(tmp_path / "model", config)
     found: BaseModel = params(encoder=encoder, **settings)

@@ -54,7 +54,7 @@ def test_the_figure_runs_each_dataset_as_the_table_does() -> None:
     [
         {}, {"evidence_context": False, "recalibration": "platt"},
         {"graph_layers": 2, "evidence_map": "softplus"},
-        {"encoder_lr": 1e-3},
+        {"encoder_lr": 1e-3}, {"pooling": "max"},
         {"method": "edl", "recalibration": "isotonic", **BASELINE},
         {"method": "softmax", "recalibration": "temperature", **BASELINE},
         {"method": "softmax", "confidence": "mc_dropout", "dropout": 0.5, "recalibration": "platt", **BASELINE},

@@ -109,6 +109,13 @@ def test_an_encoder_is_trained_with_the_backbone_alone() -> None:
     ]), "other trials keep theirs"  # fmt: skip
 
 
+def test_pooling_makes_the_vectors_of_a_text() -> None:
+    mean, first = (build(pooling=pooling).data for pooling in ("mean", "cls"))
+    tokens = mean.tokenizer(list(mean.pool.texts))
+    assert torch.equal(first.texts, normalised(encode(first.encoder, tokens)))
+    assert not torch.allclose(first.texts, mean.texts)
+
+
 def test_each_stage_trains_what_it_should() -> None:
     vera = build(replace(RUNTIME, epochs=3), stage_share=(1.0, 1.0, 1.0))
     parts = ("backbone", "ranking", "evidence")
