@@ -218,7 +218,7 @@ def _texts(settings: Settings, base: Registered) -> Callable[[NDArray[np.int64]]
 
 
 def _rows(source: str, *columns: str) -> Iterator[tuple[str, ...]]:
-    """The rows of a file with these columns of text. Raises UserError."""
+    """The rows of a file with these columns of text; an empty cell is an empty text. Raises UserError."""
     from mlflow.types import ColSpec
 
     if source != STREAM and not Path(source).is_file():
@@ -229,7 +229,7 @@ def _rows(source: str, *columns: str) -> Iterator[tuple[str, ...]]:
     for frame in frames(source, name, spec):
         rows = typed(frame, spec, name, before)
         before += len(rows)
-        yield from rows.itertuples(index=False, name=None)
+        yield from rows.fillna("").itertuples(index=False, name=None)
     if not before:
         raise UserError(f"{name} has no rows")
 
@@ -249,9 +249,9 @@ def _numbers(source: str, number: Mapping[str, int]) -> NDArray[np.int64]:
 def _documents(source: str) -> dict[str, str]:
     documents: dict[str, str] = {}
     for name, text in _rows(source, "document", "text"):
-        if name in documents or not text.strip():
-            what = "occurs twice" if name in documents else "has no text"
-            raise UserError(f"A document of {source} {what}", got=name, fix="Nothing was changed: correct the file")
+        if name in documents or not name or not text.strip():
+            what = "occurs twice" if name in documents else "has no text" if name else "has no name"
+            raise UserError(f"A document of {source} {what}", got=name or text, fix="Nothing was changed: correct the file")
         documents[name] = text
     return documents
 

@@ -144,6 +144,8 @@ def test_bad_input_is_one_sentence(call: Call, table: Callable[..., str], settin
         (("search/1", "--delete", table(document=["x", "y"])), ("that the index does not know (2): got", "x, y")),
         (("search/1", "--add", table(document=["x", "x"], text=["a", "b"])), ("occurs twice: got x",)),
         (("search/1", "--add", table(document=["x"], text=[" "])), ("has no text: got x",)),
+        (("search/1", "--add", table(document=["x", "y"], text=["a", ""])), ("has no text: got y",)),
+        (("search/1", "--add", table(document=["x", ""], text=["a", "b"])), ("has no name: got b",)),
         (("search/1", "--add", table(document=["x"])), ("lacks the column text",)),
     ):
         said = call(*words, code=USAGE)
@@ -151,6 +153,8 @@ def test_bad_input_is_one_sentence(call: Call, table: Callable[..., str], settin
     assert not live.exists() or not list(live.glob("*.json")), "nothing was begun"
     call("search/1", "--add", table(document=["x"], text=["w1"]))
     assert "is not of files/1: got one of search/1" in call("files/1", "--compact", code=USAGE)
+    listed = call("search/1", "--search", table(query=["w1", ""], other=["", "a"])).splitlines()
+    assert {json.loads(line)["query"] for line in listed} == {"w1"}, "a query without text ranks nothing"
     assert "--k is not valid: got 0" in call("search/1", "--search", table(query=["a"]), "--k", "0", code=USAGE)
     of_run = Path(Registered(settings, versions.find(settings, "files/1")).config["lineage"]["index"])
     assert "is of another format" in call("files/1", "--compact", code=USAGE, folder=of_run)
