@@ -251,7 +251,8 @@ def _documents(source: str) -> dict[str, str]:
     for name, text in _rows(source, "document", "text"):
         if name in documents or not name or not text.strip():
             what = "occurs twice" if name in documents else "has no text" if name else "has no name"
-            raise UserError(f"A document of {source} {what}", got=name or text, fix="Nothing was changed: correct the file")
+            fix = "Nothing was changed: correct the file"
+            raise UserError(f"A document of {source} {what}", got=name or text, fix=fix)
         documents[name] = text
     return documents
 

@@ -165,9 +165,10 @@ def sweep(
     survey = spaces.probe(space, fixed, params, request.seed, check, named)
     if not survey.distributions:
         raise UserError(
-            "Nothing is left to search: the space suggests no parameter that is not fixed", got=", ".join(fixed) or "none",
+            "Nothing is left to search: the space suggests no parameter that is not fixed",
+            got=", ".join(fixed) or "none",
             fix="Fix fewer parameters, or suggest one in the space: trial.suggest_float(...)",
-        )  # fmt: skip
+        )
     why = None
     if chosen.sampler == "auto":
         points: int | None = None
