@@ -22,6 +22,13 @@ def absolute(path: str, what: str = "file") -> str:
     return path
 
 
+def comma_separated(value: Any) -> Any:
+    """``384,192,96`` as a tuple, and one number as a tuple of it; other values unchanged."""
+    if isinstance(value, str):
+        return tuple(part.strip() for part in value.split(","))
+    return (value,) if isinstance(value, int) else value
+
+
 AbsoluteFile: TypeAlias = Annotated[str, AfterValidator(absolute)]
 
 

@@ -173,8 +173,9 @@ class Workload(Protocol):
     Params: ClassVar[type[BaseModel]]
     """All hyperparameters: type, bounds, default and source. Optional methods are called before training starts and
     import no PyTorch. They raise ValueError with one sentence: ``check_plan(epochs, refit)`` if these values cannot be
-    trained with the plan, ``check_data(root, holdout)`` if they cannot be trained on the data. ``root`` is the data
-    root, where the dataset is present and verified; without ``holdout`` no part is held out for validation.
+    trained with the plan, ``check_objectives(metrics)`` if validation will not report one of the plan's objectives,
+    given by name, ``check_data(root, holdout)`` if they cannot be trained on the data. ``root`` is the data root, where
+    the dataset is present and verified; without ``holdout`` no part is held out for validation.
     ``check_accumulate()`` does so for ``accumulate=auto`` if micro-batches would change these values' result; where
     only random draws differ, as dropout's, it returns a sentence to print instead.
     ``check_memory(root, available)`` is called where training is on this machine's CPU, with the free bytes.
@@ -193,7 +194,8 @@ class Workload(Protocol):
 
     objective: Objective | tuple[Objective, ...]
     """What to select by; a tuple for several objectives. The optional attribute ``directions`` maps further metrics of
-    validation to their better direction, ``min`` or ``max``: ``objective=`` refuses the other one."""
+    validation to their better direction, ``min`` or ``max``: ``objective=`` refuses the other one. A name may be a
+    pattern for several metrics, such as ``ndcg_at_*``."""
 
     def __init__(self, params: Any, runtime: Runtime) -> None:
         """Build data, model and optimiser. Randomness comes from ``runtime.seed`` alone."""

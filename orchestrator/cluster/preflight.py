@@ -15,7 +15,7 @@ from urllib.parse import urlencode
 
 from orchestrator.cluster import mlflow_login, redirects, tracking_database
 from orchestrator.cluster.connection import authenticate, check_fit, check_is_ray, check_reachable, slots, this_machine
-from orchestrator.config import user_code, workload_loader
+from orchestrator.config import objectives, user_code, workload_loader
 from orchestrator.config.parsing import validate
 from orchestrator.config.plan import Plan
 from orchestrator.config.spec import Resources
@@ -179,11 +179,14 @@ def limits(workload: str, params: Mapping[str, Any], resources: Resources, plan:
 
 
 def schedule(name: str, params: Mapping[str, Any], plan: Plan, refit: bool) -> None:
-    """Check that these parameters can be trained with the plan (``check_plan`` in the contract). Raises UserError."""
+    """As ``check_plan`` and ``check_objectives`` in the contract. Raises UserError."""
     model = workload_loader.params(name)
-    if hasattr(model, "check_plan"):
-        with _as_user_errors():
+    with _as_user_errors():
+        if hasattr(model, "check_plan"):
             model.model_validate(dict(params)).check_plan(plan.epochs, refit)
+        if hasattr(model, "check_objectives"):
+            metrics = [objective.metric for objective in objectives.of(name, plan)]
+            model.model_validate(dict(params)).check_objectives(metrics)
 
 
 def abstention(name: str, plan: Plan) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 
 from orchestrator.config import workload_loader
 from orchestrator.config.plan import Plan
@@ -22,6 +23,12 @@ def of(workload: str, plan: Plan) -> tuple[Objective, ...]:
 def of_workload(workload: Workload | type[Workload], names: tuple[str, ...]) -> tuple[Objective, ...]:
     """The objectives of a workload, or those that ``names`` gives; see :func:`chosen`."""
     return chosen(workload.objective, names, getattr(workload, "directions", {}))
+
+
+def direction_of(metric: str, declared: Mapping[str, str]) -> str | None:
+    """The better direction of a metric: that of its name, or of a pattern that it matches; None if undeclared."""
+    matching = (direction for pattern, direction in declared.items() if fnmatchcase(metric, pattern))
+    return declared.get(metric) or next(matching, None)
 
 
 def chosen(
@@ -49,22 +56,22 @@ def chosen(
                 "An objective is a metric of the validation split: test must not affect choices",
                 got=repr(text), allowed=text.partition("/")[2],
             )  # fmt: skip
-        if not colon and metric not in directions:
+        better = direction_of(metric, directions)
+        if not colon and better is None:
             raise _undeclared(metric, own)
         if colon and direction not in ("min", "max"):
             raise UserError(
                 f"The direction of the objective {metric} is not valid", got=repr(text),
                 allowed=f"{metric}:max or {metric}:min",
             )  # fmt: skip
-        if colon and directions.get(metric, direction) != direction:
+        if colon and better not in (None, direction):
             raise UserError(
-                f"The better direction of {metric} is {directions[metric]}", got=repr(text),
-                allowed=f"{metric}:{directions[metric]}",
+                f"The better direction of {metric} is {better}", got=repr(text), allowed=f"{metric}:{better}"
             )  # fmt: skip
         objectives.append(
             Objective(
                 metric,
-                direction or directions[metric],  # type: ignore[arg-type]
+                direction or better,  # type: ignore[arg-type]
                 refit=own[0].refit,
                 test_epochs=own[0].test_epochs,
             )

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.config import workload_loader
-from orchestrator.config.objectives import of_workload
+from orchestrator.config.objectives import direction_of, of_workload
 from orchestrator.errors import UserError
 from orchestrator.provenance.record import SPEC
 from orchestrator.registry.models import EPOCH_TAG, existing_run, record_paths
@@ -66,7 +66,7 @@ class Evidence:
         """The metrics of which less is better, as the run's objectives and its workload say."""
         directions = dict(getattr(self._workload(), "directions", {}))
         directions |= {objective.metric: objective.direction for objective in self.objectives()}
-        return {metric for metric, direction in directions.items() if direction == "min"}
+        return {metric for metric in self.metric_names if direction_of(metric, directions) == "min"}
 
 
 def gather(registry: Any, version: Any) -> Evidence:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from workloads.bi_encoder.losses import CONDITIONAL, LOSSES, dims_error, hard_error, positives_error, scoring_error
-from workloads.common_params import WeightDecay, WorkloadParams, dropout_note
+from workloads.common_params import WeightDecay, WorkloadParams, comma_separated, dropout_note
 from workloads.conditional_params import OneOf, out_of_bounds_error
 from workloads.contract import MID_RUN, Preset
 from workloads.data.cache import local_path
@@ -37,13 +37,6 @@ PRESETS: Mapping[str, Preset] = {
     ),
 }  # fmt: skip
 """The preset does not set the encoder: the note's bert-base has to be downloaded first."""
-
-
-def _numbers(value: Any) -> Any:
-    """``384,192,96`` as a tuple."""
-    if isinstance(value, str):
-        return tuple(part.strip() for part in value.split(","))
-    return (value,) if isinstance(value, int) else value
 
 
 class Params(WorkloadParams):
@@ -118,7 +111,7 @@ class Params(WorkloadParams):
         description="Highest learning rate; unset: 5e-5 (note: 2e-5), and 1e-3 for an encoder from scratch.",
         json_schema_extra=MID_RUN,
     )
-    dims: Annotated[tuple[int, ...] | None, BeforeValidator(_numbers)] = Field(
+    dims: Annotated[tuple[int, ...] | None, BeforeValidator(comma_separated)] = Field(
         None,
         description="Matryoshka training (Kusupati et al., NeurIPS 2022): the loss is summed over vectors cut to these "
         "lengths, such as 384,192,96, of which the first is the encoder's; validation and test report each.",

@@ -12,23 +12,19 @@ import torch
 from workloads.contract import Direction, Evaluation
 from workloads.distributed import reduce_sum
 from workloads.metrics.exposure import coverage, gini, novelty, popularity
-from workloads.metrics.ranking import auc, looked_up, metric_names, of_lists, ranked, sampled_auc
+from workloads.metrics.ranking import AT_K, auc, looked_up, metric_names, of_lists, ranked, sampled_auc
+from workloads.recommender.cutoffs import CUTOFFS
 from workloads.recommender.dataset import History
 from workloads.recommender.scorers import Scorer
 from workloads.sampling.negatives import Unobserved, random_bits, uniform
 from workloads.sampling.sampler import scores as scores_of
 from workloads.seeding import derive
 
-CUTOFFS = (5, 10, 20)
-"""The k of every metric at k."""
-
-_DIRECTIONS: Mapping[str, Direction] = {"coverage": "max", "gini": "min", "novelty": "max", "popularity": "min"}
-
 DIRECTIONS: Mapping[str, Direction] = {
-    **dict.fromkeys(metric_names(CUTOFFS), "max"),
-    **{f"{name}_at_{k}": direction for name, direction in _DIRECTIONS.items() for k in CUTOFFS},
-}
-"""Better direction of each metric."""
+    **{f"{name}_at_*": "max" for name in (*AT_K, "auc")}, "auc": "max",
+    "coverage_at_*": "max", "gini_at_*": "min", "novelty_at_*": "max", "popularity_at_*": "min",
+}  # fmt: skip
+"""Better direction of each metric, at any cutoff."""
 
 _SCORES = {"cpu": 2**18, "cuda": 2**25}  # ranked at once: on a CPU as many as fit its cache
 _AT_ONCE = 2**16  # pairs drawn at once
@@ -46,6 +42,10 @@ AUC_ITEMS = 2**12
 COMPILED_FROM = 2**26
 """Number of scores in all evaluations from which a loop is compiled on a CPU: 40 times all users of MovieLens-100K."""
 
+INSERTED = 100
+"""Length of a list up to which the compiled loop ranks: it inserts each item in order, which takes longer than sorting
+for long lists."""
+
 DRAWN = 2**20
 """Number of sampled pairs from which a larger AUC is estimated; its standard error is below 0.0005."""
 
@@ -57,6 +57,7 @@ def rank_users(
     rank: int = 0,
     world_size: int = 1,
     evaluations: int = 1,
+    cutoffs: Sequence[int] = CUTOFFS,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Ranking metrics and lists of each user under K models; users are divided over ranks, others' rows are 0.
 
@@ -66,12 +67,13 @@ def rank_users(
         excluded: items excluded from the candidates.
         evaluations: expected number of calls in this process. It decides whether a compiled loop pays on a CPU, which
             gives the same values.
+        cutoffs: the k of the metrics at k, ascending.
 
     Raises:
         ValueError: there is no user.
 
     Returns:
-        Metrics (K, U, metrics), float32, in the order of ``metric_names(CUTOFFS)``, and lists (K, U, k), int64, of
+        Metrics (K, U, metrics), float32, in the order of ``metric_names(cutoffs)``, and lists (K, U, k), int64, of
         items from 1 with 0 where candidates run out. Above :data:`SAMPLED_FROM` items the metric ``auc`` compares with
         :data:`AUC_ITEMS` drawn items in the place of all.
     """
@@ -79,27 +81,28 @@ def rank_users(
     if not n_users:
         raise ValueError(_NOTHING)
     device = relevant.items.device
-    names = metric_names(CUTOFFS)
+    names = metric_names(cutoffs)
+    length = cutoffs[-1]
     values = torch.zeros(len(models), n_users, len(names), device=device)
-    lists = torch.zeros(len(models), n_users, max(CUTOFFS), dtype=torch.int64, device=device)
+    lists = torch.zeros(len(models), n_users, length, dtype=torch.int64, device=device)
     rows = min(n_users, _rows(device, n_items))
     parts = [slice(first, min(first + rows, n_users)) for first in range(0, n_users, rows)[rank::world_size]]
     count = len(models) * sum(part.stop - part.start for part in parts)
     # Allocated at once: small tensors that outlive the scores of a block would fragment the memory between them.
-    hits = torch.empty(count, max(CUTOFFS), dtype=torch.bool, device=device)
-    listed = torch.empty(count, max(CUTOFFS), device=device)
+    hits = torch.empty(count, length, dtype=torch.bool, device=device)
+    listed = torch.empty(count, length, device=device)
     n = torch.empty(count, dtype=torch.int64, device=device)
     aucs = torch.empty(count, device=device)
     blocks: list[tuple[tuple[slice, slice], slice]] = []
     filled = 0
-    loop = _compiled_blocks if _compilation_pays(device, count, n_items, evaluations) else _blocks
-    for block, items, *measured in loop(models, relevant, excluded, parts):
+    loop = _compiled_blocks if _compilation_pays(device, count, n_items, evaluations, length) else _blocks
+    for block, items, *measured in loop(models, relevant, excluded, parts, length):
         here = slice(filled, filled := filled + len(items))
         hits[here], listed[here], n[here], aucs[here] = measured
         lists[block] = 1 + items.view(lists[block].shape)
         blocks.append((block, here))
     if blocks:  # the metrics of lists for all blocks at once: they are many small operations
-        metrics = of_lists(hits, listed, n, CUTOFFS) | {"auc": aucs}
+        metrics = of_lists(hits, listed, n, cutoffs) | {"auc": aucs}
         columns = torch.stack([metrics[name] for name in names], dim=1)
         for block, here in blocks:
             values[block] = columns[here].view(values[block].shape)
@@ -110,7 +113,9 @@ _Block: TypeAlias = tuple[tuple[slice, slice], torch.Tensor, torch.Tensor, torch
 """Models and users of a block; listed items, hits and scores (n, k), number of relevant candidates and AUC (n,)."""
 
 
-def _blocks(models: Sequence[Scorer], relevant: History, excluded: History, parts: Sequence[slice]) -> Iterator[_Block]:
+def _blocks(
+    models: Sequence[Scorer], relevant: History, excluded: History, parts: Sequence[slice], length: int
+) -> Iterator[_Block]:
     n_items = models[0].shape[1]
     device = relevant.items.device
     # Packing does not change a model's score products; models share a block only where all users of one do not fill it.
@@ -120,36 +125,41 @@ def _blocks(models: Sequence[Scorer], relevant: History, excluded: History, part
         wanted, masked = (history.mask(part.start, part.stop, n_items) for history in (relevant, excluded))
         for k in range(0, len(models), per_block):
             scores = [model.scores(part.start, part.stop) for model in models[k : k + per_block]]
-            candidates, items = ranked(_stack(scores), _stack([masked] * len(scores)), max(CUTOFFS))
+            candidates, items = ranked(_stack(scores), _stack([masked] * len(scores)), length)
             here = _stack([wanted & ~masked] * len(scores))
             area = auc(candidates, here) if drawn is None else sampled_auc(candidates, here, drawn)
             yield (slice(k, k + len(scores)), part), items, *looked_up(candidates, items, here), area
 
 
 def _compiled_blocks(
-    models: Sequence[Scorer], relevant: History, excluded: History, parts: Sequence[slice]
+    models: Sequence[Scorer], relevant: History, excluded: History, parts: Sequence[slice], length: int
 ) -> Iterator[_Block]:
     from workloads.recommender.compiled_ranking import ItemLists, Ranked, rank_rows
 
     wanted, masked = (ItemLists(history.indptr, history.items.numpy()) for history in (relevant, excluded))
     for part in parts:
         for k, model in enumerate(models):
-            ranking = Ranked.empty(part.stop - part.start, max(CUTOFFS))
+            ranking = Ranked.empty(part.stop - part.start, length)
             scores = model.scores(part.start, part.stop).float().contiguous().numpy()
             rank_rows(scores, part.start, masked, wanted, ranking)
             items, listed, hits, n, wins, pairs = map(torch.from_numpy, ranking)
             yield (slice(k, k + 1), part), items, hits, listed, n, 0.5 + 0.5 * wins.float() / pairs
 
 
-def _compilation_pays(device: torch.device, rows: int, n_items: int, evaluations: int) -> bool:
+def _compilation_pays(device: torch.device, rows: int, n_items: int, evaluations: int, length: int) -> bool:
     """Whether the compiled loop saves more time than its compilation, or loading it, takes."""
-    if device.type != "cpu" or not max(CUTOFFS) <= n_items <= SAMPLED_FROM:
+    if device.type != "cpu" or length > INSERTED or not length <= n_items <= SAMPLED_FROM:
         return False
     return rows * n_items * evaluations >= COMPILED_FROM and find_spec("numba") is not None
 
 
 def evaluation(
-    values: torch.Tensor, lists: torch.Tensor, relevant: History, counts: torch.Tensor, rank: int = 0
+    values: torch.Tensor,
+    lists: torch.Tensor,
+    relevant: History,
+    counts: torch.Tensor,
+    rank: int = 0,
+    cutoffs: Sequence[int] = CUTOFFS,
 ) -> Evaluation:
     """Average over the users with a relevant item; on rank 0 also return their values as units.
 
@@ -159,6 +169,7 @@ def evaluation(
         relevant: the relevant items.
         counts: training interactions of each item, (I,).
         rank: of this worker.
+        cutoffs: those of :func:`rank_users`.
 
     Raises:
         ValueError: no user has a relevant item.
@@ -166,9 +177,9 @@ def evaluation(
     ids = np.flatnonzero(relevant.counts)
     if not len(ids):
         raise ValueError(_NOTHING)
-    units = dict(zip(metric_names(CUTOFFS), values.cpu().numpy()[ids].T))
+    units = dict(zip(metric_names(cutoffs), values.cpu().numpy()[ids].T))
     of_all: dict[str, float] = {}
-    for k in CUTOFFS:
+    for k in cutoffs:
         shown = lists[torch.from_numpy(ids).to(lists.device), :k] - 1
         units[f"novelty_at_{k}"] = novelty(shown, counts, relevant.n_users).cpu().numpy()
         units[f"popularity_at_{k}"] = popularity(shown, counts).cpu().numpy()

@@ -170,8 +170,9 @@ class RecommenderPack:
         chosen = [self.members[index] for index in members]
         relevant, excluded = chosen[0].ranking_targets(split)
         scorers = [member.scorer(excluded) for member in chosen]
-        found = rank_users(scorers, relevant, excluded, evaluations=chosen[0].runtime.epochs)
-        return [evaluation(*own, relevant, chosen[0].data.popularity) for own in zip(*found)]
+        cutoffs = chosen[0].params.cutoffs
+        found = rank_users(scorers, relevant, excluded, evaluations=chosen[0].runtime.epochs, cutoffs=cutoffs)
+        return [evaluation(*own, relevant, chosen[0].data.popularity, cutoffs=cutoffs) for own in zip(*found)]
 
 
 def _adam(member: Member) -> Adam:

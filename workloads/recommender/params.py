@@ -6,7 +6,7 @@ only some losses or samplers use is None with the others.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
@@ -19,6 +19,7 @@ from workloads.data.datasets import check_kind
 from workloads.recommender import data_checks
 from workloads.recommender.backbones import BACKBONES, LEARNT
 from workloads.recommender.contrasts import CONTRASTS
+from workloads.recommender.cutoffs import CUTOFFS, Cutoffs, check_objectives
 from workloads.recommender.losses import CONDITIONAL, LOSSES, SAMPLERS, combination_error, not_compiled
 
 Backbone: TypeAlias = Annotated[str, OneOf(BACKBONES)]
@@ -144,6 +145,11 @@ class Params(WorkloadParams):
         ge=1,
         description="Users that are ranked on validation, drawn with split_seed, to make a selection cheaper; test "
         "ranks all. None: all.",
+    )
+    cutoffs: Cutoffs = Field(
+        CUTOFFS,
+        description="k of every metric at k, such as 10,50,100: at most 16, to 1,000; with fewer candidates than k a "
+        "list has them all.",
     )
 
     knn_items: int | None = Field(
@@ -377,6 +383,10 @@ class Params(WorkloadParams):
     def uses_gpu(self) -> bool:
         """Sequential SGD is compiled for CPUs."""
         return self.optimizer != "sgd"
+
+    def check_objectives(self, metrics: Sequence[str]) -> None:
+        """See :func:`~workloads.recommender.cutoffs.check_objectives`."""
+        check_objectives(metrics, self.cutoffs)
 
     def check_data(self, root: Path, holdout: bool = True) -> None:
         """See :func:`~workloads.recommender.data_checks.check_data`."""

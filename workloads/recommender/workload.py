@@ -231,9 +231,10 @@ class Recommender:
         relevant, excluded = self.ranking_targets(split)
         runtime = self.runtime
         rank = runtime.rank
+        cutoffs = self.params.cutoffs
         scorers = [self.scorer(excluded)]
-        values, lists = rank_users(scorers, relevant, excluded, rank, runtime.world_size, runtime.epochs)
-        return evaluation(reduce_sum(values[0]), reduce_sum(lists[0]), relevant, self.data.popularity, rank)
+        values, lists = rank_users(scorers, relevant, excluded, rank, runtime.world_size, runtime.epochs, cutoffs)
+        return evaluation(reduce_sum(values[0]), reduce_sum(lists[0]), relevant, self.data.popularity, rank, cutoffs)
 
     def scorer(self, known: History) -> Scorer:
         """The model's scores of users whose items are ``known``, which item_knn and ease score from."""

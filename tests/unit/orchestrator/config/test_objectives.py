@@ -25,6 +25,16 @@ def test_a_declared_direction() -> None:
         objectives.chosen(NDCG, ("ndcg_at_20:min",), declared)
 
 
+def test_a_pattern_declares_the_direction_of_several_metrics() -> None:
+    declared = {"gini_at_*": "min", "gini_at_1": "max"}
+    found = objectives.chosen(NDCG, ("gini_at_50", "gini_at_1", "recall:max"), declared)
+    assert [objective.direction for objective in found] == ["min", "max", "max"]
+    with pytest.raises(UserError, match=r"The better direction of gini_at_50 is min: got .*allowed: gini_at_50:min"):
+        objectives.chosen(NDCG, ("gini_at_50:max",), declared)
+    with pytest.raises(UserError, match="gini is not declared"):
+        objectives.chosen(NDCG, ("gini",), declared)
+
+
 def test_unasked_the_workloads_own_stand() -> None:
     assert objectives.chosen(NDCG, ()) == (NDCG,)
     assert objectives.chosen((NDCG, LOSS), ()) == (NDCG, LOSS)

@@ -212,14 +212,14 @@ def test_less_is_better_where_the_file_or_the_objective_says_so() -> None:
 
 
 def test_a_guard_knows_the_workloads_own_directions() -> None:
-    before, after = (evidence(str(number), metrics={"gini_at_20": value}) for number, value in ((1, 0.5), (2, 0.9)))
-    guarded = Gates(guard={"gini_at_20": 0.01})
+    before, after = (evidence(str(number), metrics={"gini_at_50": value}) for number, value in ((1, 0.5), (2, 0.9)))
+    guarded = Gates(guard={"gini_at_50": 0.01})
     assert [(v.gate, v.verdict) for v in gate_results.compare(guarded, before, after)] == [
-        ("not worse: gini_at_20 (less is better)", "refused"),
+        ("not worse: gini_at_50 (less is better)", "refused"),
     ]
     (back,) = gate_results.compare(guarded, after, before)
     assert back.verdict == "pass"
-    spec = {**(after.spec or {}), "plan": {"objective": ["gini_at_20"]}}
+    spec = {**(after.spec or {}), "plan": {"objective": ["gini_at_50"]}}
     assert evidence("3", spec=spec).objectives()[0].direction == "min"
 
 

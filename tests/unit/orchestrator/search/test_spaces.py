@@ -64,6 +64,7 @@ def test_everything_of_the_recommender_is_searched_but_data_and_device() -> None
                 asked[parameter].add(value)
     never = {name for name, values in asked.items() if not values}
     expected = {
+        "cutoffs",
         "dataset_noise",
         "eval_users",
         "split",

@@ -422,7 +422,8 @@ def test_a_population_is_random_and_not_refitted(settings: Settings) -> None:
         ({"search": {"trial_timeout": 5}, "local": True}, ("--trial-timeout", "--local")),
         ({"search": {"max_device_hours": 0}}, ("Search setting max_device_hours is not valid: got 0",)),
         ({"search": {"seeds": 0}}, ("Search setting seeds is not valid: got 0",)),
-        ({"overrides": {"objective": "recall_at_2"}}, ("The objective recall_at_2 is not declared",)),
+        ({"overrides": {"objective": "recall"}}, ("The objective recall is not declared",)),
+        ({"overrides": {"objective": "recall_at_2"}}, ("no recall_at_2 with cutoffs=5,10,20",)),
         (
             {"overrides": {"objective": "loss:min,ndcg_at_20"}, "search": {"scheduler": "median"}},
             ("median stops trials by one objective", "got loss, ndcg_at_20"),
