@@ -187,9 +187,9 @@ class Workload(Protocol):
 
     No name is one of :data:`RESERVED`. ``batch_size`` is the global batch, which workers and micro-batches divide.
     Where the catalog's entry names kinds of data, ``dataset``, ``dataset_size``, ``dataset_corrupt``,
-    ``dataset_unknown``, ``dataset_noise`` and ``split`` select what is read of the built-in datasets. Parameters that
-    begin with ``dataset``, ``split``, ``eval`` or ``first_stage`` and are not None define the evaluation data: models
-    that differ in them are not compared.
+    ``dataset_unknown``, ``dataset_noise``, ``dataset_min_rating`` and ``split`` select what is read of the built-in
+    datasets. Parameters that begin with ``dataset``, ``split``, ``eval`` or ``first_stage`` and are not None define the
+    evaluation data: models that differ in them are not compared.
     """
 
     objective: Objective | tuple[Objective, ...]

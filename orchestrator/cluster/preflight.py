@@ -65,7 +65,9 @@ def dataset(workload: str, params: Mapping[str, Any], root: Path, *, elsewhere: 
     from workloads.data import ReadOptions, check_readable
     from workloads.data.errors import DataError
 
-    options = {option: params.get(f"dataset_{option}") for option in ("size", "corrupt", "unknown", "noise")}
+    options = {
+        option: params.get(f"dataset_{option}") for option in ("size", "corrupt", "unknown", "noise", "min_rating")
+    }
     with _as_user_errors(DataError):
         check_readable(params["dataset"], root, ReadOptions(split=params.get("split"), **options))
     return content

@@ -170,8 +170,8 @@ def check(name: str, root: Path) -> None:
 def check_readable(name: str, root: Path, options: ReadOptions | None = None) -> None:
     """Check before a start that the dataset can be read with these options. Converts it if needed.
 
-    Finds what :func:`check` cannot: damaged lines or images of a dataset without checksums, a split or noise that the
-    dataset cannot have, parts without evaluable test data.
+    Finds what :func:`check` cannot: damaged lines or images of a dataset without checksums, a split, noise or lowest
+    rating that the dataset cannot have, parts without evaluable test data.
 
     Raises:
         DataError: the dataset is unknown, missing or damaged, or does not have what the options need.

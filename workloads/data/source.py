@@ -108,11 +108,13 @@ class ReadOptions:
     corrupt: str | None = None
     unknown: str | None = None
     noise: float | None = None
+    min_rating: float | None = None
 
     @property
     def change_parts(self) -> bool:
         """Whether the parts are others than those of the files."""
-        return self.split in ("clean", "leave_last_out", "global_time") or bool(self.noise)
+        filtered = self.min_rating is not None
+        return self.split in ("clean", "leave_last_out", "global_time") or bool(self.noise) or filtered
 
 
 @dataclass(frozen=True, slots=True)

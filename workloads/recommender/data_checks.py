@@ -11,6 +11,7 @@ from workloads.data.datasets import friends, occupations
 from workloads.data.errors import DataError
 from workloads.data.interactions.load import load_interactions
 from workloads.data.interactions.priors import read_prior
+from workloads.data.interactions.types import Interactions
 from workloads.memory import free_bytes
 from workloads.recommender.backbones import BACKBONES, ease_memory_error, table_memory_error
 from workloads.recommender.contrasts import size_error
@@ -35,7 +36,7 @@ def check_data(values: Mapping[str, Any], root: Path, holdout: bool) -> None:
     if holdout and values["split"] in ("leave_last_out", "global_time"):
         import numpy as np
 
-        data = load_interactions(values["dataset"], root, values["split"])
+        data = _interactions(values, root)
         held = data.held_out
         if held is not None and not np.isin(data.train[held, 0], data.train[~held, 0]).any():
             raise DataError(
@@ -44,7 +45,7 @@ def check_data(values: Mapping[str, Any], root: Path, holdout: bool) -> None:
                 fix="Take finer timestamps, or another split",
             )
     if values["contrast"] is not None:
-        data = load_interactions(values["dataset"], root, values["split"])
+        data = _interactions(values, root)
         if message := size_error(values, data.n_users, data.n_items):
             raise ValueError(message)
     if values["bns_prior"] == "occupation":
@@ -52,7 +53,12 @@ def check_data(values: Mapping[str, Any], root: Path, holdout: bool) -> None:
     if values["bns_prior"] == "social":
         friends(values["dataset"], root)
     if values["prior_file"] is not None:
-        read_prior(Path(values["prior_file"]), load_interactions(values["dataset"], root, values["split"]))
+        read_prior(Path(values["prior_file"]), _interactions(values, root))
+
+
+def _interactions(values: Mapping[str, Any], root: Path) -> Interactions:
+    """The interactions without noise, which adds neither users nor items."""
+    return load_interactions(values["dataset"], root, values["split"], min_rating=values["dataset_min_rating"])
 
 
 def check_block(values: Mapping[str, Any], n: int, runtime: Runtime) -> None:
@@ -83,10 +89,10 @@ def check_memory(values: Mapping[str, Any], root: Path, available: int) -> None:
     """
     message = None
     if values["backbone"] == "ease":
-        data = load_interactions(values["dataset"], root, values["split"])
+        data = _interactions(values, root)
         message = ease_memory_error(data.n_items, available)
     elif BACKBONES[values["backbone"]].learnt:
-        data = load_interactions(values["dataset"], root, values["split"])
+        data = _interactions(values, root)
         message = table_memory_error(values, data.n_users, data.n_items, available)
     if message:
         raise ValueError(message)

@@ -140,7 +140,8 @@ def _own_prior(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """As :func:`prior_table`, of ``prior_file``; pairs that it does not have keep ``otherwise`` (1, I)."""
     assert params.prior_file is not None
-    own = read_prior(Path(params.prior_file), load_interactions(params.dataset, root, params.split))
+    interactions = load_interactions(params.dataset, root, params.split, min_rating=params.dataset_min_rating)
+    own = read_prior(Path(params.prior_file), interactions)
     device = otherwise.device
     items, p = (torch.from_numpy(column).to(device) for column in (own.items, own.p))
     if own.users is None:

@@ -66,8 +66,9 @@ class Recommender:
             check_batch(params.batch_size, runtime)
         self.params = params
         self.runtime = runtime
-        interactions = load_interactions(params.dataset, runtime.data, params.split, params.dataset_noise)
-        identity = variant_identity(params.dataset, runtime.data, params.split, params.dataset_noise)
+        variant = (params.dataset, runtime.data, params.split, params.dataset_noise, params.dataset_min_rating)
+        interactions = load_interactions(*variant)
+        identity = variant_identity(*variant)
         self.data = prepare_on_node(interactions, params.split_seed, runtime.holdout, runtime.device, identity)
         if self.data.pairs.shape[1] == 0:
             raise ValueError(f"dataset {params.dataset!r} has no interaction that a negative item exists for")

@@ -1,4 +1,4 @@
-"""Other splits and injected noise. Seeded, the same on every machine."""
+"""Other splits, a lowest rating, injected noise. Seeded, the same on every machine."""
 
 from __future__ import annotations
 
@@ -81,6 +81,35 @@ def resplit(data: Interactions, split: Split, seed: int = TEST_SEED, clean_from:
                        test_times=None if data.test_times is None else data.test_times[good])  # fmt: skip
     highest = _highest(_joined(data.train_ratings, data.test_ratings))
     return _divided(data, _within(highest, _drawn(select(_pairs(data), highest), CLEAN_FRACTION, seed)))
+
+
+def rated_from(data: Interactions, least: float) -> Interactions:
+    """The interactions of both parts with a rating of at least ``least``.
+
+    Users and items without one keep their numbers and ids.
+
+    Raises:
+        DataError: the dataset has no ratings, or a part has none that high.
+    """
+    if data.train_ratings is None or data.test_ratings is None:
+        raise DataError(
+            "dataset_min_rating needs ratings, and the dataset has none", got=f"dataset_min_rating={least:g}",
+            fix="Leave it out, or take a dataset with ratings",
+        )  # fmt: skip
+    columns: dict[str, Any] = {}
+    for part, ratings in (("train", data.train_ratings), ("test", data.test_ratings)):
+        high = scratch(ratings.shape, np.bool_)
+        for block in blocks(len(ratings)):
+            high[block] = ratings[block] >= np.float32(least)
+        if len(high) and not high.any():  # an emptied test part would be taken for none, and another one drawn
+            raise DataError(
+                f"no interaction of {part} has a rating of at least {least:g}", got=f"at most {ratings.max():g}",
+                fix="Set a lower dataset_min_rating",
+            )  # fmt: skip
+        for name in (part, f"{part}_ratings", f"{part}_times"):
+            if (column := getattr(data, name)) is not None:
+                columns[name] = select(column, high)
+    return replace(data, **columns)
 
 
 def with_noise(data: Interactions, rate: float, seed: int = TEST_SEED) -> Interactions:

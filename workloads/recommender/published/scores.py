@@ -53,7 +53,9 @@ def against_planted_truth(model: Path, params: Mapping[str, Any], root: Path) ->
 
 def _prepared(settings: Params, root: Path) -> RecommenderData:
     """The data that a final model is trained on."""
-    data = load_interactions(settings.dataset, root, settings.split, settings.dataset_noise)
+    data = load_interactions(
+        settings.dataset, root, settings.split, settings.dataset_noise, settings.dataset_min_rating
+    )
     return prepare(data, settings.split_seed, holdout=False, device=torch.device("cpu"))
 
 

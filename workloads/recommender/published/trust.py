@@ -44,7 +44,9 @@ def evaluate_credence(model: Path, params: Mapping[str, Any], root: Path) -> Tru
     weights = load_file(model / "weights.safetensors")
     users = weights["users"]
     items = weights["items"]
-    data = load_interactions(settings.dataset, root, settings.split, settings.dataset_noise)
+    data = load_interactions(
+        settings.dataset, root, settings.split, settings.dataset_noise, settings.dataset_min_rating
+    )
     trusted = torch.from_numpy(~untrusted(data))
     if trusted.all() or not trusted.any():
         raise ValueError(f"table 3.2 needs ratings of 1 and others, got a single kind in {settings.dataset}")

@@ -150,6 +150,8 @@ def hold(stderr: str, found: int, code: int, *words: str) -> None:
             f"{RUN} sampler=bns bns_prior=occupation",
             ("synthetic has no occupations of its users", "Set another bns_prior"),
         ),
+        (f"{RUN} dataset_min_rating=4", ("dataset_min_rating needs ratings, and the dataset has none", "Leave it out")),
+        (f"{SWEEP} dataset_min_rating=4", ("dataset_min_rating needs ratings",)),
         (f"{SWEEP} sampler=bns bns_prior=occupation", ("synthetic has no occupations of its users",)),
         ("run vera refit=true", ("a refit trains on the validation part", "Set refit=false")),
         ("sweep lifelong epochs=3 --trials 2", ("epochs=3 are too few for 5 sessions", "Set epochs=5 or more")),

@@ -65,6 +65,7 @@ def test_everything_of_the_recommender_is_searched_but_data_and_device() -> None
     never = {name for name, values in asked.items() if not values}
     expected = {
         "cutoffs",
+        "dataset_min_rating",
         "dataset_noise",
         "eval_users",
         "split",

@@ -191,6 +191,20 @@ def test_another_split_of_a_large_dataset_is_made_once(root: Path, monkeypatch: 
         load_interactions("counted", root, noise=0.02)
 
 
+def test_each_lowest_rating_is_another_file(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = root / "own.csv"
+    table.write_text("user,item,rating\n" + "".join(f"{row % 9},{row // 9},{1 + row % 5}\n" for row in range(99)))
+    monkeypatch.setattr(load, "CACHED_FROM", 1)
+    found = {least: load_interactions(str(table), root, min_rating=least) for least in (None, 1.0, 4.0)}
+    assert_same(found[None], found[1.0])
+    assert len(found[4.0].train) + len(found[4.0].test) == sum(row % 5 >= 3 for row in range(99))
+    files = sorted(file.name.partition("v3-")[2] for file in converted(root))
+    version = f"v{load.VARIANTS}.arrow"
+    assert files == ["", *(f"official-0.0-{least}{version}" for least in ("from-1.0-", "from-4.0-", ""))]
+    identities = {load.variant_identity(str(table), root, "official", 0.0, least) for least in found}
+    assert len(identities) == 3
+
+
 def test_a_cache_that_can_not_be_written(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ORCHESTRATOR_CACHE", str(root / "counted" / "seed.txt"))
     with pytest.raises(CacheUnwritable, match=r"cannot be written.*ORCHESTRATOR_CACHE"):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from workloads.data import DataError, Interactions, ReadOptions, check_readable, load_interactions
-from workloads.data.interactions.variants import Split, resplit, with_noise
+from workloads.data.interactions.variants import Split, rated_from, resplit, with_noise
 from workloads.recommender.dataset import prepare
 from workloads.recommender.params import Params
 
@@ -151,6 +151,37 @@ def test_truth_and_names_are_kept(tmp_path: Path) -> None:
     assert len(other.train) + len(other.test) == len(own.train) + len(own.test)
     assert len(other.test) == round(0.2 * 20_669)
     assert load_interactions("synthetic", tmp_path, "random") is other
+
+
+# A lowest rating
+
+
+@given(rated, st.integers(0, 6), st.integers(0, 10))
+def test_low_ratings_are_left_out_of_both_parts(ratings: dict[Any, int], least: int, n_test: int) -> None:
+    before = interactions(ratings, min(n_test, len(ratings) - 1))
+    expected = {part: {row for row in rows(before, part) if row[2] >= least} for part in ("train", "test")}
+    if any(rows(before, part) and not expected[part] for part in expected):
+        with pytest.raises(DataError, match=rf"has a rating of at least {least}: got at most .* lower dataset_min_r"):
+            rated_from(before, least)
+        return
+    data = rated_from(before, least)
+    assert {part: rows(data, part) for part in expected} == expected
+    assert (data.n_users, data.n_items) == (N_USERS, N_ITEMS)
+
+
+def test_a_rating_that_is_no_binary_fraction_is_as_high_as_itself() -> None:
+    pairs, values = np.array([(0, 0), (0, 1)], np.int32), np.array([3.1, 3.0], np.float32)
+    data = rated_from(Interactions(1, 2, pairs, pairs[:0], values, values[:0]), 3.1)
+    assert data.train.tolist() == [[0, 0]]
+
+
+def test_a_lowest_rating_needs_ratings(tmp_path: Path) -> None:
+    options = ReadOptions(min_rating=4)
+    for refuse in (load_interactions, lambda name, root, **given: check_readable(name, root, options)):
+        with pytest.raises(
+            DataError, match=r"dataset_min_rating needs ratings, and the dataset has none.*Leave it out"
+        ):
+            refuse("synthetic", tmp_path, min_rating=4)
 
 
 # Splits by time
