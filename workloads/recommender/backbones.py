@@ -42,7 +42,7 @@ BACKBONES: dict[str, Backbone] = {
     "ease": Backbone(f"{_BASELINES}:EASE", "Steck, WWW 2019, algorithm 1", {"ease_lambda": 200.0}),
     "ials": Backbone(
         f"{_BASELINES}:IALS", "Hu, Koren and Volinsky, ICDM 2008; Rendle et al., RecSys 2022",
-        {"dim": 32, "ials_alpha": 5.0, "ials_lambda": 20.0},
+        {"dim": 32, "ials_alpha": 5.0, "ials_lambda": 20.0, "ials_confidence": "equal"},
     ),
 }  # fmt: skip
 

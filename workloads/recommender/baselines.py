@@ -9,15 +9,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import ClassVar
 
+import numpy as np
 import torch
 
 from workloads.contract import Metrics, Runtime, State
+from workloads.data.interactions.codes import encode
 from workloads.distributed import reduce_sum
 from workloads.memory import available_bytes
 from workloads.metrics.ranking import top_k
 from workloads.recommender.backbones import ease_memory_error
+from workloads.recommender.data_checks import rated_interactions
 from workloads.recommender.dataset import History, RecommenderData
 from workloads.recommender.model import Graph, normal
 from workloads.recommender.params import Params
@@ -167,8 +171,8 @@ class EASE(Baseline):
 class IALS(Baseline):
     """Matrix factorisation by alternating least squares on all pairs of a user and an item.
 
-    Minimises Σ c_ui (p_ui - w_u · h_i)² + λ (Σ |w_u|² + Σ |h_i|²), where p = 1 and c = 1 + α for training
-    interactions, p = 0 and c = 1 for all other pairs. An epoch solves for all users, then for all items.
+    Minimises Σ c_ui (p_ui - w_u · h_i)² + λ (Σ |w_u|² + Σ |h_i|²), where p = 1 and c = 1 + α, or 1 + α r of rating r,
+    for training interactions, p = 0 and c = 1 for all other pairs. An epoch solves for all users, then for all items.
     """
 
     INITIAL: ClassVar[float] = 0.1
@@ -185,8 +189,9 @@ class IALS(Baseline):
         assert self.params.ials_alpha is not None
         assert self.params.ials_lambda is not None
         users, items = self.tensors["users"], self.tensors["items"]
-        users.copy_(self._solved(self.data.observed, items))
-        items.copy_(self._solved(self.data.chosen_by, users))
+        users.copy_(self._solved(self.data.observed, items, self._extra))
+        by_item = None if self._extra is None else self._extra[self.data.train.items.argsort(stable=True)]
+        items.copy_(self._solved(self.data.chosen_by, users, by_item))
         own = torch.cat(
             [
                 (users.index_select(0, u) * items.index_select(0, i)).sum(1)
@@ -194,13 +199,38 @@ class IALS(Baseline):
             ]
         ).double()
         everything = ((users.T @ users) * (items.T @ items)).sum().double()
-        of_own = ((1 + self.params.ials_alpha) * (1 - own).square() - own.square()).sum()
+        extra = self.params.ials_alpha if self._extra is None else self._extra
+        of_own = ((1 + extra) * (1 - own).square() - own.square()).sum()
         length = users.double().square().sum() + items.double().square().sum()
         loss = everything + of_own + self.params.ials_lambda * length
         return {"loss": loss.item() / max(1, len(own))}
 
-    def _solved(self, lists: Lists, other: torch.Tensor) -> torch.Tensor:
-        """The least-squares embedding of each list given the ``other`` side's, (n, d); zero for an empty list."""
+    @cached_property
+    def _extra(self) -> torch.Tensor | None:
+        """α r of each training interaction, (n,), in the order of ``data.train``; None: α of all."""
+        alpha = self.params.ials_alpha
+        assert alpha is not None
+        if self.params.ials_confidence == "equal":
+            return None
+        rated = rated_interactions(self.params.model_dump(), self.runtime.data)
+        assert rated.train_ratings is not None
+        train = self.data.train
+        codes = encode(rated.train, self.data.n_items)
+        order = np.argsort(codes)
+        own = (train.users * self.data.n_items + train.items).cpu().numpy()
+        ratings = rated.train_ratings[order[np.searchsorted(codes, own, sorter=order)]]
+        return torch.from_numpy(ratings).to(train.items.device) * alpha
+
+    def fold_in(self) -> dict[str, float | None]:
+        """How the embedding of an unknown user is found: its items, which come without ratings, have the mean one."""
+        alpha = self.params.ials_alpha if self._extra is None else self._extra.double().mean().item()
+        return {"alpha": alpha, "ridge": self.params.ials_lambda}
+
+    def _solved(self, lists: Lists, other: torch.Tensor, extra: torch.Tensor | None) -> torch.Tensor:
+        """The least-squares embedding of each list given the ``other`` side's, (n, d); zero for an empty list.
+
+        ``extra``: c - 1 of each member of the lists, (m,); None: α.
+        """
         alpha, lam = self.params.ials_alpha, self.params.ials_lambda
         assert alpha is not None
         assert lam is not None
@@ -213,10 +243,11 @@ class IALS(Baseline):
             if number % self.runtime.world_size != self.runtime.rank:
                 continue
             places = torch.arange(longest, device=other.device)
-            members = lists.members[(lists.indptr[rows, None] + places).clamp(max=len(lists.members) - 1)]
+            at = (lists.indptr[rows, None] + places).clamp(max=len(lists.members) - 1)
+            members = lists.members[at]
             members = torch.where(places < counts[rows, None], members, len(other))
             vectors = with_padding.index_select(0, members.flatten()).view(*members.shape, -1)
-            result[rows] = solve(gram, vectors, alpha)
+            result[rows] = solve(gram, vectors, alpha if extra is None else extra[at])
         return reduce_sum(result)
 
     def scorer(self, known: History) -> Factors:
@@ -226,16 +257,28 @@ class IALS(Baseline):
         return dict(self.tensors)
 
 
-def solve(gram: torch.Tensor, vectors: torch.Tensor, alpha: float) -> torch.Tensor:
-    """(gram + α Σ h hᵀ)⁻¹ (1 + α) Σ h of B lists of ``vectors`` h (B, L, d), padded with zeros; (B, d)."""
-    systems = torch.baddbmm(gram, vectors.transpose(1, 2), vectors, alpha=alpha)
+def solve(gram: torch.Tensor, vectors: torch.Tensor, extra: float | torch.Tensor) -> torch.Tensor:
+    """(gram + Σ e h hᵀ)⁻¹ Σ (1 + e) h of B lists of ``vectors`` h (B, L, d), padded with zeros; (B, d).
+
+    ``extra``: e, one number or (B, L).
+
+    Raises:
+        ValueError: a system is singular.
+    """
+    if isinstance(extra, torch.Tensor):
+        weighted = vectors * extra.unsqueeze(2)
+        systems = torch.baddbmm(gram, weighted.transpose(1, 2), vectors)
+        right = (vectors + weighted).sum(1)
+    else:
+        systems = torch.baddbmm(gram, vectors.transpose(1, 2), vectors, alpha=extra)
+        right = (1 + extra) * vectors.sum(1)
     try:
         factors = torch.linalg.cholesky(systems)
     except RuntimeError as error:
         if "positive-definite" not in str(error):
             raise
         raise ValueError("the systems of iALS are singular: set a larger ials_lambda") from None
-    return torch.cholesky_solve((1 + alpha) * vectors.sum(1).unsqueeze(2), factors).squeeze(2)
+    return torch.cholesky_solve(right.unsqueeze(2), factors).squeeze(2)
 
 
 def _of_similar_length(counts: torch.Tensor, size: int) -> Iterator[tuple[torch.Tensor, int]]:

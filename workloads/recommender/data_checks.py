@@ -24,14 +24,15 @@ Measured on a CPU with 8192 interactions and rounded down; with measures of the 
 
 
 def check_data(values: Mapping[str, Any], root: Path, holdout: bool) -> None:
-    """Check that the dataset has what the sampler's prior needs, and as many nodes as the contrast's views.
+    """Check that the dataset has what the parameters need: side information, ratings, nodes for the contrast's views.
 
     With ``holdout`` also that a split by time leaves someone to validate on.
 
     Raises:
-        ValueError: there are more clusters, or a larger rank of the SVD, than users or items.
+        ValueError: there are more clusters, or a larger rank of the SVD, than users or items; or as
+            :func:`rated_interactions`.
         workloads.data.DataError: the dataset has no occupations or friends of its users, their file is damaged, or that
-            of an own prior is.
+            of an own prior is; or as :func:`rated_interactions`.
     """
     if holdout and values["split"] in ("leave_last_out", "global_time"):
         import numpy as np
@@ -48,12 +49,35 @@ def check_data(values: Mapping[str, Any], root: Path, holdout: bool) -> None:
         data = _interactions(values, root)
         if message := size_error(values, data.n_users, data.n_items):
             raise ValueError(message)
+    if values["ials_confidence"] == "rating":
+        rated_interactions(values, root)
     if values["bns_prior"] == "occupation":
         occupations(values["dataset"], root)
     if values["bns_prior"] == "social":
         friends(values["dataset"], root)
     if values["prior_file"] is not None:
         read_prior(Path(values["prior_file"]), _interactions(values, root))
+
+
+def rated_interactions(values: Mapping[str, Any], root: Path) -> Interactions:
+    """The interactions, with the ratings that ``ials_confidence=rating`` weighs them by.
+
+    Raises:
+        ValueError: some are injected noise, which is not rated.
+        workloads.data.DataError: the dataset has no ratings, or one below 0.
+    """
+    if values["dataset_noise"]:
+        raise ValueError(
+            "ials_confidence=rating needs ratings, and dataset_noise injects unrated interactions. Drop one"
+        )
+    data = _interactions(values, root)
+    if data.train_ratings is None or data.train_ratings.min() < 0:
+        raise DataError(
+            "ials_confidence=rating weighs by ratings or counts from 0",
+            got="none" if data.train_ratings is None else f"{data.train_ratings.min():g}",
+            fix="Drop it, or take a dataset with such ratings",
+        )
+    return data
 
 
 def _interactions(values: Mapping[str, Any], root: Path) -> Interactions:

@@ -177,6 +177,9 @@ class Params(WorkloadParams):
         le=1e6,
         description="α of ials: a training interaction weighs 1 + α, another pair 1 (its paper: 40).",
     )
+    ials_confidence: Literal["equal", "rating"] | None = Field(
+        None, description="rating: an interaction of rating, or count, r weighs 1 + α r in ials (its paper)."
+    )
     ials_lambda: float | None = Field(None, gt=0, le=1e9, description="λ of ials, on the squared embeddings.")
 
     negatives: int | None = Field(

@@ -21,7 +21,7 @@ from workloads.memory import available_bytes
 from workloads.recommender import packed
 from workloads.recommender.adam import Adam
 from workloads.recommender.backbones import BACKBONES, table_memory_error
-from workloads.recommender.baselines import Baseline
+from workloads.recommender.baselines import IALS, Baseline
 from workloads.recommender.batches import Batch, Draws, batches, choice
 from workloads.recommender.calibration import Calibration, Calibrator
 from workloads.recommender.data_checks import check_block
@@ -345,8 +345,8 @@ class Recommender:
         data = self.data
         some = np.flatnonzero(data.seen.counts)[:3]
         config: dict[str, Any] = {"dataset": self.params.dataset, "backbone": self.params.backbone}
-        if self.params.backbone == "ials":  # how the embedding of an unknown user is found
-            config["fold_in"] = {"alpha": self.params.ials_alpha, "ridge": self.params.ials_lambda}
+        if isinstance(self.baseline, IALS):
+            config["fold_in"] = self.baseline.fold_in()
         weights = {
             **(self.embeddings()._asdict() if self.baseline is None else self.baseline.served()),
             "seen_indptr": torch.from_numpy(data.seen.indptr),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from workloads.contract import Runtime
+from workloads.data import load_interactions
 from workloads.recommender import baselines
 from workloads.recommender.backbones import EASE_BYTES, ease_memory_error
 from workloads.recommender.dataset import History
@@ -100,12 +102,16 @@ def test_ease_says_how_many_items_it_takes(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def normal_equations(
-    x: NDArray[np.float64], other: NDArray[np.float64], alpha: float, lam: float
+    x: NDArray[np.float64],
+    other: NDArray[np.float64],
+    alpha: float,
+    lam: float,
+    ratings: NDArray[np.float64] | None = None,
 ) -> NDArray[np.float64]:
-    """Hu et al., eq. 4, over all pairs of each row."""
+    """Hu et al., eq. 4, over all pairs of each row. ``ratings``: r, by default ``x``."""
     rows = []
-    for own in x:
-        weighted = other.T * (1 + alpha * own)
+    for own, r in zip(x, x if ratings is None else ratings):
+        weighted = other.T * (1 + alpha * r)
         rows.append(np.linalg.solve(weighted @ other + lam * np.eye(other.shape[1]), weighted @ own))
     return np.array(rows)
 
@@ -124,6 +130,77 @@ def test_an_alternation_of_ials_by_dense_normal_equations() -> None:
         np.testing.assert_allclose(after["items"], items, atol=2e-4)
         objective = ((1 + alpha * x) * (x - users @ items.T) ** 2).sum() + lam * ((users**2).sum() + (items**2).sum())
         assert loss == pytest.approx(objective / x.sum(), rel=1e-4)
+
+
+def rated(data: Any, history: History) -> NDArray[np.float64]:
+    """The ratings of a history's interactions, by loops, and 0 elsewhere."""
+    known = {tuple(pair): rating for pair, rating in zip(data.train.tolist(), data.train_ratings.tolist())}
+    ratings = np.zeros((len(history.counts), data.n_items))
+    for user, item in zip(history.users.tolist(), history.items.tolist()):
+        ratings[user, item] = known[user, item]
+    return ratings
+
+
+@pytest.fixture
+def counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A table of counts from 0 to 40, in no order."""
+    monkeypatch.setenv("ORCHESTRATOR_CACHE", str(tmp_path / "cache"))
+    rng = np.random.default_rng(1)
+    pairs = [divmod(int(code), 30) for code in rng.permutation(25 * 30)[:300]]
+    lines = (f"{user},{item},{rng.integers(41)}" for user, item in pairs)
+    (tmp_path / "own.csv").write_text("\n".join(["user,item,rating", *lines]) + "\n")
+    return str(tmp_path / "own.csv")
+
+
+@pytest.mark.parametrize("dataset", ["counts", pytest.param("ml-100k", marks=pytest.mark.data("ml-100k"))])
+def test_ials_weighs_by_ratings_or_counts(dataset: str, counts: str) -> None:
+    """Hu et al., eq. 4, with c = 1 + α r over all pairs, and the loss."""
+    alpha, lam = 0.7, 2.0
+    name = counts if dataset == "counts" else dataset
+    root = Path(os.environ.get("ORCHESTRATOR_DATA", ""))
+    params = {"dataset": name, "backbone": "ials", "dim": 4, "ials_alpha": alpha, "ials_lambda": lam}
+    workload = build(replace(RUNTIME, data=root), **params, ials_confidence="rating")
+    r = rated(load_interactions(name, root), workload.data.train)
+    x = dense(workload.data.train, workload.data.n_items)
+    for epoch in (1, 2):
+        before = {name: tensor.double().numpy() for name, tensor in workload.state_dict().items()}
+        loss = workload.train_epoch(epoch)["loss"]
+        users = normal_equations(x, before["items"], alpha, lam, r)
+        items = normal_equations(x.T, users, alpha, lam, r.T)
+        after = workload.state_dict()
+        np.testing.assert_allclose(after["users"], users, atol=1e-3)
+        np.testing.assert_allclose(after["items"], items, atol=1e-3)
+        objective = ((1 + alpha * r) * (x - users @ items.T) ** 2).sum() + lam * ((users**2).sum() + (items**2).sum())
+        assert loss == pytest.approx(objective / x.sum(), rel=1e-3)
+    assert workload.servable().config["fold_in"] == {"alpha": pytest.approx(alpha * r[x > 0].mean()), "ridge": lam}
+
+
+def test_ials_of_equal_ratings_is_that_without(counts: str) -> None:
+    table = Path(counts)
+    lines = (f"{line.rpartition(',')[0]},2" for line in table.read_text().splitlines()[1:])
+    table.write_text("\n".join(["user,item,rating", *lines]) + "\n")
+    given = {"dataset": counts, "backbone": "ials", "dim": 4}
+    workloads = build(**given, ials_confidence="rating", ials_alpha=2.0), build(**given, ials_alpha=4.0)
+    for workload in workloads:
+        workload.train_epoch(1)
+    np.testing.assert_allclose(*(scores(each, each.data.train) for each in workloads), atol=1e-5)
+    assert workloads[0].servable().config == workloads[1].servable().config
+
+
+@pytest.mark.parametrize(
+    ("given", "rating", "message"),
+    [
+        ({"dataset": "synthetic"}, "1", r"weighs by ratings or counts from 0: got none\. Drop it"),
+        ({}, "-1", r"weighs by ratings or counts from 0: got -1\. Drop it"),
+        ({"dataset_noise": 0.1}, "1", r"dataset_noise injects unrated interactions\. Drop one"),
+    ],
+)
+def test_confidences_that_can_not_be(given: dict[str, Any], rating: str, message: str, counts: str) -> None:
+    with Path(counts).open("a") as table:
+        table.writelines(f"0,{item},{rating}\n" for item in range(90, 100))
+    params = Params(**{"dataset": counts, "backbone": "ials", "ials_confidence": "rating", "split": "random", **given})
+    with pytest.raises(ValueError, match=message):
+        params.check_data(Path())
 
 
 @pytest.mark.parametrize("backbone", ["popularity", "item_knn", "ease"])
@@ -184,6 +261,11 @@ def test_twice_as_good_as_popularity_on_planted_preferences(backbone: str) -> No
         ({"contrast": "sgl"}, "contrast=sgl needs the graph of backbone=lightgcn, not backbone=ease"),
         ({"knn_items": 5}, "knn_items=5 has no effect with backbone=ease. Drop knn_items, or set backbone=item_knn"),
         ({"ease_lambda": 0}, "greater than 0"),
+        (
+            {"ials_confidence": "rating"},
+            "ials_confidence=rating has no effect with backbone=ease. .* set backbone=ials",
+        ),
+        ({"backbone": "ials", "ials_confidence": "ratings"}, "'equal' or 'rating'"),
         ({"backbone": "slim"}, "'mf', 'lightgcn', .* or 'ials'"),
     ],
 )
