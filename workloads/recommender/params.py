@@ -21,6 +21,7 @@ from workloads.recommender.backbones import BACKBONES, LEARNT
 from workloads.recommender.contrasts import CONTRASTS
 from workloads.recommender.cutoffs import CUTOFFS, Cutoffs, check_objectives
 from workloads.recommender.losses import CONDITIONAL, LOSSES, SAMPLERS, combination_error, not_compiled
+from workloads.recommender.presets import PRESETS
 
 Backbone: TypeAlias = Annotated[str, OneOf(BACKBONES)]
 Loss: TypeAlias = Annotated[str, OneOf(LOSSES)]
@@ -33,18 +34,6 @@ UNUSED: Any = None
 LARGEST_BLOCK = 2**15
 """Users that are scored with as many items at once, by ``sampler=in_batch``: 4 GiB of float32, several times
 (:data:`~workloads.recommender.data_checks.BLOCKS`)."""
-
-
-PRESETS: Mapping[str, Preset] = {
-    "dpl_code": Preset(
-        "the code of DPL's author, for matrix factorisation on MovieLens-100K: table 5.2, DPL",
-        {
-            "backbone": "mf", "loss": "dpl", "sampler": "uniform", "negatives": 10, "positives": 10, "tau": 0.07,
-            "lr": 1e-3, "lr_decay": 0.5, "lr_decay_every": 100, "weight_decay": 1e-5, "batch_size": 1024, "dim": 32,
-            "epochs": 200, "refit": "only",
-        },
-    ),
-}  # fmt: skip
 
 
 class Params(WorkloadParams):
