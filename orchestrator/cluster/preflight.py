@@ -65,9 +65,8 @@ def dataset(workload: str, params: Mapping[str, Any], root: Path, *, elsewhere: 
     from workloads.data import ReadOptions, check_readable
     from workloads.data.errors import DataError
 
-    options = {
-        option: params.get(f"dataset_{option}") for option in ("size", "corrupt", "unknown", "noise", "min_rating")
-    }
+    names = ("size", "corrupt", "unknown", "noise", "min_rating")
+    options = {name: params.get(f"dataset_{name}") for name in names}
     with _as_user_errors(DataError):
         check_readable(params["dataset"], root, ReadOptions(split=params.get("split"), **options))
     return content

@@ -26,6 +26,15 @@ ORIGIN = "The state that training goes on from: RUN@EPOCH#DIGEST."
 Scheduler = Literal["asha", "hyperband", "median", "racing", "pbt", "none"]
 
 
+ON_WHAT = ("dataset", "split", "eval", "first_stage")
+"""Prefixes of parameters that define the evaluation data, where they are set; all others may differ between models."""
+
+
+def on_what(params: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters that define the evaluation data."""
+    return {name: value for name, value in params.items() if name.startswith(ON_WHAT) and value is not None}
+
+
 class Resources(BaseModel):
     """Devices of one run or trial. They do not affect results: ``batch_size`` is global for any number of workers."""
 

@@ -14,7 +14,7 @@ from orchestrator.config.objectives import direction_of, of_workload
 from orchestrator.errors import UserError
 from orchestrator.provenance.record import SPEC
 from orchestrator.registry.models import EPOCH_TAG, existing_run, record_paths
-from orchestrator.report.samples import on_what
+from orchestrator.report.samples import evaluated_on
 from orchestrator.storage.names import OUTCOME, VALIDATION_UNITS
 from workloads.contract import Objective
 
@@ -39,7 +39,7 @@ class Evidence:
     @property
     def data(self) -> dict[str, Any]:
         """The parameters that define the evaluation data."""
-        return on_what((self.spec or {}).get("params", {}))
+        return evaluated_on((self.spec or {}).get("params", {}))
 
     @property
     def metric_names(self) -> set[str]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from orchestrator.cluster import preflight
 from orchestrator.config.plan import PLAN_KEYS
-from orchestrator.config.spec import SweepSpec
+from orchestrator.config.spec import SweepSpec, on_what
 from orchestrator.errors import UserError
 from orchestrator.report import trials
 from orchestrator.search import recorded, unit_values, winners
@@ -21,9 +21,6 @@ from orchestrator.storage.records import SETTLED, RunFolder
 from workloads.contract import Objective, Split
 
 UNITS: Mapping[Split, str] = {"validation": VALIDATION_UNITS, "test": TEST_UNITS}
-
-ON_WHAT = ("dataset", "split", "eval", "first_stage")
-"""Prefixes of parameters that define the evaluation data, where they are set; all others may differ between models."""
 
 LEARNT_FROM = ("calibration_part",)
 """Parameters that name a split from which a model learns its confidence: its values on that split are too good."""
@@ -57,17 +54,13 @@ class Sample:
     @property
     def evaluated_on(self) -> tuple[Any, ...]:
         """A key that is equal for two models evaluated on the same examples."""
-        about = sorted((k, str(v)) for k, v in on_what(self.params, self.split).items())
+        about = sorted((k, str(v)) for k, v in evaluated_on(self.params, self.split).items())
         return (self.workload, self.data, *about)
 
 
-def on_what(params: Mapping[str, Any], split: Split = "validation") -> dict[str, Any]:
+def evaluated_on(params: Mapping[str, Any], split: Split = "validation") -> dict[str, Any]:
     """The parameters that define the evaluation data, and whether the model has learned from that split."""
-    return {
-        name: value
-        for name, value in params.items()
-        if (name.startswith(ON_WHAT) and value is not None) or (name in LEARNT_FROM and value == split)
-    }
+    return on_what(params) | {name: split for name in LEARNT_FROM if params.get(name) == split}
 
 
 def entries(folder: RunFolder, split: Split, *, every: bool) -> list[Sample]:

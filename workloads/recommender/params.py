@@ -59,12 +59,9 @@ class Params(WorkloadParams):
         description="Random interactions injected into train, as a share of it (thesis 3.5.3, figure 3.5).",
     )
     dataset_min_rating: float | None = Field(
-        None,
-        ge=-1e9,
-        le=1e9,
-        description="Lowest rating of a positive, such as 4: interactions below it are left out of train and test, "
-        "before the split. None: all are positives.",
-    )
+        None, ge=-1e9, le=1e9, description="Lowest rating of a positive, such as 4; interactions below it are left out "
+        "of train and test, before the split. Unset: all are positives.",
+    )  # fmt: skip
     split: Literal["official", "random", "clean", "leave_last_out", "global_time"] = Field(
         "official",
         description="Test part: the source's own (random where it has none), 20% of all interactions, half of those of "

@@ -264,6 +264,18 @@ def test_a_sweep_that_searched_on_other_data(
         lessons(settings, "one")
 
 
+def test_a_sweep_that_evaluated_on_another_split(
+    toy_workload: str, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        warm_start, "defaults", lambda spec: {"split": spec.fixed.get("batch_size"), "dataset": id(spec)}
+    )
+    kept(settings, "one", batch_size=4)
+    assert lessons(settings, "one", batch_size=4)[0], "of the same bytes below another name"
+    with pytest.raises(UserError, match="it evaluated on other data: got split=4; allowed: split=8"):
+        lessons(settings, "one", batch_size=8)
+
+
 def test_a_sweep_without_a_trial_in_this_space(toy_workload: str, settings: Settings) -> None:
     kept(settings, "one")
     with pytest.raises(UserError, match="one has no trial that lies in this search space and has this objective"):
