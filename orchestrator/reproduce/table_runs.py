@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, TypeVar
 
 import search_spaces
@@ -174,11 +173,9 @@ def plain(word: str) -> str:
 
 
 def space(regime: Regime) -> str:
-    """The regime's search space in the form of ``--space``: a name, or a file and function."""
-    module, colon, function = regime.space.rpartition(":")
-    if not colon or "/" in module:
-        return regime.space
-    return f"{Path(search_spaces.__file__).with_name(module)}.py:{function}"
+    """The regime's search space in the form of ``--space``: a name, a file and function, or a module and function."""
+    module, colon, _ = regime.space.rpartition(":")
+    return f"{search_spaces.__name__}.{regime.space}" if colon and "/" not in module else regime.space
 
 
 def check_reads_test(name: str, reads_test: bool, budget: ReproductionBudget) -> None:
