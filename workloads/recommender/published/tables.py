@@ -56,7 +56,7 @@ _RATINGS = Doubt(
 )
 _DENSITY = Doubt("E-3.27", "the credence is a density times a prior, and not monotone in the score", methods=("BPRAC",))
 _FILTER = Doubt("E-3.D", "which ratings of Yahoo!-R3 the test part takes is contradictory", {"dataset": ("yahoo-r3",)})
-_MPR_FORM = Doubt("MPR", "the thesis gives the order relation only; the paper's form from memory", methods=("MPR",))
+_MPR_FORM = Doubt("E-3.M", "an order of items is given and no loss; the paper's form from memory", methods=("MPR",))
 
 
 def _of(extra: Iterable[str]) -> dict[str, str | None]:
