@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib import import_module
 from importlib.metadata import Distribution, EntryPoint, entry_points
 from importlib.util import find_spec
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
@@ -43,10 +43,10 @@ class Entry:
     index: str | None = None
 
     def load_params(self) -> type[BaseModel]:
-        return cast("type[BaseModel]", _load(self.params))
+        return cast("type[BaseModel]", resolve_name(self.params))
 
     def load(self) -> type[Workload]:
-        return cast("type[Workload]", _load(self.workload))
+        return cast("type[Workload]", resolve_name(self.workload))
 
     @property
     def folder(self) -> Path:
@@ -58,14 +58,14 @@ class Entry:
 
     def load_candidates(self) -> Callable[..., Any]:
         assert self.candidates is not None
-        return cast("Callable[..., Any]", _load(self.candidates))
+        return cast("Callable[..., Any]", resolve_name(self.candidates))
 
     def load_index(self) -> type[Any]:
         assert self.index is not None
-        return cast("type[Any]", _load(self.index))
+        return cast("type[Any]", resolve_name(self.index))
 
     def load_published(self) -> tuple[Published, ...]:
-        return cast("tuple[Published, ...]", _load(self.published)) if self.published else ()
+        return cast("tuple[Published, ...]", resolve_name(self.published)) if self.published else ()
 
 
 BUILT_IN = {
@@ -153,8 +153,3 @@ def _loaded(name: str, points: Sequence[EntryPoint]) -> Entry | str:
     if not isinstance(entry, Entry):
         return f"{points[0].value} is not a workloads.catalog.Entry (in {offering})"
     return entry
-
-
-def _load(path: str) -> object:
-    module, _, name = path.partition(":")
-    return getattr(import_module(module), name)

@@ -4,13 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import Any
 
-
-@cache
-def load_function(name: str) -> Callable[..., Any]:
-    """The function of that name, whose module is imported at the first call."""
-    module, _, attribute = name.partition(":")
-    function: Callable[..., Any] = getattr(import_module(module), attribute)
-    return function
+load_function: Callable[[str], Callable[..., Any]] = cache(resolve_name)
+"""The function of that name, whose module is imported at the first call."""
