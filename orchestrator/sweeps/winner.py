@@ -7,7 +7,7 @@ import shutil
 import time
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from orchestrator.search.study import Study
 from orchestrator.search.winners import WINNER
 from orchestrator.storage import sync_state
 from orchestrator.storage.names import HISTORY, TRAIN
+from orchestrator.storage.records import Status
 from orchestrator.sweeps.failure_limit import FailureLimit
 from orchestrator.sweeps.trial_manager import TrialManager
 
@@ -157,7 +158,7 @@ def finalize(
     assert selection is not None
     rows = trials.rows(every_trial, study.objectives, spec.search.seeds)
     report.write_trials(rows, folder)
-    status = "partial" if failed else "finished"
+    status: Status = "partial" if failed else "finished"
     opened = winners.settled(session.folder)
     report.write_page(session.folder, rows, {**result.to_json(), "status": status, "best_trial": best.number})
     (folder / "best.json").write_text(json.dumps({"trial": best.number, "params": best.user_attrs["params"]}, indent=1))
@@ -193,20 +194,16 @@ def finalize(
     seconds = sum(map(_train_seconds, every_trial))
     if spec.plan.refit:  # without a refit the winner's seconds are its trial's
         seconds += result.train_seconds
-    full = Result(
-        **{
-            **vars(result),
-            "train_seconds": seconds,
-            "device_seconds": seconds * spec.resources.devices,
-            "wall_seconds": session.wall_seconds,
-            "status": status,
-            "folder": folder,
-            "exit_code": code,
-            "extra": {**result.extra, "trials": len(every_trial), "failed": failed, "best_trial": best.number,
-                      "test_opened": opened, "best_params": best.user_attrs["params"]},
-        }
+    extra = {
+        "trials": len(every_trial), "failed": failed, "best_trial": best.number, "test_opened": opened,
+        "best_params": best.user_attrs["params"],
+    }  # fmt: skip
+    full = replace(
+        result, train_seconds=seconds, device_seconds=seconds * spec.resources.devices,
+        wall_seconds=session.wall_seconds, status=status, folder=folder, exit_code=code,
+        extra={**result.extra, **extra},
     )  # fmt: skip
-    session.set_end("partial" if failed else "finished", code, run_id=full.run_id, result=full.to_json())
+    session.set_end(status, code, run_id=full.run_id, result=full.to_json())
     return full
 
 
