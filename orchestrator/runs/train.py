@@ -244,19 +244,20 @@ def _start(
     from workloads import distributed
 
     start = None
-    trouble: UserError | None = None
-    if rank == 0:
-        try:
-            latest = checkpoint.latest(home) or resume
-            if latest is not None and remote.location_of(home):
-                download(latest, checkpoint.META)
-            start = start_point.state(spec, home, latest)
-        except UserError as error:
-            trouble = error
-    if trouble := distributed.broadcast(trouble):
-        if trouble.code == UNAVAILABLE:
-            raise ConnectionError(one_line(trouble))  # the group must restart
-        raise trouble
+
+    def read() -> None:
+        nonlocal start
+        latest = checkpoint.latest(home) or resume
+        if latest is not None and remote.location_of(home):
+            download(latest, checkpoint.META)
+        start = start_point.state(spec, home, latest)
+
+    try:
+        _agree(read, rank == 0)
+    except UserError as error:
+        if error.code == UNAVAILABLE:
+            raise ConnectionError(one_line(error)) from None  # the group must restart
+        raise
     tensors: dict[str, torch.Tensor] = {}
     used = None
     if start is not None:
@@ -351,10 +352,6 @@ def needs_less_memory(error: BaseException) -> BaseException | None:
     return next(filter(reports.is_out_of_memory, failures), None)
 
 
-def _ends_a_process(failure: BaseException) -> bool:
-    return hasattr(failure, "health_check_failure") or isinstance(_unwrapped(failure), reports.DeviceLost)
-
-
 def _unwrapped(failure: BaseException) -> BaseException:
     """A worker's error, or how it died, without the wrappers of Train and Ray."""
     lost = getattr(failure, "health_check_failure", failure)
@@ -364,7 +361,9 @@ def _unwrapped(failure: BaseException) -> BaseException:
 def _consequence(failure: tuple[int, BaseException]) -> tuple[bool, bool, int]:
     """Sort key of a rank's failure: deaths, then errors of its own, then connections lost in consequence of them."""
     rank, error = failure
-    return not _ends_a_process(error), isinstance(_unwrapped(error), ConnectionError), rank
+    inner = _unwrapped(error)
+    ends_a_process = hasattr(error, "health_check_failure") or isinstance(inner, reports.DeviceLost)
+    return not ends_a_process, isinstance(inner, ConnectionError), rank
 
 
 def cause(error: BaseException) -> str:
