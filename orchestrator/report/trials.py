@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.cluster import preflight
 from orchestrator.config.spec import SweepSpec
 from orchestrator.errors import UserError
+from orchestrator.provenance import private_files
 from orchestrator.provenance.record import ENVIRONMENT
 from orchestrator.report.statistics import summary
 from orchestrator.search import curves, recorded
@@ -27,9 +27,8 @@ if TYPE_CHECKING:
 
 def environment(folder: RunFolder) -> dict[str, Any]:
     """The recorded environment (``data``: dataset fingerprint, ``code``, ...); empty if missing or damaged."""
-    with suppress(OSError, ValueError):
-        values = json.loads((folder.path / ENVIRONMENT).read_text())
-        return values if isinstance(values, dict) else {}
+    with suppress(OSError):
+        return private_files.read_json(folder.path / ENVIRONMENT) or {}
     return {}
 
 
