@@ -10,7 +10,7 @@ import socket
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -181,7 +181,7 @@ def _ray(settings: Settings) -> Iterator[Check]:
         return
     assert address is not None
     if address != "auto":
-        _check_port("Ray", address, {"ray": 10001, "http": 8265, "https": 443}, 6379)
+        _check_head(address)
     if address.startswith("http"):
         limit = "it accepts jobs, run and sweep need HOST:PORT of the head"
         yield Check("ray", "ok", f"{installed}; {address} answers; {limit}")
@@ -271,15 +271,15 @@ def _runs(settings: Settings) -> Iterator[Check]:
             yield Check("runs", level, f"the driver of {folder.id} is busy {busy:.0%} of the time", fix)
 
 
-def _check_port(what: str, address: str, ports: Mapping[str, int], default: int) -> None:
-    """Raise UserError if nothing listens at an address."""
+def _check_head(address: str) -> None:
+    """Raise UserError if nothing listens at the address of a Ray cluster."""
     parts = urlsplit(address if "://" in address else f"//{address}")
-    port = parts.port or ports.get(parts.scheme.partition("+")[0], default)
+    port = parts.port or {"ray": 10001, "http": 8265, "https": 443}.get(parts.scheme, 6379)
     try:
         socket.create_connection((parts.hostname or "", port), NETWORK_SECONDS).close()
     except OSError as error:
         raise UserError(
-            f"No {what} answers at {address}", got=error.strerror or error, fix="Start it, or correct the address"
+            f"No Ray answers at {address}", got=error.strerror or error, fix="Start it, or correct the address"
         ) from None
 
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.config.spec import Resources
@@ -74,9 +75,10 @@ def logs(settings: Settings, reference: str, *, follow: bool, address: str | Non
         _print_log(settings, target, follow)
         return DONE
     dashboard, job = target
+    show_line = partial(print, flush=True)
     if follow:
-        return FAILED if submission.follow(dashboard, job, _print).status == "lost" else DONE
-    lines = Lines(_print)
+        return FAILED if submission.follow(dashboard, job, show_line).status == "lost" else DONE
+    lines = Lines(show_line)
     lines.feed(dashboard.log(job.id), 0)
     lines.close()
     return DONE
@@ -171,6 +173,7 @@ def _run(folder: RunFolder) -> dict[str, Any]:
     record = folder.record
     result = folder.result()
     code = FAILED if state == "lost" else None if state == "running" else record.get("exit_code")
+    resumable = state in ("interrupted", "lost") or (state == "failed" and code != USAGE)
     return {
         "id": folder.id,
         "kind": record["kind"],
@@ -191,7 +194,7 @@ def _run(folder: RunFolder) -> dict[str, Any]:
         "command": record["command"],
         "progress": _last_line(folder) if state == "running" else _last_epoch(folder, state),
         "log": str(folder.log),
-        "resume": _resume(folder, state, code),
+        "resume": f"orchestrator {record['kind']} --resume {folder.id}" if resumable else None,
     }
 
 
@@ -219,11 +222,6 @@ def _last_epoch(folder: RunFolder, state: str) -> str | None:
         return None
     reported = driver_status.read(folder)
     return f"epoch {reported['done']} of {reported['target']}" if reported.get("done") else None
-
-
-def _resume(folder: RunFolder, state: str, code: int | None) -> str | None:
-    resumable = state in ("interrupted", "lost") or (state == "failed" and code != USAGE)
-    return f"orchestrator {folder.record['kind']} --resume {folder.id}" if resumable else None
 
 
 def _text(values: Mapping[str, Any]) -> str:
@@ -261,10 +259,6 @@ def _print_log(settings: Settings, folder: RunFolder, follow: bool, only: str = 
             return
         time.sleep(POLL_SECONDS)
         folder = run_lookup.find(settings.storage, folder.id)
-
-
-def _print(line: str) -> None:
-    print(line, flush=True)
 
 
 def _stop_run(folder: RunFolder) -> None:

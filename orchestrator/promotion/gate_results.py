@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from orchestrator.errors import UserError, nearest, unknown
+from orchestrator.errors import nearest, unknown
 from orchestrator.promotion.evidence import Evidence, incomparable
 from orchestrator.promotion.gates import Gates
 from orchestrator.promotion.isolated_check import Measured, Tried
@@ -119,7 +119,7 @@ def _difference(
     olds, news = (pairs[f"{metric}_{side}"].to_numpy(dtype="float64") for side in ("before", "after"))
     least = _least(sign * (news - olds), confidence)
     if least is None:
-        return GateResult(name, old, value, "refused", str(_too_few(len(pairs), confidence)))
+        return GateResult(name, old, value, "refused", _too_few(len(pairs), confidence))
     passed = least > bar if gate == "better" else least >= bar
     wanted = f"above {bar:g}" if gate == "better" else f"from {bar:g}"
     method = (sign_flips if len(pairs) < RESAMPLED_FROM else resampling)(len(pairs))
@@ -143,15 +143,15 @@ def _least(differences: Any, confidence: float) -> float | None:
     return float(np.quantile(resampled_means(differences, resamples), 1 - confidence))
 
 
-def _too_few(units: int, confidence: float) -> UserError:
-    """The error for too few units: with n of them the smallest probability of a sign flip is 2^-n, if all are tried."""
+def _too_few(units: int, confidence: float) -> str:
+    """The sentences for too few units: with n of them the least probability of a sign flip is 2^-n, if all are tried."""
     least = next(
         (n for n in range(2, RESAMPLED_FROM) if 1 / min(2**n, RESAMPLES) <= 1 - confidence + 1e-12), RESAMPLED_FROM
     )
-    return UserError(
-        f"Too few units for a confidence of {confidence:.3g}", got=units, allowed=f"at least {least}",
-        fix="Validate on more units, or lower the gate's confidence",
-    )  # fmt: skip
+    return (
+        f"Too few units for a confidence of {confidence:.3g}: got {units}; allowed: at least {least}. Validate on more "
+        "units, or lower the gate's confidence."
+    )
 
 
 WIDER = {"integer": ("long", "double"), "float": ("double",)}

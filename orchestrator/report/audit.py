@@ -97,7 +97,9 @@ def audits(settings: Settings, dataset: str) -> list[Audit]:
     names = {name: _first(rows, "dataset") or _first(rows, "workload") for name, rows in chains.items()}
     for folder in folders:  # a chain may have been removed
         for look in _noted(folder):
-            names.setdefault(look["chain"], _parameters(folder).get("dataset") or folder.record["workload"])
+            spec = recorded.spec(folder)
+            params = {**spec.get("params", {}), **spec.get("fixed", {})}
+            names.setdefault(look["chain"], params.get("dataset") or folder.record["workload"])
     if dataset not in names.values():
         raise unknown("dataset in the ledger of looks", dataset, {name for name in names.values() if name})
     return [_audit(settings, name, chains.get(name, []), folders) for name in names if names[name] == dataset]
@@ -127,11 +129,6 @@ def _audit(settings: Settings, chain: str, rows: list[Row], folders: Sequence[Ru
 
 def _first(rows: Sequence[Row], name: str) -> str | None:
     return next((row.fields[name] for row in rows if row.fields.get(name)), None)
-
-
-def _parameters(folder: RunFolder) -> Mapping[str, Any]:
-    spec = recorded.spec(folder)
-    return {**spec.get("params", {}), **spec.get("fixed", {})}
 
 
 def _noted(folder: RunFolder) -> list[dict[str, Any]]:

@@ -42,7 +42,8 @@ def of_sweep(folder: RunFolder) -> dict[str, Figure | str]:
     drawn["learning"] = (
         plots.learning(curves, (number, 0), objectives[0]) if curves else "No learning curves: no epoch was recorded."
     )
-    if over_seeds := curves_of.over_seeds(curves, _with_repeats(all_trials, winner)):
+    own = set() if winner is None else {number, *(trial.number for trial in repeats(all_trials, winner))}
+    if over_seeds := curves_of.over_seeds(curves, own):
         drawn["seeds"] = plots.seeds(over_seeds, objectives[0])
     searched = [trial for trial in complete if REPEAT not in trial.user_attrs]
     names = varied(searched)
@@ -58,10 +59,6 @@ def of_sweep(folder: RunFolder) -> dict[str, Figure | str]:
         else plots.importance(shares, f"share (PED-ANOVA, {len(searched)} complete trials)")
     )
     return drawn
-
-
-def _with_repeats(all_trials: Sequence[FrozenTrial], winner: FrozenTrial | None) -> set[int]:
-    return set() if winner is None else {winner.number, *(trial.number for trial in repeats(all_trials, winner))}
 
 
 def varied(complete: Sequence[FrozenTrial]) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -218,9 +219,7 @@ def _show(console: Console, compared: Sequence[Compared], verdict: Match) -> Non
 
 def _link(settings: Settings, run_id: str, recorded: Recorded, verdict: Match) -> None:
     """Tag the new MLflow run with the run that it reproduces and the verdict; ignored during an outage."""
-    try:
+    with suppress(*registry.outage_errors()):
         client = registry.client(settings)
         client.set_tag(run_id, "orchestrator.reproduces", recorded.run_id or recorded.id)
         client.set_tag(run_id, "orchestrator.reproduced", verdict)
-    except registry.outage_errors():
-        return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 
@@ -106,7 +106,10 @@ def _measure(table: Table, row: Row, runner: Runner, console: Console) -> Measur
         choice = runner.choose(row.settings)
         values: dict[str, list[float]] = {}
         for seed in range(runner.budget.seeds):
-            models = list(_trained(choice, seed, row, runner))
+            models = [
+                (runner.train(spec, reads_test=runner.budget.as_published), spec)
+                for spec in final_specs(row.settings, choice, seed, runner)
+            ]
             columns = table.columns_on(row.where["dataset"])
             measured = [_values(table, row, each, spec, runner) for each, spec in models]
             better = {metric: min if metric in table.lower else max for metric in (table.compared_by, *columns)}
@@ -124,11 +127,6 @@ def _measure(table: Table, row: Row, runner: Runner, console: Console) -> Measur
         + (f" ({reused} of them reused)" if reused else "")
     )
     return Measured(row, choice, values, tuple(done))
-
-
-def _trained(choice: Choice, seed: int, row: Row, runner: Runner) -> Iterator[tuple[Done, ExperimentSpec]]:
-    for spec in final_specs(row.settings, choice, seed, runner):
-        yield runner.train(spec, reads_test=runner.budget.as_published), spec
 
 
 def final_specs(method: Method, choice: Choice, seed: int, runner: Runner) -> list[ExperimentSpec]:

@@ -102,7 +102,8 @@ class Study(SweepTrials):
             if (continued := self._take_up(interrupted)) is not None:
                 return continued
             return self.next(fresh, final)
-        if (due := self._next_paused()) is not None:
+        due = next((n for n, epoch in sorted(self._paused.items()) if not self._rungs.waits(n, epoch)), None)
+        if due is not None:
             del self._paused[due]
             return self._begin(self._optuna_trial(due))
         if self._more:
@@ -133,10 +134,10 @@ class Study(SweepTrials):
                 with suppress(Exception):  # it is raised again when the trial begins
                     spaces.suggest(self._space, self._ahead, self.spec.fixed)
 
-    def discard_ahead(self, cause: str) -> None:
+    def discard_ahead(self) -> None:
         """Discard the trial that was asked ahead, if there is one: it does not start any more."""
         if self._ahead is not None:
-            self.discard(self._ahead.number * self.spec.search.seeds, cause)
+            self.discard(self._ahead.number * self.spec.search.seeds, "the budget takes no further trial")
             self._ahead = None
 
     def exhausted(self, fresh: bool = True, final: bool = True) -> bool:
@@ -177,13 +178,14 @@ class Study(SweepTrials):
     ) -> TrialDecision:
         """Handle the values of a seed run and decide whether it continues. ``best`` is its best value so far."""
         trial = self._open[seed_run]
-        if seed_run % self.spec.search.seeds == 0:  # further seeds are not pruned
-            self._record_rungs(trial, rows)
+        is_first_seed = seed_run % self.spec.search.seeds == 0  # further seeds are not pruned
+        if is_first_seed and len(self.objectives) == 1:  # Optuna does not support intermediate values of several
+            self._rungs.record(trial, rows)
         if (number := self.trial_of(seed_run)[0]) in self._to_stop and not ended:
             return self._stopped(seed_run, self._to_stop[number], attributes)
         if ended:
             return self._ended(seed_run, best, attributes)
-        judged = seed_run % self.spec.search.seeds == 0 and REPEAT not in trial.user_attrs
+        judged = is_first_seed and REPEAT not in trial.user_attrs
         if not judged or not rows or (epoch := rows[-1].epoch) not in self.spec.plan.decide_at:
             return "go on"
         if self._rungs.waits(number, epoch):
@@ -206,10 +208,6 @@ class Study(SweepTrials):
     def unpaired(self) -> bool:
         """Whether racing could not compare a trial, for want of values by unit."""
         return self._rungs.unpaired
-
-    def _next_paused(self) -> int | None:
-        """The paused trial with the lowest number that waits no longer."""
-        return next((n for n, epoch in sorted(self._paused.items()) if not self._rungs.waits(n, epoch)), None)
 
     def _end(self, trial: optuna.Trial, state: TrialState) -> None:
         self._rungs.end(self.optuna_study.tell(trial, state=state))
@@ -315,10 +313,6 @@ class Study(SweepTrials):
         self._close(trial, attributes)
         self._end(trial, TrialState.PRUNED)
         return "pruned"
-
-    def _record_rungs(self, trial: optuna.Trial, rows: Sequence[Row]) -> None:
-        if len(self.objectives) == 1:  # Optuna does not support intermediate values of several
-            self._rungs.record(trial, rows)
 
     def _ended(self, seed_run: int, best: float | None, attributes: Mapping[str, Any]) -> TrialDecision:
         if best is None or not math.isfinite(best):

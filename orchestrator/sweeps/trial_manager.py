@@ -293,7 +293,7 @@ class TrialManager:
         elif not self._study.exhausted() and not self._finalists_in_time():
             self._session.console.say("Stopped: the time budget takes no further trial")
         if self.exhausted and not self.stopping():  # otherwise a resume starts it
-            self._study.discard_ahead("the budget takes no further trial")
+            self._study.discard_ahead()
         if isinstance(self._study, Population) and self._study.best() is None:
             spent = None  # no member ends before the last meeting: a resume, with a time budget of its own, goes on
         for seed_run in sorted({*self._study.unfinished(), *self._runs.open}):

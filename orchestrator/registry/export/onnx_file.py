@@ -86,7 +86,8 @@ def _texts(model: Model, target: Path) -> Written:
     module = TextVector(encoder.model, encoder.pooling, encoder.typed, head).eval()
     names = ["input_ids", "attention_mask", *(["token_type_ids"] if encoder.typed else [])]
     limit = int(model.config["max_length"])
-    cases = [_tokens(encoder, size, length, len(names)) for size, length in zip(SIZES, _lengths(limit))]
+    lengths = (max(2, length) for length in (limit, 7, limit // 2, 3))
+    cases = [_tokens(encoder, size, length, len(names)) for size, length in zip(SIZES, lengths)]
     output = "vector" if head is None else "score"
     _convert(model, module, cases[-1], target, names, output, {0: "texts", 1: "tokens"})
     worst = _compare(model, module, cases, target, names)
@@ -197,10 +198,6 @@ def _tokens(encoder: Any, size: int, length: int, sides: int) -> tuple[torch.Ten
     mask = (np.arange(length) < lengths[:, None]).astype(np.int64)
     types = np.zeros_like(mask)
     return tuple(torch.from_numpy(side) for side in (np.where(mask, ids, 0), mask, types)[:sides])
-
-
-def _lengths(limit: int) -> tuple[int, ...]:
-    return tuple(max(2, length) for length in (limit, 7, limit // 2, 3))
 
 
 def _difference(worst: float) -> str:
