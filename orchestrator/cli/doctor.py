@@ -6,7 +6,6 @@ import json
 import os
 import platform
 import shutil
-import socket
 import sqlite3
 import subprocess
 import sys
@@ -17,7 +16,7 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, metadata, requires, version
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 from orchestrator.cli import describe
 from orchestrator.cluster import connection, preflight
@@ -180,8 +179,7 @@ def _ray(settings: Settings) -> Iterator[Check]:
         yield Check("ray", level, f"{installed}; a local cluster would have {devices}", fix)
         return
     assert address is not None
-    if address != "auto":
-        _check_head(address)
+    connection.check_reachable(address)
     if address.startswith("http"):
         limit = "it accepts jobs, run and sweep need HOST:PORT of the head"
         yield Check("ray", "ok", f"{installed}; {address} answers; {limit}")
@@ -269,18 +267,6 @@ def _runs(settings: Settings) -> Iterator[Check]:
             fix = "Trials wait for the driver: run fewer at once (--concurrency), or longer epochs"
             level: Level = "warning" if busy > BUSY_DRIVER else "ok"
             yield Check("runs", level, f"the driver of {folder.id} is busy {busy:.0%} of the time", fix)
-
-
-def _check_head(address: str) -> None:
-    """Raise UserError if nothing listens at the address of a Ray cluster."""
-    parts = urlsplit(address if "://" in address else f"//{address}")
-    port = parts.port or {"ray": 10001, "http": 8265, "https": 443}.get(parts.scheme, 6379)
-    try:
-        socket.create_connection((parts.hostname or "", port), NETWORK_SECONDS).close()
-    except OSError as error:
-        raise UserError(
-            f"No Ray answers at {address}", got=error.strerror or error, fix="Start it, or correct the address"
-        ) from None
 
 
 def _probe(code: str, *words: str) -> Any:
