@@ -46,11 +46,9 @@ def read(folder: Path, name: str) -> dict[tuple[int, int], Curve]:
     Empty for a sweep without the file. Partial and damaged lines are skipped.
     """
     curves: dict[tuple[int, int], dict[int, float]] = defaultdict(dict)
-    with suppress(FileNotFoundError), (folder / CURVES).open(errors="replace") as stream:
-        for line in stream:
-            with suppress(ValueError, KeyError, TypeError):
-                row = json.loads(line)
-                curves[row["trial"], row["seed"]][row["epoch"]] = float(row[name])
+    for row in disk.json_lines(folder / CURVES):
+        with suppress(ValueError, KeyError, TypeError):
+            curves[row["trial"], row["seed"]][row["epoch"]] = float(row[name])
     return {key: sorted(curve.items()) for key, curve in curves.items()}
 
 

@@ -107,15 +107,11 @@ class Racing:
             os.fsync(stream.fileno())
 
     def _read(self) -> None:
-        if self._file is None:
-            return
-        with suppress(FileNotFoundError), self._file.open(errors="replace") as stream:
-            for line in stream:
-                with suppress(ValueError, KeyError, TypeError):  # half a line of a dead driver
-                    row = json.loads(line)
-                    units = decode(row)
-                    kept = (float(units.values.mean()), row["trial"], units)
-                    self._best.setdefault(row["epoch"], []).append(kept)
+        for row in disk.json_lines(self._file) if self._file else ():
+            with suppress(ValueError, KeyError, TypeError):
+                units = decode(row)
+                kept = (float(units.values.mean()), row["trial"], units)
+                self._best.setdefault(row["epoch"], []).append(kept)
 
 
 def _allowance(values: dict[int, float], epoch: int, epochs: int) -> float | None:

@@ -79,9 +79,7 @@ def size(folder: Path) -> int:
 def read(folder: Path) -> dict[tuple[int, int], UnitValues]:
     """The values by (trial, seed); of repeated lines the last one counts. Damaged lines are skipped."""
     values: dict[tuple[int, int], UnitValues] = {}
-    with suppress(FileNotFoundError), (folder / UNITS).open(errors="replace") as stream:
-        for line in stream:
-            with suppress(ValueError, KeyError, TypeError):
-                row = json.loads(line)
-                values[row["trial"], row["seed"]] = decode(row)
+    for row in disk.json_lines(folder / UNITS):
+        with suppress(ValueError, KeyError, TypeError):
+            values[row["trial"], row["seed"]] = decode(row)
     return values

@@ -7,7 +7,7 @@ import json
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal, TypeGuard
 
@@ -42,6 +42,16 @@ def append_lines(journal: Path, lines: Iterable[str]) -> None:
     drop_half_line(journal)
     with journal.open("a") as stream:
         stream.writelines(lines)
+
+
+def json_lines(file: Path) -> Iterator[dict[str, Any]]:
+    """The objects in a file of JSON lines, without incomplete and damaged lines; none without the file."""
+    with suppress(FileNotFoundError), file.open(errors="replace") as stream:
+        for line in stream:
+            with suppress(ValueError):
+                row = json.loads(line)
+                if isinstance(row, dict):
+                    yield row
 
 
 def write_json(file: Path, values: Mapping[str, Any], *, durable: bool = True) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +18,4 @@ def append(folder: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 def read(folder: Path) -> list[dict[str, Any]]:
     """All rows in the order of writing, without incomplete and damaged lines; empty without the file."""
-    rows: list[dict[str, Any]] = []
-    if (folder / HISTORY).exists():
-        for line in (folder / HISTORY).read_text(errors="replace").splitlines():
-            with suppress(ValueError):
-                row = json.loads(line)
-                if isinstance(row, dict):
-                    rows.append(row)
-    return rows
+    return list(disk.json_lines(folder / HISTORY))

@@ -234,13 +234,7 @@ def _read(file: Path) -> list[Event]:
         values = json.loads(f"[{','.join(lines)}]")
         if len(values) == len(lines):
             return [event for event in values if _is_event(event)]
-    events: list[Event] = []
-    for line in lines:
-        with suppress(ValueError):
-            event = json.loads(line)
-            if _is_event(event):
-                events.append(event)
-    return events
+    return [event for event in disk.json_lines(file) if _is_event(event)]
 
 
 def _is_event(event: Any) -> bool:
