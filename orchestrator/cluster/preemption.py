@@ -8,13 +8,13 @@ and continue on another node.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 
 from ray.exceptions import RayActorError
 
 from orchestrator.cluster.interrupts import Interrupts
+from orchestrator.cluster.polling import at_intervals
 
 LOOK_SECONDS = 1.0
 LOST_SECONDS = 5.0
@@ -40,14 +40,7 @@ def nodes_leaving(nodes: Collection[str]) -> Callable[[], bool]:
     """Return a function that says whether one of ``nodes`` is being taken away. It asks Ray at most once a second."""
     from orchestrator.cluster.ray_compat import draining_nodes
 
-    looked = [0.0, False]
-
-    def stop() -> bool:
-        if not looked[1] and time.monotonic() - looked[0] >= LOOK_SECONDS:
-            looked[:] = [time.monotonic(), not draining_nodes().isdisjoint(nodes)]
-        return bool(looked[1])
-
-    return stop
+    return at_intervals(lambda: not draining_nodes().isdisjoint(nodes), LOOK_SECONDS)
 
 
 def this_node() -> Callable[[], bool]:
@@ -70,16 +63,9 @@ def this_node_is_dead() -> Callable[[], bool]:
     import ray
 
     here = ray.get_runtime_context().get_node_id()
-    last_asked = time.monotonic()
-
-    def dead() -> bool:
-        nonlocal last_asked
-        if time.monotonic() - last_asked < LOST_SECONDS:
-            return False
-        last_asked = time.monotonic()
-        return any(node["NodeID"] == here and not node["Alive"] for node in ray.nodes())
-
-    return dead
+    return at_intervals(
+        lambda: any(node["NodeID"] == here and not node["Alive"] for node in ray.nodes()), LOST_SECONDS, wait=True
+    )
 
 
 @contextmanager

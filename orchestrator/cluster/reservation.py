@@ -12,6 +12,7 @@ from collections.abc import Callable
 from ray.util.placement_group import placement_group, remove_placement_group
 
 from orchestrator.cluster.connection import Node, workers_that_fit
+from orchestrator.cluster.polling import at_intervals
 from orchestrator.cluster.ray_compat import available_resources_per_node, draining_nodes
 from orchestrator.cluster.train_group import POLL_SECONDS, bundle
 from orchestrator.config.spec import Resources
@@ -56,14 +57,7 @@ def room(resources: Resources) -> int:
 
 def has_room_for_more(resources: Resources) -> Callable[[], bool]:
     """Return a function that says whether another worker fits now."""
-    looked = [time.monotonic(), False]
-
-    def more() -> bool:
-        if not looked[1] and time.monotonic() - looked[0] >= GROW_SECONDS:
-            looked[:] = [time.monotonic(), room(resources) > 0]
-        return bool(looked[1])
-
-    return more
+    return at_intervals(lambda: room(resources) > 0, GROW_SECONDS, wait=True)
 
 
 def _better(resources: Resources, requested: Resources, seconds: float) -> Resources | None:

@@ -12,6 +12,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.cluster.polling import at_intervals
 from orchestrator.config import workload_loader
 from orchestrator.config.spec import ExperimentSpec, Resources
 from orchestrator.engine import checkpoint, loop
@@ -191,14 +192,7 @@ def save(work: Experiment, folder: Path, newest: int = CHECKPOINTS_KEPT) -> Path
 
 def stop_when(file: Path) -> Callable[[], bool]:
     """Return a function that says whether ``file`` exists. It looks at most twice a second: storage may be slow."""
-    looked = [0.0, False]
-
-    def stop() -> bool:
-        if time.monotonic() - looked[0] >= STOP_SECONDS:
-            looked[:] = [time.monotonic(), file.exists()]
-        return bool(looked[1])
-
-    return stop
+    return at_intervals(file.exists, STOP_SECONDS)
 
 
 @cache

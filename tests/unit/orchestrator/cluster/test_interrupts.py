@@ -365,7 +365,7 @@ def test_a_driver_whose_node_is_taken_away_or_dead_stops_without_a_signal(
 
 
 def test_the_cluster_is_asked_now_and_then_whether_this_node_is_dead(monkeypatch: pytest.MonkeyPatch) -> None:
-    from orchestrator.cluster import preemption
+    from orchestrator.cluster import polling, preemption
 
     now, asked = [0.0], []
 
@@ -373,7 +373,7 @@ def test_the_cluster_is_asked_now_and_then_whether_this_node_is_dead(monkeypatch
         asked.append(now[0])
         return [{"NodeID": "other", "Alive": False}, {"NodeID": "here", "Alive": len(asked) < 3}]
 
-    monkeypatch.setattr(preemption.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(polling.time, "monotonic", lambda: now[0])
     monkeypatch.setattr("ray.nodes", nodes)
     monkeypatch.setattr("ray.get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "here"))
     dead, answers = preemption.this_node_is_dead(), []

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from orchestrator.cluster import preemption, preflight, ray_compat, reservation
+from orchestrator.cluster import polling, preemption, preflight, ray_compat, reservation
 from orchestrator.cluster.connection import check_fit
 from orchestrator.config.parsing import read_experiment, read_overrides, validate
 from orchestrator.config.plan import Plan
@@ -149,7 +149,8 @@ class Group:
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     cluster = Cluster(free=4)
-    monkeypatch.setattr(reservation, "time", cluster)
+    for module in (reservation, polling):
+        monkeypatch.setattr(module, "time", cluster)
     monkeypatch.setattr(reservation, "placement_group", cluster.placement_group)
     monkeypatch.setattr(reservation, "remove_placement_group", cluster.remove)
     monkeypatch.setattr(reservation, "room", lambda resources: cluster.free - cluster.held)
@@ -226,7 +227,7 @@ def test_a_node_that_is_taken_away_is_a_stop(monkeypatch: pytest.MonkeyPatch) ->
     going: set[str] = set()
     now = [0.0]
     monkeypatch.setattr(ray_compat, "draining_nodes", lambda: going)
-    monkeypatch.setattr(preemption.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(polling.time, "monotonic", lambda: now[0])
     stop = preemption.nodes_leaving(["mine", "ours"])
     now[0] += 2
     assert not stop()
