@@ -11,27 +11,31 @@ The commands ``run`` and ``sweep`` take their options from these signatures. Lar
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.config import options
 from orchestrator.config.options import (
-    RESOURCES,
+    OPTIONS,
     Given,
-    changed,
     collects_arguments,
+    flag_of,
     named_code,
-    options_of,
     resumable,
     resume_takes,
 )
 from orchestrator.errors import UserError, resume_conflict
 
 if TYPE_CHECKING:
+    from orchestrator.config.spec import ExperimentSpec, SweepSpec
+    from orchestrator.console import Console
     from orchestrator.runs.session import Result
     from orchestrator.storage.settings import Settings
 
 ADDRESSES = ("tracking", "experiment", "storage", "ray_address")
+
+OF_COMMANDS: Given = {"local": False, "warm_start": None, "constraint": None}
+"""Defaults of the commands that differ from those in notebooks."""
 
 
 @collects_arguments
@@ -67,21 +71,7 @@ def run(
     one goes on from (``--from`` of the command), with its workload and settings where none are given. Raises UserError,
     RunFailed and Interrupted.
     """
-    from orchestrator.console import Console
-    from orchestrator.runs import driver
-    from orchestrator.storage import run_lookup
-    from orchestrator.sweeps import request
-
-    settings = _settings(given)
-    if resume is not None:
-        _check_alone(run, given)
-        folder = run_lookup.find(settings.storage, resume, "run")
-        return driver.resume(folder, settings, Console(), {name: given[name] for name in RESOURCES})
-    named = request.by_name(given, python=True)
-    console = Console()
-    spec = request.experiment(workload, settings, overrides=settings_of_the_workload, say=console.say, **named)
-    chosen = driver.Options(local=local, register=register, name=name, trial_timeout=trial_timeout, profile=profile)
-    return driver.run(spec, settings, chosen, console)
+    return _in_notebook("run", given)
 
 
 @collects_arguments
@@ -135,26 +125,7 @@ def sweep(
     ``resume`` continues a sweep; it allows ``more_trials``, ``retry_failed``, resources, and ``space``, ``sampler`` and
     ``scheduler`` if your files of these have moved. Raises UserError, RunFailed and Interrupted.
     """
-    from orchestrator.console import Console
-    from orchestrator.runs import driver
-    from orchestrator.storage import run_lookup
-    from orchestrator.sweeps import request
-    from orchestrator.sweeps import sweep as sweeps
-
-    settings = _settings(given)
-    if resume is not None:
-        code = named_code(given)
-        _check_alone(sweep, given, "more_trials", "retry_failed", *code)
-        resources = {name: given[name] for name in resumable(sweep=True)}
-        resume_options = sweeps.ResumeOptions(more_trials, retry_failed, resources, **code)
-        return sweeps.resume(run_lookup.find(settings.storage, resume, "sweep"), settings, Console(), resume_options)
-    if more_trials or retry_failed:
-        raise UserError("more_trials and retry_failed continue a sweep", fix="Name it with resume=ID")
-    named = request.by_name(given, python=True)
-    console = Console()
-    spec = request.sweep(workload, settings, overrides=settings_of_the_workload, say=console.say, **named)
-    chosen = driver.Options(local=local, register=register, name=name, keep=keep or "winner")
-    return sweeps.sweep(spec, settings, chosen, console)
+    return _in_notebook("sweep", given)
 
 
 def load_model(reference: str, *, tracking: str | None = None) -> Any:
@@ -166,19 +137,71 @@ def load_model(reference: str, *, tracking: str | None = None) -> Any:
     return registry.load(settings, registry.resolve(settings, reference))
 
 
-def _settings(given: Given) -> Settings:
+def _in_notebook(verb: str, given: Given) -> Result:
+    from orchestrator.console import Console
     from orchestrator.storage.settings import resolve
 
     if given["ray_address"] and given["local"] and given["resume"] is None:
         raise UserError("A local run uses no Ray", got="ray_address and local=True", fix="Set local=False")
-    return resolve({name: given[name] for name in ADDRESSES})
+    settings = resolve({name: given[name] for name in ADDRESSES})
+    return train(verb, given, settings, Console(), given["workload"], given["settings_of_the_workload"], python=True)
 
 
-def _check_alone(call: Callable[..., Result], given: Given, *allowed: str) -> None:
-    """Raise UserError if options other than ``resume``, addresses, resources and those ``allowed`` are given."""
-    sweep = "more_trials" in allowed
-    allowed = (*allowed, *resumable(sweep=sweep))
-    defaults = {"workload": None} | {name: option.default for name, option in options_of(call).items()}
-    named = changed(given, defaults, {"resume", *ADDRESSES, *allowed})
-    if others := [*named, *given["settings_of_the_workload"]]:
-        raise resume_conflict("resume", others, resume_takes(str, sweep=sweep))
+def train(
+    verb: str,
+    given: Given,
+    settings: Settings,
+    console: Console,
+    workload: str | None,
+    overrides: Mapping[str, Any],
+    *,
+    words: Sequence[str] = (),
+    python: bool = False,
+    before_start: Callable[[ExperimentSpec | SweepSpec], None] = lambda spec: None,
+) -> Result:
+    """Carry out ``run`` or ``sweep``, begun or resumed, with the options ``given`` by name.
+
+    ``words`` are those of a command line, ``python`` says that errors name keywords and not flags. ``before_start`` is
+    called with the spec of what begins. Packages are imported late: an error in the options is reported before PyTorch
+    is loaded.
+    """
+    from orchestrator.storage import run_lookup
+    from orchestrator.sweeps import request
+
+    is_sweep = verb == "sweep"
+    shown: Callable[[str], str] = str if python else flag_of
+    more = ("more_trials", "retry_failed") if is_sweep else ()
+    if given["resume"] is not None:
+        code = named_code(given) if is_sweep else {}
+        resources = {name: given[name] for name in resumable(sweep=is_sweep)}
+        defaults = {"workload": None} | {name: option.default for name, option in OPTIONS[verb].items()}
+        defaults |= {} if python else OF_COMMANDS
+        allowed = {"resume", *ADDRESSES, *more, *code, *resources}
+        changed = [name for name in defaults if name not in allowed and given.get(name) != defaults[name]]
+        if others := [*words, *map(shown, changed), *(overrides if python else ())]:
+            raise resume_conflict(shown("resume"), others, resume_takes(shown, sweep=is_sweep))
+        if is_sweep:
+            from orchestrator.sweeps import sweep as sweeps
+
+            again = sweeps.ResumeOptions(given["more_trials"], given["retry_failed"], resources, **code)
+            return sweeps.resume(run_lookup.find(settings.storage, given["resume"], "sweep"), settings, console, again)
+        folder = run_lookup.find(settings.storage, given["resume"], "run")
+        from orchestrator.runs import driver
+
+        return driver.resume(folder, settings, console, resources)
+    if any(given[name] for name in more):
+        example = "resume=ID" if python else "--resume ID"
+        raise UserError(f"{' and '.join(map(shown, more))} continue a sweep", fix=f"Name it with {example}")
+    make: Callable[..., Any] = request.sweep if is_sweep else request.experiment
+    named = request.by_name(given, python=python)
+    spec = make(workload, settings, overrides=overrides, say=console.say, **named)
+    from orchestrator.runs import driver
+
+    names = ("local", "register", "name", *(["keep"] if is_sweep else ["trial_timeout", "profile"]))
+    options = driver.Options(**{name: given[name] for name in names if given[name] is not None})
+    before_start(spec)
+    if not is_sweep:
+        return driver.run(spec, settings, options, console)
+    from orchestrator.sweeps import sweep as sweeps
+
+    return sweeps.sweep(spec, settings, options, console)

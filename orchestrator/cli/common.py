@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
 import typer
 
 from orchestrator import api
-from orchestrator.config.options import Given, Json, Words, changed, flag_of, options_of, resumable, resume_takes
-from orchestrator.errors import UserError, mask, resume_conflict
+from orchestrator.config.options import Given, Json, Words, options_of
+from orchestrator.errors import UserError, mask
 
 if TYPE_CHECKING:
     from orchestrator.config.spec import ExperimentSpec, SweepSpec
@@ -37,15 +37,13 @@ class Planning:
 PLANNING: ContextVar[Planning | None] = ContextVar("planning", default=None)
 
 
-def planned(spec: ExperimentSpec | SweepSpec, settings: Settings, local: bool) -> bool:
-    """Print the estimate and return True if the verb runs below ``orchestrator plan``."""
-    planning = PLANNING.get()
-    if planning is None:
-        return False
-    from orchestrator.sweeps import estimate
+def show_plan(spec: ExperimentSpec | SweepSpec, settings: Settings, local: bool) -> None:
+    """Print the estimate and end the verb if it runs below ``orchestrator plan``."""
+    if planning := PLANNING.get():
+        from orchestrator.sweeps import estimate
 
-    estimate.show(spec, settings, local=local, probe=planning.probe, as_json=planning.as_json, slurm=planning.slurm)
-    return True
+        estimate.show(spec, settings, local=local, probe=planning.probe, as_json=planning.as_json, slurm=planning.slurm)
+        raise typer.Exit
 
 
 def resolved(**flags: str | None) -> Settings:
@@ -77,10 +75,6 @@ def split_words(words: list[str] | None) -> tuple[str | None, list[str]]:
     return workload, words
 
 
-DEFAULTS: Given = {"local": False, "warm_start": None, "constraint": None}
-"""Defaults of the commands that differ from those in notebooks."""
-
-
 def command_of(call: Callable[..., Any]) -> Callable[[Callable[[Given, Any, Any], None]], Callable[..., None]]:
     """Decorator that gives a command the options of ``call``.
 
@@ -90,7 +84,7 @@ def command_of(call: Callable[..., Any]) -> Callable[[Callable[[Given, Any, Any]
     for name, option in options_of(call).items():
         kind, info = get_args(option.annotation)
         annotated: Any = Annotated[_read_as(kind), info]
-        parameters.append(option.replace(annotation=annotated, default=DEFAULTS.get(name, option.default)))
+        parameters.append(option.replace(annotation=annotated, default=api.OF_COMMANDS.get(name, option.default)))
     json_option = inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Json)
     signature = inspect.Signature([*parameters, json_option])
 
@@ -119,16 +113,6 @@ def _read_as(kind: Any) -> Any:
     return Path | None if Path in kinds else str | None
 
 
-def alone(flag: str, words: list[str] | None, given: Given, call: Callable[..., Any], *allowed: str) -> None:
-    """Raise UserError if options other than ``flag``, addresses, resources and those ``allowed`` are given."""
-    sweep = "more_trials" in allowed
-    allowed = (*allowed, *resumable(sweep=sweep))
-    defaults = {name: DEFAULTS.get(name, option.default) for name, option in options_of(call).items()}
-    named = changed(given, defaults, {"resume", *api.ADDRESSES, *allowed})
-    if others := [*(words or []), *map(flag_of, named)]:
-        raise resume_conflict(flag, others, resume_takes(flag_of, sweep=sweep))
-
-
 def show_result(result: Result, as_json: bool) -> None:
     from orchestrator.console import Console
     from orchestrator.storage import records
@@ -147,6 +131,13 @@ def show_result(result: Result, as_json: bool) -> None:
             name = records.open_folder(result.folder).record["spec"]["options"]["register"]
             console.say(f"  orchestrator promote {name} --to champion")
     raise typer.Exit(result.exit_code)
+
+
+def finish(report: Any, code: int, as_json: bool) -> None:
+    """Print the report as JSON if that is requested, and exit with the code."""
+    if as_json:
+        print(json.dumps(report), flush=True)
+    raise typer.Exit(code)
 
 
 def write(text: str, file: Path | None) -> None:

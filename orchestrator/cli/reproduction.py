@@ -9,7 +9,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from orchestrator.cli.common import resolved
+from orchestrator.api import ADDRESSES
+from orchestrator.cli.common import finish, resolved
 from orchestrator.config.options import Experiment, Json, Local, RayAddress, Storage, Tracking
 from orchestrator.errors import unknown
 from workloads.published import Computation, Figure, Published, Table
@@ -68,8 +69,6 @@ def run_command(
 
     Example: orchestrator reproduce run latest --check
     """
-    import json
-
     from orchestrator.console import Console
     from orchestrator.reproduce import repeat_run
 
@@ -77,9 +76,7 @@ def run_command(
     report, code = repeat_run.run(
         settings, reference, check=check, script=script, tolerance=tolerance, space=space, console=Console(json=as_json)
     )
-    if as_json:
-        print(json.dumps(report), flush=True)
-    raise typer.Exit(code)
+    finish(report, code, as_json)
 
 
 def _methods(one: Table | Figure) -> Any:
@@ -134,15 +131,10 @@ def _options(one: Published) -> dict[str, tuple[Any, Any]]:
     return {**values, **per_method, **WITH_RUNS, **OPTIONS}
 
 
-ADDRESSES = ("tracking", "experiment", "storage", "ray_address")
-
-
 def _command(one: Published) -> Any:
     """The command of one table or figure."""
 
     def command(**given: Any) -> None:
-        import json
-
         from orchestrator.console import Console
         from orchestrator.reproduce import published as published_verb
         from orchestrator.reproduce.table_runs import ReproductionBudget
@@ -154,9 +146,7 @@ def _command(one: Published) -> Any:
         report, code = published_verb.reproduce(
             request, settings, ReproductionBudget(**amount), Console(json=given["as_json"])
         )
-        if given["as_json"]:
-            print(json.dumps(report), flush=True)
-        raise typer.Exit(code)
+        finish(report, code, given["as_json"])
 
     return _built(one.id, f"{one.title} ({one.source}).", command, _options(one))
 
@@ -195,8 +185,6 @@ def _source_command(source: str) -> Any:
     about = "Only blocks with this value of {}; repeatable."
 
     def command(**given: Any) -> None:
-        import json
-
         from orchestrator.console import Console
         from orchestrator.reproduce import run_all
         from orchestrator.reproduce.table_runs import ReproductionBudget
@@ -208,9 +196,7 @@ def _source_command(source: str) -> Any:
             {name: tuple(given[name]) for name in by if given[name]}, tuple(given["only"] or ()),
         )  # fmt: skip
         report, code = run_all.reproduce(request, settings, Console(json=given["as_json"]))
-        if given["as_json"]:
-            print(json.dumps(report), flush=True)
-        raise typer.Exit(code)
+        finish(report, code, given["as_json"])
 
     where = {
         name: (Annotated[list[str] | None, typer.Option(f"--{name.replace('_', '-')}", help=about.format(name))], None)

@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from orchestrator import api
-from orchestrator.cli.common import PLANNING, Planning, alone, command_of, planned, resolved, show_result, split_words
-from orchestrator.config.options import RESOURCES, Given, Json, Words, named_code, resumable
+from orchestrator.cli.common import PLANNING, Planning, command_of, resolved, show_plan, show_result, split_words
+from orchestrator.config.options import Given, Json, Words
 from orchestrator.errors import UserError
 
 app = typer.Typer()
@@ -23,32 +23,7 @@ def run_command(given: Given, words: Words, as_json: Json) -> None:
 
     Example: orchestrator run recommender dataset=ml-100k backbone=lightgcn epochs=50 --register rec
     """
-    from orchestrator.config.parsing import read_overrides
-    from orchestrator.console import Console
-    from orchestrator.sweeps import request
-
-    settings = resolved(**{name: given[name] for name in api.ADDRESSES})
-    console = Console(json=as_json)
-    if given["resume"] is not None:
-        alone("--resume", words, given, api.run)
-        from orchestrator.storage import run_lookup
-
-        folder = run_lookup.find(settings.storage, given["resume"], "run")  # before PyTorch is loaded
-        from orchestrator.runs import driver
-
-        result = driver.resume(folder, settings, console, {name: given[name] for name in RESOURCES})
-    else:
-        workload, pairs = split_words(words)
-        named = request.by_name(given)
-        spec = request.experiment(workload, settings, overrides=read_overrides(pairs), say=console.say, **named)
-        from orchestrator.runs import driver
-
-        names = ("local", "register", "name", "trial_timeout", "profile")
-        options = driver.Options(**{name: given[name] for name in names})
-        if planned(spec, settings, given["local"]):
-            return
-        result = driver.run(spec, settings, options, console)
-    show_result(result, as_json)
+    _train("run", given, words, as_json)
 
 
 @app.command("sweep")
@@ -60,38 +35,20 @@ def sweep_command(given: Given, words: Words, as_json: Json) -> None:
 
     Example: orchestrator sweep recommender dataset=ml-100k --trials 64 --register rec-ml-100k
     """
+    _train("sweep", given, words, as_json)
+
+
+def _train(verb: str, given: Given, words: list[str] | None, as_json: bool) -> None:
     from orchestrator.config.parsing import read_overrides
     from orchestrator.console import Console
-    from orchestrator.sweeps import request
 
     settings = resolved(**{name: given[name] for name in api.ADDRESSES})
-    console = Console(json=as_json)
-    if given["resume"] is not None:
-        code = named_code(given)
-        alone("--resume", words, given, api.sweep, "more_trials", "retry_failed", *code)
-        from orchestrator.storage import run_lookup
-        from orchestrator.sweeps import sweep
-
-        resources = {name: given[name] for name in resumable(sweep=True)}
-        resume_options = sweep.ResumeOptions(given["more_trials"], given["retry_failed"], resources, **code)
-        folder = run_lookup.find(settings.storage, given["resume"], "sweep")
-        result = sweep.resume(folder, settings, console, resume_options)
-    else:
-        if given["more_trials"] or given["retry_failed"]:
-            raise UserError("--more-trials and --retry-failed continue a sweep", fix="Name it with --resume ID")
-        workload, pairs = split_words(words)
-        named = request.by_name(given)
-        spec = request.sweep(workload, settings, overrides=read_overrides(pairs), say=console.say, **named)
-        from orchestrator.runs import driver
-
-        options = driver.Options(
-            local=given["local"], register=given["register"], name=given["name"], keep=given["keep"] or "winner"
-        )
-        if planned(spec, settings, given["local"]):
-            return
-        from orchestrator.sweeps import sweep
-
-        result = sweep.sweep(spec, settings, options, console)
+    workload, pairs = split_words(words)
+    resuming = given["resume"] is not None
+    result = api.train(
+        verb, given, settings, Console(json=as_json), workload, {} if resuming else read_overrides(pairs),
+        words=words or (), before_start=lambda spec: show_plan(spec, settings, given["local"]),
+    )  # fmt: skip
     show_result(result, as_json)
 
 

@@ -272,8 +272,3 @@ def mistaken_key(
 def plain(annotation: Any) -> Any:
     """The type of an option."""
     return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
-
-
-def changed(given: Given, defaults: Mapping[str, Any], allowed: Collection[str]) -> list[str]:
-    """The names of the arguments that differ from their defaults and are not ``allowed``."""
-    return [name for name, default in defaults.items() if name not in allowed and given[name] != default]

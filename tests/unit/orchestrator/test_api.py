@@ -16,8 +16,9 @@ from typer.core import TyperGroup, TyperOption
 from typer.main import get_command
 
 from orchestrator import api
+from orchestrator.api import OF_COMMANDS
 from orchestrator.cli import training
-from orchestrator.cli.common import DEFAULTS, _read_as
+from orchestrator.cli.common import _read_as
 from orchestrator.config.options import flag_of, options_of
 from orchestrator.config.spec import Resources, Search, SweepSpec
 from orchestrator.runs import worker
@@ -81,7 +82,7 @@ def test_the_notebook_the_command_and_its_plan_have_the_same_options(
 
     read: list[dict[str, Any]] = []
 
-    def by_name(given: dict[str, Any]) -> None:
+    def by_name(given: dict[str, Any], *, python: bool) -> None:
         read.append(dict(given))
         raise Parsed
 
@@ -91,7 +92,7 @@ def test_the_notebook_the_command_and_its_plan_have_the_same_options(
             training.app([*first, "toy", *words], standalone_mode=False)
     typed, planned = read
     assert typed == planned
-    defaults = {name: DEFAULTS.get(name, option.default) for name, option in declared.items()}
+    defaults = {name: OF_COMMANDS.get(name, option.default) for name, option in declared.items()}
     unchanged = {name for name, default in defaults.items() if typed[name] == default}
     assert unchanged == LEFT_OUT & declared.keys()
 
