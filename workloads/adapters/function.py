@@ -169,6 +169,7 @@ class FunctionWorkload:
     def __init__(self, params: Any, runtime: Runtime) -> None:
         self.params = params
         self.runtime = runtime
+        self._name = type(self).__name__
         self._initial: State | None = None
         self._begin(0, None)
 
@@ -305,10 +306,6 @@ class FunctionWorkload:
                 "ctx.state, so that a resume would begin again"
             )
 
-    @property
-    def _name(self) -> str:
-        return getattr(type(self).function, "__name__", "the function")
-
 
 def of(
     function: Train,
@@ -317,13 +314,15 @@ def of(
     source: Path | None,
     predictor: type[Any] | None,
     limits: Mapping[str, str] = LIMITS,
+    named: Any = None,
 ) -> type[FunctionWorkload]:
-    """The workload of a function."""
+    """The workload of a function; its name is that of ``named``, by default of the function."""
+    named = named or function
     members = {
         "Params": params, "objective": objective, "function": staticmethod(function), "source": source,
-        "predictor_class": predictor, "limits": dict(limits), "__module__": function.__module__,
+        "predictor_class": predictor, "limits": dict(limits), "__module__": named.__module__,
     }  # fmt: skip
-    return type(function.__name__, (FunctionWorkload,), members)
+    return type(named.__name__, (FunctionWorkload,), members)
 
 
 def _evaluation(result: Any) -> Evaluation:

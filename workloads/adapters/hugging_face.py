@@ -10,6 +10,7 @@ import inspect
 import json
 import tempfile
 from collections.abc import Callable, Generator, Mapping
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -58,12 +59,7 @@ def workload(
     if find_spec("accelerate") is None:
         raise ModuleNotFoundError("a Trainer needs accelerate", name="accelerate")
 
-    def train(params: BaseModel, ctx: Context) -> Generator[Any, None, None]:
-        return _train(build, params, ctx)
-
-    train.__name__ = build.__name__
-    train.__module__ = build.__module__
-    return of(train, parameters.of_function(build), objective, source, predictor, OWN_LIMITS)
+    return of(partial(_train, build), parameters.of_function(build), objective, source, predictor, OWN_LIMITS, build)
 
 
 def _train(build: Callable[..., Any], params: BaseModel, ctx: Context) -> Generator[Any, None, None]:

@@ -12,6 +12,7 @@ import inspect
 import logging
 import warnings
 from collections.abc import Generator, Mapping
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -65,12 +66,8 @@ def workload(
     (data,) = kinds
     library = importlib.import_module(_bases(module)["LightningModule"])
 
-    def train(params: BaseModel, ctx: Context) -> Generator[Any, None, None]:
-        return _train(library, module, data, params, ctx)
-
-    train.__name__ = module.__name__
-    train.__module__ = module.__module__
-    return of(train, parameters.of_classes(module, data), objective, source, predictor, OWN_LIMITS)
+    train = partial(_train, library, module, data)
+    return of(train, parameters.of_classes(module, data), objective, source, predictor, OWN_LIMITS, module)
 
 
 def _bases(cls: type[Any]) -> dict[str, str]:
