@@ -198,11 +198,9 @@ def _note_look(settings: Settings, version: versions.Version, name: str) -> None
         selection="a registered model was given", spec=version.tags.get("orchestrator.fingerprint", "none"), seed=0,
         by=records.user(), host=socket.gethostname(),
     )  # fmt: skip
-    try:
+    with remote.answering(remote.uri_of(settings.storage) or str(settings.storage)):
         private_files.make_folder(settings.storage)
         look_ledger.append(look, int(version.epochs or 0))
-    except OSError as error:
-        raise remote.unusable(remote.uri_of(settings.storage) or str(settings.storage), error) from None
 
 
 def _reranked(model: Model, data: Retrieval, queries: NDArray[np.int64], depth: int, name: str) -> Ranked:

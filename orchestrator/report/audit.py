@@ -89,10 +89,8 @@ def audits(settings: Settings, dataset: str) -> list[Audit]:
 
     Raises UserError for a dataset without a chain, with the nearest, and (exit 3) if the storage cannot be used.
     """
-    try:
+    with remote.answering(remote.uri_of(settings.storage) or str(settings.storage)):
         chains = {name: look_ledger.rows(settings.storage, name) for name in look_ledger.chains(settings.storage)}
-    except OSError as error:
-        raise remote.unusable(remote.uri_of(settings.storage) or str(settings.storage), error) from None
     folders = list(run_lookup.folders(settings.storage))
     names = {name: _first(rows, "dataset") or _first(rows, "workload") for name, rows in chains.items()}
     for folder in folders:  # a chain may have been removed

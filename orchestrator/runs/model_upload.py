@@ -152,16 +152,10 @@ def sync(settings: Settings, folder: RunFolder) -> str:
         try:
             uploaded = _sync_tracking(settings, folder)
         finally:
-            stored = _sync_storage(folder)
+            with remote.answering(str(remote.uri_of(folder.path.parent))):
+                count = sync_state.upload_pending(folder.path)
+    stored = [f"{count} file{'s' * (count > 1)} stored"] if count else []
     return f"{folder.id}: {'; '.join([*uploaded, *stored]) or 'everything is uploaded'}"
-
-
-def _sync_storage(folder: RunFolder) -> list[str]:
-    try:
-        count = sync_state.upload_pending(folder.path)
-    except OSError as error:
-        raise remote.unusable(str(remote.uri_of(folder.path.parent)), error) from None
-    return [f"{count} file{'s' * (count > 1)} stored"] if count else []
 
 
 def _sync_tracking(settings: Settings, folder: RunFolder) -> list[str]:

@@ -17,7 +17,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -151,20 +151,14 @@ class RunFolder:
             with self._writing():
                 self.stop_file.touch()
             return
-        try:
+        with remote.answering(location.uri):
             location.write(STOP, b"")
-        except OSError as error:
-            raise remote.unusable(location.uri, error) from None
 
     def request(self, values: Mapping[str, Any]) -> None:
         """Send a request to the driver, or to the next one. Raises UserError (exit 3) if it cannot be written."""
         location = remote.location_of(self.path)
-        try:
-            with self._writing() if location is None or lease.driven_here(self.path) else nullcontext():
-                requests.send(self.path, values)
-        except OSError as error:
-            assert location is not None
-            raise remote.unusable(location.uri, error) from None
+        with self._writing() if location is None or lease.driven_here(self.path) else remote.answering(location.uri):
+            requests.send(self.path, values)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -204,11 +198,9 @@ class RunFolder:
         claim = Lease(storage / self.id)
         claim.take(above=int(self.record.get("holds", 0)))
         try:
-            name = sync_state.newest(storage, self.id) or self.path.name
-            return claim, self._check_is_newest(name, sync_state.record(storage / name) or {})
-        except OSError as error:
-            claim.release()
-            raise remote.unusable(storage.uri, error) from None
+            with remote.answering(storage.uri):
+                name = sync_state.newest(storage, self.id) or self.path.name
+                return claim, self._check_is_newest(name, sync_state.record(storage / name) or {})
         except BaseException:
             claim.release()
             raise
@@ -249,10 +241,8 @@ class RunFolder:
         location = remote.location_of(self.path)
         if location is None:
             return self
-        try:
+        with remote.answering(location.uri):
             sync_state.refresh(self.path, everything=True)
-        except OSError as error:
-            raise remote.unusable(location.uri, error) from None
         return open_folder(self.path)
 
     def warning(self) -> str | None:

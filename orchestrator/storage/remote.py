@@ -12,7 +12,8 @@ import os
 import re
 import shutil
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
@@ -208,6 +209,15 @@ def location_of(path: Path) -> Remote | None:
 def run_folder(path: Path) -> Path | None:
     """Folder of the run or sweep that contains ``path``; None outside a storage's local folder."""
     return next((parent for parent in (path, *path.parents) if uri_of(parent.parent)), None)
+
+
+@contextmanager
+def answering(uri: str) -> Iterator[None]:
+    """Convert the errors of the storage at ``uri`` to UserError (exit 3)."""
+    try:
+        yield
+    except OSError as error:
+        raise unusable(uri, error) from None
 
 
 def unusable(uri: str, error: OSError) -> UserError:
