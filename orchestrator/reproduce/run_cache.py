@@ -6,7 +6,7 @@ import json
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -19,7 +19,6 @@ from orchestrator.console import Console
 from orchestrator.errors import Interrupted
 from orchestrator.provenance.record import ENVIRONMENT
 from orchestrator.runs import driver
-from orchestrator.runs.session import Result
 from orchestrator.search.journal import JOURNAL
 from orchestrator.storage import generations, run_lookup
 from orchestrator.storage.object_sync import STOP
@@ -105,29 +104,32 @@ class QuietConsole(Console):
         """Does nothing: the report of the sweep has the trials."""
 
 
-def run(spec: ExperimentSpec, settings: Settings, local: bool, about: str) -> Done:
-    """Run ``spec``, resume it, or return its finished run. Raises UserError, RunFailed or Interrupted."""
-    name = name_of(spec, settings, about)
-    return _once(
-        name,
-        settings,
-        lambda: driver.run(spec, settings, driver.Options(local=local, name=name, keep="none"), QuietConsole()),
-        lambda folder: driver.resume(folder, settings, QuietConsole()),
-    )
+def run(spec: ExperimentSpec | SweepSpec, settings: Settings, local: bool, about: str) -> Done:
+    """Run ``spec``, resume it, or return its finished run or sweep.
 
-
-def sweep(spec: SweepSpec, settings: Settings, local: bool, about: str) -> Done:
-    """Run the sweep ``spec``, resume it, or return the finished one.
-
-    Raises UserError, RunFailed (all trials failed) or Interrupted.
+    Raises UserError, RunFailed (of a sweep: all trials failed) or Interrupted.
     """
     name = name_of(spec, settings, about)
-    return _once(
-        name,
-        settings,
-        lambda: sweeps.sweep(spec, settings, driver.Options(local=local, name=name), QuietConsole()),
-        lambda folder: sweeps.resume(folder, settings, QuietConsole(), sweeps.ResumeOptions()),
-    )
+    if done := finished(name, settings):
+        return done
+    folder = run_lookup.find_here(settings.storage, name)
+    if folder is not None and _never_started(folder):
+        for each in generations.of_run(settings.storage, name):
+            shutil.rmtree(settings.storage / each)
+        folder = None
+    console = QuietConsole()
+    with _stopped_in_time(name, settings):
+        if isinstance(spec, SweepSpec) and folder:
+            result = sweeps.resume(folder, settings, console, sweeps.ResumeOptions())
+        elif isinstance(spec, SweepSpec):
+            result = sweeps.sweep(spec, settings, driver.Options(local=local, name=name), console)
+        elif folder:
+            result = driver.resume(folder, settings, console)
+        else:
+            result = driver.run(spec, settings, driver.Options(local=local, name=name, keep="none"), console)
+    if (result.folder / STOP).exists():  # the stop was requested too late to interrupt this run
+        raise Interrupted(f"orchestrator status {name}")
+    return Done(result.folder, result.to_json(), reused=False)
 
 
 def name_of(spec: ExperimentSpec | SweepSpec, settings: Settings, about: str) -> str:
@@ -147,21 +149,6 @@ def finished(name: str, settings: Settings) -> Done | None:
         return None
     folder = folder.fetch()
     return Done(folder.path, folder.record["result"], reused=True)
-
-
-def _once(name: str, settings: Settings, start: Callable[[], Result], resume: Callable[[RunFolder], Result]) -> Done:
-    if done := finished(name, settings):
-        return done
-    folder = run_lookup.find_here(settings.storage, name)
-    if folder is not None and _never_started(folder):
-        for each in generations.of_run(settings.storage, name):
-            shutil.rmtree(settings.storage / each)
-        folder = None
-    with _stopped_in_time(name, settings):
-        result = start() if folder is None else resume(folder)
-    if (result.folder / STOP).exists():  # the stop was requested too late to interrupt this run
-        raise Interrupted(f"orchestrator status {name}")
-    return Done(result.folder, result.to_json(), reused=False)
 
 
 def _never_started(folder: RunFolder) -> bool:

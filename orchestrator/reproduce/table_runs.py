@@ -94,7 +94,7 @@ class Runner:
         spec = self.search_spec(method)
         if spec is None:
             return self.given(method)
-        return self.chosen(spec, run_cache.sweep(spec, self.settings, self.budget.local, self._name(method.params)))
+        return self.chosen(spec, run_cache.run(spec, self.settings, self.budget.local, self._name(method.params)))
 
     def given(self, method: Method) -> Choice:
         """The settings of a method as they are given, without a search."""
