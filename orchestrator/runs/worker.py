@@ -257,8 +257,21 @@ def write_outcome(outcome: Outcome, folder: Path, accumulate: int = 1) -> None:
     predictor cannot be read.
     """
     served = _servable(outcome.workload)
+    values = {
+        "epochs": outcome.epochs,
+        "refitted": outcome.refitted,
+        "ended": outcome.ended,
+        "metrics": dict(outcome.metrics),
+        "train_seconds": outcome.train_seconds,
+        "accumulate": accumulate,
+    }
     with disk.writing(folder):
-        _write_outcome(outcome, served, folder, accumulate)
+        export(served, folder / MODEL)
+        write_table(outcome.test.units, folder / TEST_UNITS)
+        write_table(outcome.validation_units, folder / UNITS)
+        for name, columns in outcome.test.tables.items():
+            write_table(columns, folder / TABLES / f"{name}.parquet")
+        disk.write_json(folder / OUTCOME, values | {"time": time.time()})
 
 
 def _servable(workload: Workload) -> Servable:
@@ -272,24 +285,6 @@ def _servable(workload: Workload) -> Servable:
         got = error.strerror if isinstance(error, OSError) else one_line(error)
         raise UserError(f"The predictor {served.predictor} cannot be read", got=got) from None
     return served
-
-
-def _write_outcome(outcome: Outcome, served: Servable, folder: Path, accumulate: int) -> None:
-    export(served, folder / MODEL)
-    write_table(outcome.test.units, folder / TEST_UNITS)
-    write_table(outcome.validation_units, folder / UNITS)
-    for name, columns in outcome.test.tables.items():
-        write_table(columns, folder / TABLES / f"{name}.parquet")
-    values = {
-        "epochs": outcome.epochs,
-        "refitted": outcome.refitted,
-        "ended": outcome.ended,
-        "metrics": dict(outcome.metrics),
-        "train_seconds": outcome.train_seconds,
-        "accumulate": accumulate,
-        "time": time.time(),
-    }
-    disk.write_json(folder / OUTCOME, values)
 
 
 def write_sealed(folder: Path, workload: Workload, row: Row, evaluation: Evaluation | None) -> None:
