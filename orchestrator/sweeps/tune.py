@@ -320,9 +320,8 @@ def _arriving(stream: Any, session: Session, devices: LostDevices) -> Iterator[d
         session.interrupts.stop_requested()
         devices.poll()
         if ready:
-            try:
-                reference = next(stream)
-            except StopIteration:
+            reference = next(stream, None)
+            if reference is None:
                 return
             yield ray.get(reference)
 
