@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, replace
@@ -251,19 +252,17 @@ class Vera:
         """
         if self.model.backbone.encoder is not None:
             check_tokenizer(self.data.tokenizer.definition, config.get("tokenizer"), self.params.encoder)
-            of_encoder = {name: value for name, value in weights.items() if name.startswith("encoder.")}
-            names = {name: f"{ENCODER}model.{name.removeprefix('encoder.')}" for name in of_encoder}
-            weights = {names.get(name, name): value for name, value in weights.items()}
-            self._copy(weights)
-            return
-        frozen = self.data.encoder.model.state_dict()
-        given = {name.removeprefix("encoder."): value for name, value in weights.items() if name.startswith("encoder.")}
-        if given.keys() != frozen.keys() or not all(torch.equal(frozen[n].cpu(), value) for n, value in given.items()):
-            why = ", whose weights depend on the seed" if self.params.encoder == TINY else ""
-            raise ValueError(f"the weights do not fit: their frozen encoder is another {self.params.encoder!r}{why}")
-        self._copy(weights)
-
-    def _copy(self, weights: Mapping[str, torch.Tensor]) -> None:
+            weights = {re.sub(r"^encoder\.", f"{ENCODER}model.", name): value for name, value in weights.items()}
+        else:
+            frozen = self.data.encoder.model.state_dict()
+            given = {
+                name.removeprefix("encoder."): value for name, value in weights.items() if name.startswith("encoder.")
+            }
+            if given.keys() != frozen.keys() or any(not torch.equal(frozen[n].cpu(), given[n]) for n in given):
+                why = ", whose weights depend on the seed" if self.params.encoder == TINY else ""
+                raise ValueError(
+                    f"the weights do not fit: their frozen encoder is another {self.params.encoder!r}{why}"
+                )
         other = ("encoder.", "map", "abstention.")
         copy_weights(self.model, {name: value for name, value in weights.items() if not name.startswith(other)})
         self._embed()
