@@ -35,7 +35,8 @@ from numpy.typing import NDArray
 
 from orchestrator.report.statistics import Difference, holm, over_units
 from workloads.data.cache import replacing
-from workloads.lifelong.encoder_change import Spaces, at_random, by_age, by_expected_gain, mixed, read
+from workloads.lifelong.encoder_change import Spaces, by_age, by_expected_gain, mixed, read
+from workloads.seeding import random_order
 
 SHARES = (0.0, 0.05, 0.1, 0.2, 0.5, 1.0)
 GOAL_SHARE, GOAL = 0.1, 0.005
@@ -141,7 +142,7 @@ def phases(dataset: str, new: str, seed: int, steps: int) -> tuple[Phase, Phase]
         past = Spaces(*(queries[kind][np.sort(np.concatenate(known))] for kind in ("old", new)))
         ranked = np.argsort(-(past.old @ docs["old"].T), axis=1, kind="stable")[:, :100]
         orders = {
-            "random": at_random(len(every), seed), "oldest": by_age(age), "newest": by_age(-age),
+            "random": random_order(len(every), seed), "oldest": by_age(age), "newest": by_age(-age),
             "gain": by_expected_gain(ranked, len(every)),
         }  # fmt: skip
         return Phase(docs, queries, new, rows, past, orders, data.relevant[np.ix_(rows, every)], seed)

@@ -12,7 +12,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
+    from numpy.typing import NDArray
 
 
 def derive(seed: int, stream: str, epoch: int = 0, rank: int = 0) -> int:
@@ -33,6 +35,16 @@ def generator(seed: int, stream: str, epoch: int = 0, device: torch.device | str
     import torch
 
     return torch.Generator(device=device).manual_seed(derive(seed, stream, epoch))
+
+
+def random_order(count: int, seed: int) -> NDArray[np.int64]:
+    """The numbers below ``count`` in a random order, the same on every machine.
+
+    NumPy's compatibility policy fixes the raw stream of PCG64.
+    """
+    import numpy as np
+
+    return np.argsort(np.random.PCG64(seed).random_raw(count), kind="stable")
 
 
 @contextmanager

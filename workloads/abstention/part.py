@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workloads.data.retrieval.types import Queries, Retrieval, split_queries
-from workloads.seeding import derive
+from workloads.seeding import derive, random_order
 
 Indices = NDArray[np.int64]
 
@@ -43,8 +43,7 @@ def hold_out(train: Indices, validation: Indices, share: float, seed: int, famil
     both = np.sort(np.concatenate([train, validation]))
     own = both if family is None else family[both]
     families = np.unique(own)
-    draws = np.random.PCG64(derive(seed, "abstention part")).random_raw(len(families))
-    held = families[np.argsort(draws, kind="stable")][: round(share * len(families))]
+    held = families[random_order(len(families), derive(seed, "abstention part"))][: round(share * len(families))]
     left = [part[~np.isin(part if family is None else family[part], held)] for part in (train, validation)]
     if not len(held) or not len(left[0]) or (len(validation) and not len(left[1])):
         raise ValueError(
@@ -72,6 +71,6 @@ def one_of_each(queries: Indices, seed: int, family: Indices | None = None) -> I
     """One query of each family, drawn at random; ascending. Arguments as of :func:`hold_out`."""
     if family is None:
         return np.sort(queries)
-    order = np.argsort(np.random.PCG64(derive(seed, "one of a family")).random_raw(len(queries)), kind="stable")
+    order = random_order(len(queries), derive(seed, "one of a family"))
     _, first = np.unique(family[queries][order], return_index=True)
     return np.sort(queries[order[first]])

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from workloads.contract import Runtime
 from workloads.schedule import passes_of, steps_per_pass
-from workloads.seeding import derive
+from workloads.seeding import derive, random_order
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,7 @@ def batches(pairs: int, batch_size: int, runtime: Runtime, epoch: int) -> Iterat
     """The global batches of an epoch: one pass in random order, or ``runtime.steps_per_epoch`` steps."""
     ranks = runtime.world_size
     for number, steps in passes_of(epoch, steps_per_pass(pairs, batch_size), runtime.steps_per_epoch):
-        # NumPy guarantees the raw stream of PCG64 across versions.
-        order = np.argsort(np.random.PCG64(derive(runtime.seed, "order", number)).random_raw(pairs), kind="stable")
+        order = random_order(pairs, derive(runtime.seed, "order", number))
         for step in steps:
             rows = order[step * batch_size : (step + 1) * batch_size]
             yield Batch(rows, [len(rows) * rank // ranks for rank in range(ranks + 1)], runtime.rank)

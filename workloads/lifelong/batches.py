@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from workloads.contract import Runtime
 from workloads.schedule import own_or_stand_in, passes_of, steps_per_pass
-from workloads.seeding import derive
+from workloads.seeding import derive, random_order
 
 
 def batches(
@@ -23,15 +23,12 @@ def batches(
     """
     counts = np.array([len(docs) for docs in positives])
     for number, steps in passes_of(epoch, steps_per_pass(len(positives), batch_size), runtime.steps_per_epoch):
-        order = np.argsort(_raw(runtime.seed, "order", number, len(counts)), kind="stable")
-        choice = (_raw(runtime.seed, "positive", number, len(counts)) % counts.astype(np.uint64)).astype(np.int64)
+        order = random_order(len(counts), derive(runtime.seed, "order", number))
+        # NumPy guarantees the raw stream of PCG64 across versions.
+        draws = np.random.PCG64(derive(runtime.seed, "positive", number)).random_raw(len(counts))
+        choice = (draws % counts.astype(np.uint64)).astype(np.int64)
         docs = np.array([own[which] for own, which in zip(positives, choice.tolist())], np.int64)
         for step in steps:
             rows = order[step * batch_size : (step + 1) * batch_size]
             own_rows, weight = own_or_stand_in(rows, runtime.rank, runtime.world_size)
             yield own_rows, docs[own_rows], weight
-
-
-def _raw(seed: int, stream: str, number: int, count: int) -> NDArray[np.uint64]:
-    # NumPy guarantees the raw stream of PCG64 across versions.
-    return np.random.PCG64(derive(seed, stream, number)).random_raw(count)

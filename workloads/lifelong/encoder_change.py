@@ -129,11 +129,6 @@ def by_age(session: NDArray[np.integer]) -> NDArray[np.int64]:
     return np.argsort(session, kind="stable")
 
 
-def at_random(documents: int, seed: int) -> NDArray[np.int64]:
-    """All documents in a random order, (n,)."""
-    return np.argsort(np.random.PCG64(seed).random_raw(documents), kind="stable")
-
-
 @dataclass(frozen=True)
 class Spaces:
     """Vectors of the same texts by both encoders: ``old`` (n, d_old) and ``new`` (n, d_new), unit vectors."""

@@ -20,9 +20,10 @@ from numpy.typing import NDArray
 
 from workloads.data.cache import replacing
 from workloads.data.errors import DataError
-from workloads.lifelong.encoder_change import Part, at_random, search_parts
+from workloads.lifelong.encoder_change import Part, search_parts
 from workloads.lifelong.index import LOST_FILE_FIX
 from workloads.lifelong.mutable_index import MutableIndex, Rows
+from workloads.seeding import random_order
 
 FOREIGN = 2**20
 """The smallest number of a model of another lineage, above all sessions of a run."""
@@ -151,7 +152,7 @@ class LiveIndex(MutableIndex):
         parts = [self.docs(number) for number in self.sessions]
         docs = np.concatenate([np.empty(0, np.int64), *parts])
         written = np.repeat(np.array(self.sessions, np.int64), [len(part) for part in parts])
-        key = at_random(1 + int(docs.max(initial=0)), 0)[docs] if order == "random" else written
+        key = random_order(1 + int(docs.max(initial=0)), 0)[docs] if order == "random" else written
         first = docs[np.lexsort((docs, -key if order == "newest" else key))]
         return first[np.isin(first, others)][: max(0, left)]
 
@@ -190,7 +191,7 @@ class LiveIndex(MutableIndex):
         for session in self.sessions:
             spaces.setdefault(self.reader(session), []).append(session)
         every = np.sort(self.docs())
-        sample = self._read(every[at_random(len(every), 0)[:REFERENCE]], of) if len(spaces) > 1 else []
+        sample = self._read(every[random_order(len(every), 0)[:REFERENCE]], of) if len(spaces) > 1 else []
         parts = []
         for reader, sessions in spaces.items():
             model = encoders(reader)

@@ -14,6 +14,7 @@ from workloads.data import fingerprint
 from workloads.data.conversion_cache import cached_arrays
 from workloads.data.retrieval.types import Retrieval
 from workloads.lifelong.clusters import clusters
+from workloads.seeding import random_order
 
 VERSION = 1
 """Version of the construction. Part of the cached files' names."""
@@ -94,7 +95,7 @@ def build(data: Retrieval, stream: Stream) -> Sessions:
 def divide(topic: NDArray[np.int16], with_text: NDArray[np.int64], stream: Stream) -> Sessions:
     """The sessions of documents of these topics, (N,), of which those ``with_text`` arrive. As :func:`build`."""
     session = np.full(len(topic), -1, np.int16)
-    order = np.argsort(np.random.PCG64(stream.seed).random_raw(len(topic)), kind="stable")
+    order = random_order(len(topic), stream.seed)
     order = order[np.isin(order, with_text)]
     waiting: list[NDArray[np.int64]] = []
     for number in range(int(topic.max()) + 1):
@@ -115,7 +116,7 @@ def divide(topic: NDArray[np.int16], with_text: NDArray[np.int64], stream: Strea
         session[waiting[main][:count]] = number
         waiting[main] = waiting[main][count:]
     mixed = np.concatenate(waiting)
-    mixed = mixed[np.argsort(np.random.PCG64(stream.seed + 1).random_raw(len(mixed)), kind="stable")]
+    mixed = mixed[random_order(len(mixed), stream.seed + 1)]
     short = [size - int((session == number).sum()) for number, size in enumerate(sizes, 1)]
     session[mixed] = np.repeat(np.arange(1, stream.sessions + 1), short)
     return Sessions(session, topic, np.array([-1, *mains], np.int16))
@@ -169,5 +170,5 @@ def arrivals(sessions: Sessions, topics: NDArray[np.int16], seed: int) -> NDArra
 
 def _mains(sizes: list[int], stream: Stream) -> list[int]:
     largest = np.argsort(-np.array(sizes), kind="stable")[: stream.sessions]
-    order = largest[np.argsort(np.random.PCG64(stream.seed + 2).random_raw(len(largest)), kind="stable")]
+    order = largest[random_order(len(largest), stream.seed + 2)]
     return [int(order[number % len(order)]) for number in range(stream.sessions)]

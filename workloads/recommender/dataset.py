@@ -18,6 +18,7 @@ from workloads.recommender.model import Graph, normalised_graph
 from workloads.sampling.lists import Lists
 from workloads.sampling.negatives import Unobserved
 from workloads.sampling.pairs import PairSet
+from workloads.seeding import random_order
 
 VALIDATION_FRACTION = 0.1
 """Share of each user's training interactions that is held out for validation, rounded, and at least one of two or more:
@@ -72,13 +73,9 @@ class History:
 
 
 def sampled_users(history: History, size: int, seed: int) -> NDArray[np.int64]:
-    """The numbers of ``size`` users drawn at random among those with an item, ascending; of all if there are no more.
-
-    NumPy's compatibility policy fixes the raw stream of PCG64, so that the draw is the same on every machine.
-    """
+    """The numbers of ``size`` random users with an item, ascending; of all of them if there are no more."""
     users = np.flatnonzero(history.counts)
-    order = np.argsort(np.random.PCG64(seed).random_raw(len(users)), kind="stable")
-    return np.sort(users[order[:size]])
+    return np.sort(users[random_order(len(users), seed)[:size]])
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import sys
 
 import torch
 
-from workloads.seeding import derive, generator
+from workloads.seeding import derive, generator, random_order
 
 
 def test_every_argument_gives_another_stream() -> None:
@@ -23,6 +23,12 @@ def test_the_same_in_another_process() -> None:
     command = "from workloads.seeding import derive; print(derive(7, 'order', 3, 1))"
     found = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True)
     assert int(found.stdout) == derive(7, "order", 3, 1)
+
+
+def test_an_order_has_each_number_once() -> None:
+    assert random_order(6, 1).tolist() == [2, 4, 5, 0, 3, 1]
+    assert sorted(random_order(50, 1).tolist()) == list(range(50))
+    assert random_order(50, 1).tolist() != random_order(50, 2).tolist()
 
 
 def test_a_generator_starts_afresh() -> None:

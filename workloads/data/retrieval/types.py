@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from workloads.data.normal_text import normal_text
-from workloads.seeding import derive
+from workloads.seeding import derive, random_order
 
 if TYPE_CHECKING:
     import numpy as np
@@ -163,9 +163,8 @@ def split_queries(data: Retrieval, *, seed: int, validation: float = 0.2, test: 
         raise ValueError(f"shares of queries lie in (0, 1), got validation={validation} and test={test}")
     relevant = data.answered
     own = [np.flatnonzero(relevant & (data.parts == part)) for part in range(len(PARTS))]
-    # PCG64(seed) also orders documents into sessions, and query i of a user's collection may belong to document i.
-    bits = np.random.PCG64(derive(seed, "queries") if data.own else seed)
-    order = np.argsort(bits.random_raw(len(relevant)), kind="stable")
+    # The same seed also orders documents into sessions, and query i of a user's collection may belong to document i.
+    order = random_order(len(relevant), derive(seed, "queries") if data.own else seed)
     position = np.empty(len(order), np.int64)
     position[order] = np.arange(len(order))  # position of each query in the seeded order
     np.minimum.at(position, data.family, position)
