@@ -69,13 +69,13 @@ def experiment(
     source = start_point.source(settings, origin) if origin is not None else None
     workload = trusted_spaces.named_workload(workload, settings.home)
     request = _Request(
-        "run", workload, config, preset, overrides or {}, seed, resources or {}, python, source, settings
+        "run", workload, settings, config, preset, overrides or {}, seed, resources or {}, local, python, source
     )
     params = preflight.parameters(request.workload, request.params, request.places("params"))
-    elsewhere = bool(settings.ray_address) and not local
+    elsewhere = request.elsewhere
     preflight.dataset(request.workload, params, settings.data, elsewhere=elsewhere)
-    devices = request.resources(settings, whole_machine=True, local=local)
-    plan = request.plan(settings)
+    devices = request.resources(whole_machine=True)
+    plan = request.plan()
     preflight.limits(request.workload, params, devices, plan)
     preflight.batch(params, devices, plan)
     refit = objectives.of(request.workload, plan)[0].refit and source is None
@@ -85,8 +85,8 @@ def experiment(
     preflight.data(request.workload, params, settings.data, plan.refit, elsewhere=elsewhere)
     if note:
         say(note)
-    devices = request.decide_gpus(devices, settings, [params], say, local=local)
-    if _on_this_cpu(settings, devices, local):
+    devices = request.decide_gpus(devices, [params], say)
+    if not elsewhere and not devices.gpus_per_worker:  # training takes this machine's memory
         preflight.memory(request.workload, params, settings.data)
     spec = ExperimentSpec(workload=request.workload, params=params, plan=plan, seed=request.seed, resources=devices)
     if source is None:
@@ -119,11 +119,12 @@ def sweep(
 
     source = start_point.source(settings, origin) if origin is not None else None
     workload = trusted_spaces.named_workload(workload, settings.home)
-    given = overrides or {}
-    request = _Request("sweep", workload, config, preset, given, seed, resources or {}, python, source, settings)
+    request = _Request(
+        "sweep", workload, settings, config, preset, overrides or {}, seed, resources or {}, local, python, source
+    )
     params = workload_loader.params(request.workload)
     fixed = validate_part(params, request.params, "parameter", request.places("params"))
-    plan = request.plan(settings)
+    plan = request.plan()
     if plan.refit == "only":
         raise UserError(
             "A sweep selects on validation, so refit=only is not possible", allowed="refit=true, refit=false",
@@ -134,7 +135,7 @@ def sweep(
     chosen = user_search.complete(chosen)
     space = spaces.load(request.workload, chosen.space)
     named = (request.workload, chosen.space)
-    devices = request.resources(settings, whole_machine=False, local=local)
+    devices = request.resources(whole_machine=False)
     if devices.min_workers:
         raise UserError(
             "A sweep's trials have a fixed number of workers", got=f"workers={devices.least}:{devices.workers}",
@@ -149,7 +150,7 @@ def sweep(
         fixed = {name: value for name, value in request.inherited().items() if name not in searched} | fixed
     refit = selects_by[0].refit if plan.refit is None else bool(plan.refit)
 
-    elsewhere = bool(settings.ray_address) and not local
+    elsewhere = request.elsewhere
     sampled: list[Mapping[str, Any]] = []
     notes: set[str | None] = set()
 
@@ -183,8 +184,8 @@ def sweep(
         chosen = chosen.model_copy(update={"trials": min(size, asked_for)})
     for note in sorted(filter(None, notes)):
         say(note)
-    devices = request.decide_gpus(devices, settings, sampled, say, local=local)
-    if _on_this_cpu(settings, devices, local):
+    devices = request.decide_gpus(devices, sampled, say)
+    if not elsewhere and not devices.gpus_per_worker:
         preflight.memory(request.workload, sampled[0], settings.data)
     if max_cost is not None:
         chosen = _within_cost(chosen, max_cost, devices, settings, say)
@@ -201,11 +202,6 @@ def sweep(
     return spec
 
 
-def _on_this_cpu(settings: Settings, devices: Resources, local: bool) -> bool:
-    """Whether training takes this machine's memory."""
-    return (local or not settings.ray_address) and not devices.gpus_per_worker
-
-
 class _Request:
     """Merged settings. Precedence: flags, ``key=value``, file, preset."""
 
@@ -213,17 +209,21 @@ class _Request:
         self,
         verb: str,
         workload: str | None,
+        settings: Settings,
         config: Path | None,
         preset: str | None,
         overrides: Mapping[str, Any],
         seed: int | None,
         resources: Mapping[str, Any],
+        local: bool,
         python: bool,
         source: Source | None,
-        settings: Settings,
     ) -> None:
+        self._settings = settings
+        self._local = local
         self._python = python
         self._source = source
+        self.elsewhere = bool(settings.ray_address) and not local
         self._file = read_experiment(config) if config else Document({}, {}, {})
         self._dotted = {key: value for key, value in overrides.items() if key.startswith(("resources.", "search."))}
         name = workload or trusted_spaces.named_workload(self._file.values.get("workload"), settings.home)
@@ -243,7 +243,8 @@ class _Request:
         }
         mistaken = partial(mistaken_key, verb=verb, python=python, listed_by=f"orchestrator workloads {self.workload}")
         params, plan = split_keys(words, fields, PLAN_KEYS, mistaken)
-        self._words = {"params": params, "plan": plan, "resources": _given(resources)}
+        self._resources = _given(resources)
+        self._words = {"params": params, "plan": plan, "resources": self._resources}
         preset_params, preset_plan = split_keys(self._preset(preset), fields, PLAN_KEYS)
         if source and source.spec.workload != self.workload:
             raise UserError(
@@ -254,7 +255,6 @@ class _Request:
         _check_no_password(self.params)
         inherited_plan = source.spec.plan.model_dump(exclude=_OWN, exclude_defaults=True) if source else {}
         self._plan = {**inherited_plan, **preset_plan, **self.section("plan"), **plan}
-        self._resources = _given(resources)
         given = seed if seed is not None else self._file.values.get("seed", source.spec.seed if source else 0)
         if not isinstance(given, int) or isinstance(given, bool) or not 0 <= given < 2**31:
             raise UserError("The seed is not valid", got=repr(given), allowed="an integer from 0 to 2147483647")
@@ -299,38 +299,30 @@ class _Request:
         defaults = preflight.parameters(self.workload, {})
         return {name: value for name, value in self._source.spec.params.items() if value != defaults.get(name)}
 
-    def plan(self, settings: Settings) -> Plan:
+    def plan(self) -> Plan:
         if "decide_at" in self._plan:
             raise UserError("decide_at is set by the scheduler", fix="Use --scheduler")
         plan = validate(Plan, self._plan, "plan setting", self.places("plan"))
         preflight.abstention(self.workload, plan)
         if plan.init:
-            plan = plan.model_copy(update={"init": start_point.resolve(settings, self.workload, plan.init)})
+            plan = plan.model_copy(update={"init": start_point.resolve(self._settings, self.workload, plan.init)})
         return plan
 
-    def resources(self, settings: Settings, *, whole_machine: bool, local: bool) -> Resources:
+    def resources(self, *, whole_machine: bool) -> Resources:
         """The requested devices. On this machine its cores are divided by the workers. No GPU is chosen yet."""
         values = {**self.section("resources"), **self._resources}
-        here = local or not settings.ray_address
-        machine = this_machine()[0]
         self._gpus_given = "gpus_per_worker" in values
         most = str(values.get("workers") or 1).rpartition(":")[2]
-        if "cpus_per_worker" not in values and here and whole_machine and most.isdigit():
-            values["cpus_per_worker"] = max(1.0, machine["CPU"] // max(1, int(most)))
+        if "cpus_per_worker" not in values and not self.elsewhere and whole_machine and most.isdigit():
+            values["cpus_per_worker"] = max(1.0, this_machine()[0]["CPU"] // max(1, int(most)))
         resources = validate(Resources, values, "resource", self.places("resources"))
-        if local and resources.workers > 1:
+        if self._local and resources.workers > 1:
             what, fix = ("local=True", "Set local=False") if self._python else ("--local", "Remove --local")
             raise UserError(f"{what} runs in one process", got=f"workers={resources.workers}", fix=fix)
         return resources
 
     def decide_gpus(
-        self,
-        devices: Resources,
-        settings: Settings,
-        sampled: Sequence[Mapping[str, Any]],
-        say: Callable[[str], None],
-        *,
-        local: bool,
+        self, devices: Resources, sampled: Sequence[Mapping[str, Any]], say: Callable[[str], None]
     ) -> Resources:
         """``devices`` with a GPU for each worker, if none were requested, there are some, and all parameters use one.
 
@@ -339,7 +331,7 @@ class _Request:
         """
         if self._gpus_given:
             return devices
-        address = None if local else settings.ray_address
+        address = self._settings.ray_address if self.elsewhere else None
         gpus = preflight.cluster_gpus(address) if address else this_machine()[0]["GPU"]
         used = all(preflight.uses_gpu(self.workload, params) for params in sampled)
         if used and not gpus:
