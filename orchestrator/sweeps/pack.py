@@ -30,22 +30,6 @@ TOGETHER_AGAIN = 1
 _LOOK_SECONDS = 0.2
 
 
-def run_packs(
-    spec: SweepSpec,
-    folder: RunFolder,
-    manager: TrialManager,
-    capacities: Sequence[int],
-    slot_limit: SlotLimit,
-    lost: Callable[..., None] = lambda cause, *seed_runs: None,
-) -> None:
-    """Run the sweep's trials in packs until the manager has none left or stops the sweep.
-
-    ``capacities`` gives the trials of each process, ``slot_limit`` how many processes may exist. ``lost`` is called
-    with the cause of each process' death. Raises RunFailed when a process cannot start or fails as a whole.
-    """
-    _Packs(spec, folder, manager, capacities, slot_limit, lost).run()
-
-
 class PackActor:
     """Actor that runs the trials of one slot on the slot's devices."""
 
@@ -140,8 +124,12 @@ class _PackSlot:
         ray.kill(self._actor)
 
 
-class _Packs:
-    """The driver's side: fills the slots, passes reports to the manager, and replaces dead actors."""
+class Packs:
+    """The driver's side: fills the slots, passes reports to the manager, and replaces dead actors.
+
+    ``capacities`` gives the trials of each process, ``slot_limit`` how many processes may exist. ``lost`` is called
+    with the cause of each process' death.
+    """
 
     def __init__(
         self,
@@ -150,7 +138,7 @@ class _Packs:
         manager: TrialManager,
         capacities: Sequence[int],
         slot_limit: SlotLimit,
-        lost: Callable[..., None],
+        lost: Callable[..., None] = lambda cause, *seed_runs: None,
     ) -> None:
         self._slot_limit = slot_limit
         self._lost = lost
@@ -164,6 +152,10 @@ class _Packs:
         self._slots = [_PackSlot(spec.resources, size) for size in capacities]
 
     def run(self) -> None:
+        """Run the sweep's trials until the manager has none left or stops the sweep.
+
+        Raises RunFailed when a process cannot start or fails as a whole.
+        """
         try:
             while self._ask():
                 self._manager.ask_ahead()

@@ -305,7 +305,7 @@ def _on_ray(spec: SweepSpec, session: Session, study: Study, manager: TrialManag
             slot_limit = _on_working_devices(share, devices, len(capacities), manager)
             try:
                 if max(capacities) > 1:
-                    pack_placement.run_packs(spec, folder, manager, capacities, slot_limit, devices.report)
+                    pack_placement.Packs(spec, folder, manager, capacities, slot_limit, devices.report).run()
                 else:
                     placement.run_trials(spec, folder, manager, len(capacities), slot_limit, devices.report)
             finally:

@@ -13,7 +13,7 @@ from orchestrator.config.plan import Plan
 from orchestrator.config.spec import ExperimentSpec, Search, SweepSpec
 from orchestrator.runs import worker
 from orchestrator.storage import records
-from orchestrator.sweeps.pack import run_packs
+from orchestrator.sweeps.pack import Packs
 from tests.support.clusters import busy, logical, named, soon
 from workloads.recommender.params import Params
 
@@ -82,7 +82,7 @@ def test_a_killed_process_costs_no_trial(tmp_path: Path, monkeypatch: pytest.Mon
     manager = FakeManager(tmp_path)
     with logical(monkeypatch, [{"num_cpus": 2}]):
         folder = records.create(tmp_path / "storage", "sweep", "recommender", {}, "orchestrator sweep recommender")
-        run_packs(SWEEP, folder, manager, [2], lambda wanted: wanted)  # type: ignore[arg-type]
+        Packs(SWEEP, folder, manager, [2], lambda wanted: wanted).run()  # type: ignore[arg-type]
         assert soon(lambda: not busy()), "a process is left"
     assert manager.killed
     for number, spec in enumerate(manager.specs):

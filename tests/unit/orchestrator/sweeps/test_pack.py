@@ -21,7 +21,7 @@ from orchestrator.runs.report_pace import ReportPace
 from orchestrator.runs.reports import DeviceLost
 from orchestrator.runs.train import RETRIES
 from orchestrator.sweeps import pack as pack_placement
-from orchestrator.sweeps.pack import run_packs
+from orchestrator.sweeps.pack import Packs
 from orchestrator.sweeps.sweep import _on_working_devices
 
 EPOCHS = 6
@@ -229,7 +229,7 @@ def drive(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Cluster]:
             Resources(gpus_per_worker=cluster.with_gpus),
         )
         spec = SweepSpec(workload="recommender", search=search, resources=resources)
-        run_packs(spec, FOLDER, book, capacities or [3], slot_limit, lost)  # type: ignore[arg-type]
+        Packs(spec, FOLDER, book, capacities or [3], slot_limit, lost).run()  # type: ignore[arg-type]
         return cluster
 
     return drive
