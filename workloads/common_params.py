@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
@@ -52,18 +52,30 @@ class WorkloadParams(BaseModel):
         return self
 
 
-def dropout_note(dropout: float | None, encoder: str = "") -> str | None:
-    """What ``check_accumulate`` returns of these values; ``dropout`` is None for the encoder's own (tiny: 0)."""
-    if dropout == 0 or (dropout is None and encoder == TINY):
-        return None
-    own = "the encoder's own dropout" if dropout is None else f"dropout={dropout:g}"
-    return (
-        f"accumulate=auto: {own} draws other masks in micro-batches, so the result differs as with another seed if the "
-        "batch is split; dropout=0 or accumulate=N repeats exactly"
-    )
+class EncoderParams(WorkloadParams):
+    """Parameters of a workload with a text encoder."""
+
+    if TYPE_CHECKING:  # fields of the subclasses, which define their order; dropout None is the encoder's own
+        encoder: str
+        dropout: float | None
+
+    @staticmethod
+    def input_files(values: Mapping[str, Any]) -> dict[str, Path]:
+        """The encoder's folder."""
+        return input_files(values)
+
+    def check_accumulate(self) -> str | None:
+        """Say that dropout draws other masks in micro-batches."""
+        if self.dropout == 0 or (self.dropout is None and self.encoder == TINY):
+            return None
+        own = "the encoder's own dropout" if self.dropout is None else f"dropout={self.dropout:g}"
+        return (
+            f"accumulate=auto: {own} draws other masks in micro-batches, so the result differs as with another seed if "
+            "the batch is split; dropout=0 or accumulate=N repeats exactly"
+        )
 
 
-class RetrievalParams(WorkloadParams):
+class RetrievalParams(EncoderParams):
     """Parameters of a workload on queries and documents; missing splits are drawn at random."""
 
     dataset: str
@@ -80,8 +92,3 @@ class RetrievalParams(WorkloadParams):
     split_test: float = Field(
         0.5, gt=0, lt=1, description="Share of all queries used as test split where the source has none."
     )
-
-    @staticmethod
-    def input_files(values: Mapping[str, Any]) -> dict[str, Path]:
-        """The encoder's folder."""
-        return input_files(values)

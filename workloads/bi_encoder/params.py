@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from workloads.bi_encoder.losses import CONDITIONAL, LOSSES, dims_error, hard_error, positives_error, scoring_error
-from workloads.common_params import WeightDecay, WorkloadParams, comma_separated, dropout_note
+from workloads.common_params import EncoderParams, WeightDecay, comma_separated
 from workloads.conditional_params import OneOf, out_of_bounds_error
 from workloads.contract import MID_RUN, Preset
 from workloads.data.cache import local_path
@@ -39,7 +39,7 @@ PRESETS: Mapping[str, Preset] = {
 """The preset does not set the encoder: the note's bert-base has to be downloaded first."""
 
 
-class Params(WorkloadParams):
+class Params(EncoderParams):
     """Parameters of the bi-encoder.
 
     The defaults are the note's (6.6), with two exceptions: the target of the mse loss, because the note's makes a
@@ -190,10 +190,6 @@ class Params(WorkloadParams):
         name = values.get("calibrate_on")
         own = {"calibrate_on": local_path(name)} if name and is_path(name) else {}
         return own | sources.input_files(values)
-
-    def check_accumulate(self) -> str | None:
-        """Say that dropout draws other masks in micro-batches."""
-        return dropout_note(self.dropout, self.encoder)
 
     def of_loss(self) -> dict[str, Any]:
         """The parameters of the loss, by name."""

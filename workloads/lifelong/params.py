@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from workloads.common_params import LearningRate, RetrievalParams, WeightDecay, dropout_note
+from workloads.common_params import LearningRate, RetrievalParams, WeightDecay
 from workloads.conditional_params import ConditionalParams, Rules
 from workloads.contract import MID_RUN
 from workloads.data.datasets import check_kind
@@ -183,10 +183,6 @@ class Params(RetrievalParams):
                     f"in each of {self.split_sessions} sessions before the last is {pool}. Lower capacity to {pool}"
                 )
         return self
-
-    def check_accumulate(self) -> str | None:
-        """Say that dropout draws other masks in micro-batches."""
-        return dropout_note(self.dropout, self.encoder)
 
     def check_plan(self, epochs: int, refit: bool) -> None:
         """Raises ValueError if a session would have no epoch."""

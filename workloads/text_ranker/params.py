@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import AfterValidator, Field, model_validator
 
-from workloads.common_params import LearningRate, RetrievalParams, WeightDecay, absolute, dropout_note
+from workloads.common_params import LearningRate, RetrievalParams, WeightDecay, absolute
 from workloads.conditional_params import OneOf
 from workloads.data.datasets import check_kind
 from workloads.encoders import sources
@@ -162,10 +162,6 @@ class Params(RetrievalParams):
         """The run of ``first_stage``, and the encoder's folder."""
         own = {"first_stage": Path(values["first_stage"])} if values.get("first_stage") else {}
         return own | sources.input_files(values)
-
-    def check_accumulate(self) -> str | None:
-        """Say that dropout draws other masks in micro-batches."""
-        return dropout_note(self.dropout, self.encoder)
 
     @property
     def split_documents(self) -> tuple[int, int, int] | None:

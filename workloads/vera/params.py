@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from workloads.common_params import LearningRate, RetrievalParams, WeightDecay, dropout_note
+from workloads.common_params import LearningRate, RetrievalParams, WeightDecay
 from workloads.conditional_params import ConditionalParams, Rules
 from workloads.contract import MID_RUN
 from workloads.data.datasets import check_kind
@@ -202,10 +202,6 @@ class Params(RetrievalParams):
         if isinstance(k, int) and not 1 <= k <= 1000:
             raise ValueError(f"eval_k={k} is not from 1 to 1000")
         return k
-
-    def check_accumulate(self) -> str | None:
-        """Say that dropout draws other masks in micro-batches."""
-        return dropout_note(self.dropout)
 
     def check_plan(self, epochs: int, refit: bool) -> None:
         """Raises ValueError for a refit."""
