@@ -13,6 +13,7 @@ import platform
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache
@@ -182,6 +183,16 @@ def note_cluster(folder: Path) -> None:
     file = folder / ENVIRONMENT
     if (recorded := private_files.read_json(file)) and (cluster := machine.cluster()):
         _write_json(file, recorded | {"cluster": cluster})
+
+
+def recorded_environment(folder: Path) -> dict[str, Any]:
+    """The environment in the record (``data``: fingerprint of the dataset, ``sources``, ...).
+
+    Empty if it is missing, damaged or may not be read.
+    """
+    with suppress(OSError):
+        return private_files.read_json(folder / ENVIRONMENT) or {}
+    return {}
 
 
 def files(folder: Path) -> list[Path]:

@@ -16,8 +16,8 @@ from typing import Any
 
 from orchestrator.console import aligned, show
 from orchestrator.errors import UserError, one_line, unknown
+from orchestrator.provenance.record import recorded_environment
 from orchestrator.registry import models as registry
-from orchestrator.report import trials
 from orchestrator.report.statistics import standard_error
 from orchestrator.runs import worker
 from orchestrator.search import recorded
@@ -117,7 +117,7 @@ def _audit(settings: Settings, chain: str, rows: list[Row], folders: Sequence[Ru
             if "--as-published" in folder.record["command"]:
                 notes.append(f"{folder.id} was selected on test, as its source does (--as-published)")
             values += [value for value in [_value(folder, len(rows))] if value]
-        elif fingerprint and trials.environment(folder).get("data") == fingerprint and _tested(folder):
+        elif fingerprint and recorded_environment(folder.path).get("data") == fingerprint and _tested(folder):
             notes.append(f"{folder.id} has test values and no row: it is of an earlier version")
     tracked, trouble = _tracked(settings, fingerprint)
     for run, noted in tracked:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.config.plan import Plan
 from orchestrator.console import duration, show
+from orchestrator.provenance.record import recorded_environment
 from orchestrator.report import plots, trials
 from orchestrator.report.figures import of_sweep as draw
 from orchestrator.report.html import Plot, Section, Table, render
@@ -91,7 +92,7 @@ def subtitle(folder: RunFolder) -> str:
 def request(folder: RunFolder) -> dict[str, Any]:
     """The request as names and texts: parameters, plan, search, seeds, data, code, person."""
     spec = recorded.spec(folder)
-    environment = trials.environment(folder)
+    environment = recorded_environment(folder.path)
     defaults = Plan().model_dump(mode="json")
     plan = {k: v for k, v in spec["plan"].items() if k == "epochs" or (k != "decide_at" and v != defaults.get(k))}
     search = {k: v for k, v in spec.get("search", {}).items() if v not in (None, [])}

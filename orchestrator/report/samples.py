@@ -12,6 +12,7 @@ from orchestrator.cluster import preflight
 from orchestrator.config.plan import PLAN_KEYS
 from orchestrator.config.spec import SweepSpec, on_what
 from orchestrator.errors import UserError
+from orchestrator.provenance.record import recorded_environment
 from orchestrator.report import trials
 from orchestrator.search import recorded, unit_values, winners
 from orchestrator.search.ranking import REPEAT, ranked, repeats
@@ -147,7 +148,7 @@ def _entry(
     metrics: Mapping[str, float],
     units: Path | None,
 ) -> Sample:
-    data = str(trials.environment(folder).get("data") or params.get("dataset"))
+    data = str(recorded_environment(folder.path).get("data") or params.get("dataset"))
     return Sample(
         folder.id, trial, split, folder.record["workload"], data, params, searched, metrics, units,
         recorded.objectives(folder),

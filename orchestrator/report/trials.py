@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.cluster import preflight
 from orchestrator.config.spec import SweepSpec
 from orchestrator.errors import UserError
-from orchestrator.provenance import private_files
-from orchestrator.provenance.record import ENVIRONMENT
 from orchestrator.report.statistics import summary
 from orchestrator.search import curves, recorded
 from orchestrator.search.constraints import violated
@@ -23,13 +21,6 @@ from workloads.contract import Objective
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
-
-
-def environment(folder: RunFolder) -> dict[str, Any]:
-    """The recorded environment (``data``: dataset fingerprint, ``code``, ...); empty if missing or damaged."""
-    with suppress(OSError):
-        return private_files.read_json(folder.path / ENVIRONMENT) or {}
-    return {}
 
 
 def rows(trials: Sequence[FrozenTrial], objectives: Sequence[Objective], seeds: int) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -75,7 +76,7 @@ def _from_folder(folder: RunFolder) -> Recorded:
         kind=folder.record["kind"],
         spec=parse(model, recorded.spec(folder), folder.id),
         files=files,
-        environment=(environment := _environment(files / provenance.ENVIRONMENT)),
+        environment=(environment := _environment(files)),
         data=_data(environment.get("data")),
         metrics=outcome["metrics"] if outcome else last_values(rows),
         epochs=rows[-1]["epoch"] if rows else 0,
@@ -118,7 +119,7 @@ def _from_mlflow(settings: Settings, reference: str) -> Recorded:
         kind=kind,
         spec=parse(model, values, reference),
         files=files,
-        environment=_environment(files / provenance.ENVIRONMENT),
+        environment=_environment(files),
         data=_data(owner.get("orchestrator.data_fingerprint")),
         metrics=outcome["metrics"] if outcome else {n: float(m.value) for n, m in last.items() if _repeats(kind, n)},
         epochs=_last_epoch(last),
@@ -199,12 +200,9 @@ def _spec_file(file: Path, reference: str) -> dict[str, Any]:
     return values
 
 
-def _environment(file: Path) -> Mapping[str, Any]:
+def _environment(files: Path) -> Mapping[str, Any]:
     """The recorded environment; empty if it is missing, damaged or of another format."""
-    try:
-        values = _json(file) or {}
-    except UserError:
-        return {}
+    values = provenance.recorded_environment(files)
     return values if values.get("format") == provenance.FORMAT else {}
 
 
@@ -214,13 +212,10 @@ def _data(fingerprint: str | None) -> str | None:
 
 def _json(file: Path) -> dict[str, Any] | None:
     """Read a JSON object; None if the file does not exist. Raises UserError if it is damaged."""
-    if not file.exists():
-        return None
-    try:
-        values = json.loads(file.read_text())
-    except (OSError, ValueError):
-        values = None
-    if not isinstance(values, dict):
+    values = None
+    with suppress(OSError):
+        values = private_files.read_json(file)
+    if values is None and file.exists():
         raise UserError(f"{file.name} of the run is damaged", fix=f"Restore it: {file}")
     return values
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import threading
 import time
@@ -17,7 +16,7 @@ from orchestrator.cluster import preflight
 from orchestrator.config.spec import ExperimentSpec, SweepSpec, digest
 from orchestrator.console import Console
 from orchestrator.errors import Interrupted
-from orchestrator.provenance.record import ENVIRONMENT
+from orchestrator.provenance.record import recorded_environment
 from orchestrator.runs import driver
 from orchestrator.search.journal import JOURNAL
 from orchestrator.storage import generations, run_lookup
@@ -50,8 +49,7 @@ class Done:
     @property
     def commits(self) -> set[str]:
         """The commits of its code, with ``-dirty`` if there were changes; empty if not recorded."""
-        file = self.folder / ENVIRONMENT
-        sources = json.loads(file.read_text()).get("sources", ()) if file.exists() else ()
+        sources = recorded_environment(self.folder).get("sources", ())
         return {one["commit"][:12] + "-dirty" * bool(one.get("dirty")) for one in sources if one.get("commit")}
 
 
