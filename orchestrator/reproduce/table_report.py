@@ -136,8 +136,9 @@ def show(console: Console, result: Mapping[str, Any]) -> None:
     """Print one table a block, with the metric that methods are compared by; the files have the other metrics."""
     metric = result["compared_by"]
     on = f" on {result['measured_on']}" if result["measured_on"] else ""
+    values = [value for row in result["rows"] for value in row["metrics"].values()]
+    published = ["published", "difference"] * any(value["published"] is not None for value in values)
     for key, rows in _blocks(result).items():
-        published = ["published", "difference"] * _printed(result)
         columns = ["method", "epochs", "ours", "sd", *published, *_closed_columns(rows, metric), "note"]
         cells = [_cells(row, row["metrics"].get(metric)) | _shares(row, metric) for row in rows]
         shown = [[row.get(name, "") for name in columns] for row in cells]
@@ -236,11 +237,6 @@ def _blocks(result: Mapping[str, Any]) -> dict[BlockKey, list[dict[str, Any]]]:
     for row in result["rows"]:
         blocks.setdefault(tuple(row[name] for name in result["by"]), []).append(row)
     return blocks
-
-
-def _printed(result: Mapping[str, Any]) -> bool:
-    """Whether any value is published."""
-    return any(value["published"] is not None for row in result["rows"] for value in row["metrics"].values())
 
 
 def _cells(row: Mapping[str, Any], value: Mapping[str, Any] | None) -> dict[str, str]:

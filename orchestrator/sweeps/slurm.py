@@ -26,7 +26,8 @@ def header(
     the other, if measured here, ``refit_seconds`` of which are the refit's.
     """
     resources = spec.resources
-    uses_gpu = gpus_per_node > 0 and preflight.uses_gpu(spec.workload, _params(spec))
+    params = spec.fixed if isinstance(spec, SweepSpec) else spec.params
+    uses_gpu = gpus_per_node > 0 and preflight.uses_gpu(spec.workload, params)
     gpus = (resources.gpus_per_worker or 1) * resources.workers if uses_gpu else 0
     processes = _processes(spec, max(1, int(gpus_per_node / gpus)) if gpus else CPU_PROCESSES)
     nodes = math.ceil(processes * gpus / gpus_per_node) if gpus else 1
@@ -49,7 +50,3 @@ def _processes(spec: ExperimentSpec | SweepSpec, room: int) -> int:
     if not isinstance(spec, SweepSpec):
         return 1
     return min(spec.search.trials * spec.search.seeds, spec.search.concurrency or room)
-
-
-def _params(spec: ExperimentSpec | SweepSpec) -> dict[str, object]:
-    return dict(spec.fixed if isinstance(spec, SweepSpec) else spec.params)
