@@ -19,7 +19,7 @@ from orchestrator.console import show
 from orchestrator.errors import DONE, FAILED, USAGE, UserError, nearest
 from orchestrator.report import listing
 from orchestrator.runs import driver_status
-from orchestrator.storage import records, remote, run_lookup
+from orchestrator.storage import disk, records, remote, run_lookup
 from orchestrator.storage.records import RunFolder
 from orchestrator.storage.settings import Settings
 
@@ -192,7 +192,7 @@ def _run(folder: RunFolder) -> dict[str, Any]:
         "driver": f"pid {record.get('pid')} on {record.get('host')}"
         + (", ended without recording how" if state == "lost" else ""),
         "command": record["command"],
-        "progress": _last_line(folder) if state == "running" else _last_epoch(folder, state),
+        "progress": disk.last_line(folder.log) if state == "running" else _last_epoch(folder, state),
         "log": str(folder.log),
         "resume": f"orchestrator {record['kind']} --resume {folder.id}" if resumable else None,
     }
@@ -204,16 +204,6 @@ def _devices(record: Mapping[str, Any]) -> str | None:
     values = (request.get("sweep") or request.get("experiment") or {}).get("resources")
     local = (request.get("options") or {}).get("local", False)
     return None if values is None else Resources.model_validate(values).text(local)
-
-
-def _last_line(folder: RunFolder) -> str | None:
-    try:
-        with folder.log.open("rb") as file:
-            file.seek(max(0, folder.log.stat().st_size - 4096))
-            lines = file.read().decode(errors="replace").split("\n")
-    except FileNotFoundError:
-        return None
-    return next((line for line in reversed(lines) if line.strip()), None)
 
 
 def _last_epoch(folder: RunFolder, state: str) -> str | None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import UNAVAILABLE, UserError, missing_module, one_line
+from orchestrator.storage import disk
 from orchestrator.tracking import store
 from orchestrator.tracking.mlflow_globals import PICKLES
 
@@ -130,7 +131,8 @@ def measure(folder: Path) -> Measured:
         except subprocess.TimeoutExpired:
             raise Unusable(f"it did not load and predict within {SECONDS:g} s") from None
         if not result.exists():
-            raise Unusable(f"it ends the process that loads it: exit code {done.returncode}, {_last_line(log)}")
+            last = (disk.last_line(log) or "no message").strip()[-SHOWN:]
+            raise Unusable(f"it ends the process that loads it: exit code {done.returncode}, {last}")
         values = json.loads(result.read_text())
     if "error" in values:
         missing = ModuleNotFoundError(name=values["missing"])
@@ -145,11 +147,3 @@ def _signature(folder: Path) -> Any:
     from mlflow.models import Model
 
     return Model.load(str(folder)).signature
-
-
-def _last_line(file: Path) -> str:
-    """The last line of a file of any size."""
-    with file.open("rb") as stream:
-        stream.seek(max(0, file.stat().st_size - 4096))
-        lines = stream.read().decode(errors="replace").strip().splitlines()
-    return lines[-1][-SHOWN:] if lines else "no message"

@@ -47,17 +47,9 @@ class Version:
 def find(settings: Settings, reference: str) -> Version:
     """The version of ``MODEL@ALIAS``, ``MODEL/VERSION`` or ``MODEL``, the newest. Raises UserError."""
     client = registry.client(settings)
-    model, at, alias = reference.removeprefix("models:/").partition("@")
-    number: str | None = None
     try:
-        if at:
-            registry.versions(client, model)
-            number = registry.alias_version(client, model, alias)
-            if number is None:
-                raise registry.unknown_alias(client, model, alias)
-        else:
-            model, _, number = model.partition("/")
-        version = registry.version(client, model, number or None)
+        model, number = registry.named(client, reference.removeprefix("models:/"))
+        version = registry.version(client, model, number)
         run = registry.existing_run(client, version.run_id)
         tags = dict(run.data.tags) if run else _workload(client, version.source)
     except registry.outage_errors() as error:

@@ -47,11 +47,25 @@ def append_lines(journal: Path, lines: Iterable[str]) -> None:
 def json_lines(file: Path) -> Iterator[dict[str, Any]]:
     """The objects in a file of JSON lines, without incomplete and damaged lines; none without the file."""
     with suppress(FileNotFoundError), file.open(errors="replace") as stream:
-        for line in stream:
-            with suppress(ValueError):
-                row = json.loads(line)
-                if isinstance(row, dict):
-                    yield row
+        yield from json_objects(stream)
+
+
+def json_objects(lines: Iterable[str | bytes]) -> Iterator[dict[str, Any]]:
+    """The JSON objects among some lines, without incomplete and damaged ones."""
+    for line in lines:
+        with suppress(ValueError):
+            row = json.loads(line)
+            if isinstance(row, dict):
+                yield row
+
+
+def last_line(file: Path) -> str | None:
+    """The last line that is not blank, of a file of any size; None without one, or without the file."""
+    with suppress(FileNotFoundError), file.open("rb") as stream:
+        stream.seek(max(0, file.stat().st_size - 4096))
+        lines = stream.read().decode(errors="replace").split("\n")
+        return next((line for line in reversed(lines) if line.strip()), None)
+    return None
 
 
 def write_json(file: Path, values: Mapping[str, Any], *, durable: bool = True) -> None:

@@ -10,7 +10,7 @@ import json
 import os
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,7 @@ class Journal:
         lines = self._read(end)
         self._taken = self._start + len(lines) if lines else end  # no lines: the file was emptied by others
         self._taken_lines = lines.count(b"\n") if lines else self._waiting
-        return list(_operations(lines.split(b"\n"))) or [{"op": "none"}]
+        return list(disk.json_objects(lines.split(b"\n"))) or [{"op": "none"}]
 
     def forget(self, later: Iterable[Operation] = ()) -> None:
         """Remove the operations taken last, which are delivered; those to be sent ``later`` follow all others."""
@@ -184,14 +184,6 @@ def batches(operations: Iterable[Operation]) -> list[Operation]:
     return merged
 
 
-def _operations(lines: Iterable[bytes]) -> Iterator[Operation]:
-    for line in lines:
-        with suppress(ValueError):  # a line damaged on disk; the others are good
-            operation = json.loads(line)
-            if isinstance(operation, dict):
-                yield operation
-
-
 def _lines(path: Path) -> int:
     """The number of operations that an earlier process left."""
     if not path.exists():
@@ -208,7 +200,7 @@ def _check_format(path: Path) -> None:
     if not path.exists():
         return
     with path.open("rb") as file:
-        first = next(_operations([file.readline()]), {})
+        first = next(disk.json_objects([file.readline()]), {})
     if first.get("format", FORMAT) != FORMAT:
         raise UserError(
             f"The journal {path} has another format", got=first["format"], allowed=FORMAT,
