@@ -166,20 +166,8 @@ def now() -> str:
 
 
 def _tags(event: Event) -> dict[str, str]:
-    return {TAG: json.dumps(event.to_json()), **{f"orchestrator.{k}": v for k, v in _readable(event).items()}}
-
-
-def _readable(event: Event) -> dict[str, str]:
-    """The fields of an event as tags, for MLflow's UI."""
-    return {
-        "model": event.model,
-        "alias": event.alias,
-        "action": event.action,
-        "outcome": event.outcome,
-        "version": event.version,
-        "before": event.before or "none",
-        "by": event.by,
-        "at": event.at,
-        "reason": event.reason or "",
-        "forced": str(event.forced).lower(),
-    }
+    """The event as a tag, and its fields as tags of their own for MLflow's UI."""
+    names = ("model", "alias", "action", "outcome", "version", "by", "at")
+    fields = {name: getattr(event, name) for name in names}
+    fields |= {"before": event.before or "none", "reason": event.reason or "", "forced": str(event.forced).lower()}
+    return {TAG: json.dumps(event.to_json()), **{f"orchestrator.{name}": text for name, text in fields.items()}}

@@ -11,7 +11,6 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -251,12 +250,12 @@ class Tracker:
 
     def _until_sent(self, operation: Operation) -> bool:
         """Send an operation, retrying until the deadline; False if the deadline passed first."""
-        for attempt in count(1):
-            if self._is_sent(operation, attempt):
-                return True
+        attempt = 1
+        while not self._is_sent(operation, attempt):
             if not self._is_to_retry(attempt):
                 return False
-        raise AssertionError
+            attempt += 1
+        return True
 
     def _is_to_retry(self, failures: int) -> bool:
         """Wait after a number of failures; False if the deadline has passed."""
