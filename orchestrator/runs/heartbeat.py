@@ -16,6 +16,8 @@ from typing import Any
 
 import psutil
 
+from orchestrator.storage import disk
+
 PROCESS, STACK, GIVEN_UP = "process.json", "stack.txt", "given-up"
 PAUSE_SECONDS = 5.0
 """Seconds between two looks after which the driver was busy itself: reports may wait, so the next look decides."""
@@ -67,9 +69,7 @@ def announce(folder: Path, allowance: float = 0.0, rank: int = 0) -> TrialTimeou
         "node": ray.get_runtime_context().get_node_id(),
         "allowance": allowance,
     }
-    partial = folder / f".{_of_rank(PROCESS, rank)}"
-    partial.write_text(json.dumps(about))
-    partial.replace(folder / _of_rank(PROCESS, rank))
+    disk.write_json(folder / _of_rank(PROCESS, rank), about, durable=False)
     return None
 
 

@@ -8,7 +8,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
@@ -123,7 +123,7 @@ class Span:
     def after(self, moment: float) -> Span | None:
         """The part of the span since ``moment``; None if there is none."""
         start = max(self.start, moment)
-        return Span(self.id, self.holder, start, self.end, self.cpus, self.gpus) if start < self.end else None
+        return replace(self, start=start) if start < self.end else None
 
 
 def spans(folder: RunFolder) -> list[Span]:
@@ -183,17 +183,14 @@ def moment(text: str) -> float:
 
 
 def _name(folder: RunFolder, span: Span, by: By) -> str:
-    match by:
-        case "trial":
-            return f"{folder.id} {span.holder}"
-        case "sweep":
-            return folder.id
-        case "workload":
-            return str(folder.record["workload"])
-        case "person":
-            return str(folder.record.get("user", "unknown"))
-        case "day":
-            return datetime.fromtimestamp(span.start).date().isoformat()
+    names = {
+        "trial": f"{folder.id} {span.holder}",
+        "sweep": folder.id,
+        "workload": str(folder.record["workload"]),
+        "person": str(folder.record.get("user", "unknown")),
+        "day": datetime.fromtimestamp(span.start).date().isoformat(),
+    }
+    return names[by]
 
 
 def _days(span: Span) -> Iterator[Span]:
@@ -202,7 +199,7 @@ def _days(span: Span) -> Iterator[Span]:
     while start < span.end:
         midnight = datetime.combine(datetime.fromtimestamp(start).date() + timedelta(days=1), datetime.min.time())
         end = min(span.end, midnight.timestamp())
-        yield Span(span.id, span.holder, start, end, span.cpus, span.gpus)
+        yield replace(span, start=start, end=end)
         start = end
 
 
