@@ -131,10 +131,11 @@ def sweep(
 def load_model(reference: str, *, tracking: str | None = None) -> Any:
     """Load the MLflow model ``NAME@alias`` or ``NAME/version``."""
     from orchestrator.registry import models as registry
+    from orchestrator.registry import versions
     from orchestrator.storage.settings import resolve
 
     settings = resolve({"tracking": tracking})
-    return registry.load(settings, registry.resolve(settings, reference))
+    return registry.load(settings, versions.resolve(settings, reference))
 
 
 def _in_notebook(verb: str, given: Given) -> Result:

@@ -372,32 +372,8 @@ def unknown_alias(registry: Any, model: str, alias: str) -> UserError:
     return unknown(f"alias of {model}", alias, {name for names in aliases for name in names})
 
 
-def named(registry: Any, reference: str) -> tuple[str, str | None]:
-    """Model and number of ``NAME@alias``, ``NAME/version`` or ``NAME``, which has no number. Raises UserError."""
-    name, at, alias = reference.partition("@")
-    if not at:
-        name, _, number = reference.partition("/")
-        return name, number or None
-    versions(registry, name)
-    current = alias_version(registry, name, alias)
-    if current is None:
-        raise unknown_alias(registry, name, alias)
-    return name, current
-
-
-def resolve(settings: Settings, reference: str) -> str:
-    """Convert ``NAME@alias`` or ``NAME/version`` to a ``models:/`` URI; URIs are unchanged. Raises UserError."""
-    if reference.startswith(("models:/", "runs:/")):
-        return reference
-    registry = client(settings)
-    name, number = named(registry, reference)
-    if "@" in reference:  # the URI of an alias, which may move
-        return f"models:/{reference}"
-    return f"models:/{name}/{version(registry, name, number).version}"
-
-
 def load(settings: Settings, uri: str) -> Any:
-    """Load the MLflow model at a URI from :func:`resolve`. A server's files are removed with the model."""
+    """Load the MLflow model at a ``models:/`` URI. A server's files are removed with the model."""
     import mlflow
 
     with tracking_uri_set(settings.tracking):

@@ -111,7 +111,7 @@ def _check_files(source: str, target: str) -> None:
 def _load(settings: Settings, model: str) -> Any:
     registry.client(settings)  # raises UserError when tracking is off
     try:
-        uri = registry.resolve(settings, model)
+        uri = versions.resolve(settings, model)
     except registry.outage_errors() as error:
         raise versions.unavailable(model, error) from None
     try:

@@ -13,6 +13,7 @@ import pandas as pd
 
 from orchestrator.errors import UserError, one_line
 from orchestrator.registry import models as registry
+from orchestrator.registry import versions
 from orchestrator.registry.serving_formats import BadRequest, Batching, answer_lengths, batching
 from orchestrator.registry.tables import columns_of, typed
 from orchestrator.storage.settings import Settings
@@ -33,7 +34,7 @@ def current(settings: Settings, reference: str) -> str:
     """The URI of the version that the reference names now, with its number. Raises UserError."""
     name, at, alias = reference.removeprefix("models:/").partition("@")
     if not at:
-        return registry.resolve(settings, reference)
+        return versions.resolve(settings, reference)
     version = registry.alias_version(registry.client(settings), name, alias)
     if version is None:
         raise UserError(f"The model {name} has no alias {alias} any more")

@@ -48,7 +48,7 @@ def find(settings: Settings, reference: str) -> Version:
     """The version of ``MODEL@ALIAS``, ``MODEL/VERSION`` or ``MODEL``, the newest. Raises UserError."""
     client = registry.client(settings)
     try:
-        model, number = registry.named(client, reference.removeprefix("models:/"))
+        model, number = _named(client, reference.removeprefix("models:/"))
         version = registry.version(client, model, number)
         run = registry.existing_run(client, version.run_id)
         tags = dict(run.data.tags) if run else _workload(client, version.source)
@@ -56,6 +56,30 @@ def find(settings: Settings, reference: str) -> Version:
         raise unavailable(reference, error) from None
     epochs = (version.tags or {}).get(registry.EPOCH_TAG)
     return Version(f"{model}/{version.version}", version.run_id or "", tags, epochs, version.source)
+
+
+def resolve(settings: Settings, reference: str) -> str:
+    """Convert ``NAME@alias`` or ``NAME/version`` to a ``models:/`` URI; URIs are unchanged. Raises UserError."""
+    if reference.startswith(("models:/", "runs:/")):
+        return reference
+    client = registry.client(settings)
+    name, number = _named(client, reference)
+    if "@" in reference:  # the URI of an alias, which may move
+        return f"models:/{reference}"
+    return f"models:/{name}/{registry.version(client, name, number).version}"
+
+
+def _named(client: Any, reference: str) -> tuple[str, str | None]:
+    """Model and number of ``NAME@alias``, ``NAME/version`` or ``NAME``, which has no number. Raises UserError."""
+    name, at, alias = reference.partition("@")
+    if not at:
+        name, _, number = reference.partition("/")
+        return name, number or None
+    registry.versions(client, name)
+    current = registry.alias_version(client, name, alias)
+    if current is None:
+        raise registry.unknown_alias(client, name, alias)
+    return name, current
 
 
 def _workload(client: Any, source: str | None) -> dict[str, str]:

@@ -13,6 +13,7 @@ from orchestrator import api
 from orchestrator.config import user_code, workload_loader
 from orchestrator.errors import RunFailed, UserError
 from orchestrator.registry import models as registry
+from orchestrator.registry import versions
 from orchestrator.storage import records
 from orchestrator.storage.settings import resolve
 from tests.support.commands import typed
@@ -63,7 +64,7 @@ def test_a_function_with_a_predictor_is_registered_and_predicts(mine: Path) -> N
     assert trained.id.startswith("mine-train-")
     assert trained.metrics["test/mse"] < trained.history()["validation/mse"].iloc[0]
     settings = resolve()
-    predicted = registry.load(settings, registry.resolve(settings, "slopes/1")).predict(
+    predicted = registry.load(settings, versions.resolve(settings, "slopes/1")).predict(
         pd.DataFrame({"x1": [1.0, 0.0], "x2": [0.0, 1.0], "x3": [0.0, 0.0]})
     )
     assert predicted["y"].iloc[0] - predicted["y"].iloc[1] == pytest.approx(3, abs=0.5)
