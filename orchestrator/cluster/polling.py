@@ -11,13 +11,13 @@ def at_intervals(ask: Callable[[], bool], seconds: float, *, wait: bool = False)
 
     With ``wait`` the first call of ``ask`` is ``seconds`` from now; until then the answer is False.
     """
-    asked = time.monotonic() if wait else -seconds
+    last = time.monotonic() if wait else -seconds
     answer = False
 
     def answered() -> bool:
-        nonlocal asked, answer
-        if not answer and time.monotonic() - asked >= seconds:
-            asked = time.monotonic()
+        nonlocal last, answer
+        if not answer and time.monotonic() - last >= seconds:
+            last = time.monotonic()
             answer = ask()
         return answer
 
