@@ -144,7 +144,7 @@ def _least(differences: Any, confidence: float) -> float | None:
 
 
 def _too_few(units: int, confidence: float) -> str:
-    """The sentences for too few units: with n of them the least probability of a sign flip is 2^-n, if all are tried."""
+    """The sentences for too few units: with n of them the least share of sign flips is 2^-n, if all are tried."""
     least = next(
         (n for n in range(2, RESAMPLED_FROM) if 1 / min(2**n, RESAMPLES) <= 1 - confidence + 1e-12), RESAMPLED_FROM
     )
