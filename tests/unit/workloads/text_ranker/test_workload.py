@@ -142,7 +142,7 @@ def test_documents_that_are_cut_are_fewer_in_passages() -> None:
 
 def test_another_systems_list_is_reranked(tmp_path: Path) -> None:
     """Its documents in the place of BM25's, as candidates and hard negatives, and its metrics next to the model's."""
-    from orchestrator.report.samples import on_what  # a GPU machine may lack what it imports
+    from orchestrator.report.samples import evaluated_on  # a GPU machine may lack what it imports
 
     plain = build()
     data = plain.data.data
@@ -163,7 +163,7 @@ def test_another_systems_list_is_reranked(tmp_path: Path) -> None:
     renamed = {name for name in names if name.startswith("bm25_")} - {"bm25_weight"}
     assert found.keys() == (names.keys() - renamed) | {name.replace("bm25", "first_stage") for name in renamed}
     assert values(ranker.train_epoch(1))["loss"] > 0
-    assert on_what(ranker.params.model_dump()) != on_what(plain.params.model_dump())
+    assert evaluated_on(ranker.params.model_dump()) != evaluated_on(plain.params.model_dump())
     (tmp_path / "run.trec").write_text("q1 Q0 nothing 1 1.0 other\n")
     with pytest.raises(DataError, match="names a text that is not there"):
         build(first_stage=str(run))

@@ -115,14 +115,14 @@ def test_what_a_predictor_refuses() -> None:
 
 
 def test_who_calibrates_by_validation_is_compared_there_with_its_like_alone() -> None:
-    from orchestrator.report.samples import on_what  # a GPU machine may lack what it imports
+    from orchestrator.report.samples import evaluated_on  # a GPU machine may lack what it imports
 
     plain, kept, flattered = (
         Params(**given).model_dump(mode="json")
         for given in ({"method": "softmax"}, {}, {"calibration_part": "validation"})
     )
-    assert on_what(plain) == on_what(kept) != on_what(flattered)
-    assert on_what(plain, "test") == on_what(flattered, "test")
+    assert evaluated_on(plain) == evaluated_on(kept) != evaluated_on(flattered)
+    assert evaluated_on(plain, "test") == evaluated_on(flattered, "test")
 
 
 def test_columns_may_share_the_name_of_a_category(tmp_path: Path) -> None:
