@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.config import options
 from orchestrator.config.options import (
+    ADDRESSES,
     OPTIONS,
     Given,
     collects_arguments,
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
     from orchestrator.console import Console
     from orchestrator.runs.session import Result
     from orchestrator.storage.settings import Settings
-
-ADDRESSES = ("tracking", "experiment", "storage", "ray_address")
 
 OF_COMMANDS: Given = {"local": False, "warm_start": None, "constraint": None}
 """Defaults of the commands that differ from those in notebooks."""

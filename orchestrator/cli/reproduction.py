@@ -9,9 +9,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from orchestrator.api import ADDRESSES
 from orchestrator.cli.common import finish, resolved
-from orchestrator.config.options import Experiment, Json, Local, RayAddress, Storage, Tracking
+from orchestrator.config.options import ADDRESSES, Experiment, Json, Local, RayAddress, Storage, Tracking
 from orchestrator.errors import unknown
 from workloads.published import Computation, Figure, Published, Table
 

@@ -8,7 +8,7 @@ import typer
 
 from orchestrator import api
 from orchestrator.cli.common import PLANNING, Planning, command_of, resolved, show_plan, show_result, split_words
-from orchestrator.config.options import Given, Json, Words
+from orchestrator.config.options import ADDRESSES, Given, Json, Words
 from orchestrator.errors import UserError
 
 app = typer.Typer()
@@ -42,7 +42,7 @@ def _train(verb: str, given: Given, words: list[str] | None, as_json: bool) -> N
     from orchestrator.config.parsing import read_overrides
     from orchestrator.console import Console
 
-    settings = resolved(**{name: given[name] for name in api.ADDRESSES})
+    settings = resolved(**{name: given[name] for name in ADDRESSES})
     workload, pairs = split_words(words)
     resuming = given["resume"] is not None
     result = api.train(

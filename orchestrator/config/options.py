@@ -216,6 +216,9 @@ def named_code(given: Given) -> dict[str, str]:
     return {name: value for name, value in values.items() if value and is_named(value)}
 
 
+ADDRESSES = ("tracking", "experiment", "storage", "ray_address")
+"""Options that name a service or a storage; a resume takes them too."""
+
 RESOURCES = ("workers", "gpus_per_worker", "cpus_per_worker", "max_gpus")
 """Options for resources. A resume takes them too, of a sweep all but the workers: another machine may have others."""
 

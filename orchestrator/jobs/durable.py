@@ -14,18 +14,24 @@ import shlex
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from typing import Any
 
+from orchestrator.config.options import ADDRESSES, flag_of
+from orchestrator.config.parsing import option_values
 from orchestrator.errors import DONE, PARTIAL, USAGE
 from orchestrator.provenance.scrub import scrub_words
 from orchestrator.storage.records import SETTLED
 
 
-def status(name: str) -> dict[str, Any] | None:
-    """``orchestrator status NAME`` once it has no driver; None if there is no such run. Exits without an answer."""
+def status(name: str, storage: Sequence[str] = ()) -> dict[str, Any] | None:
+    """``orchestrator status NAME`` once it has no driver; None if there is no such run. Exits without an answer.
+
+    ``storage`` is the option ``--storage`` of the run's command, if it has one.
+    """
     # The command leaves its exit code in the log of a Ray job; this one is not the job's.
     environment = {key: value for key, value in os.environ.items() if key != "RAY_JOB_CONFIG_JSON_ENV_VAR"}
-    command = ["orchestrator", "status", name, "--wait", "--json"]
+    command = ["orchestrator", "status", name, "--wait", "--json", *storage]
     answer = subprocess.run(command, env=environment, capture_output=True, text=True)
     if answer.stdout.strip():
         values: dict[str, Any] = json.loads(answer.stdout)
@@ -37,7 +43,8 @@ def status(name: str) -> dict[str, Any] | None:
 
 def main(name: str, verb: str, *words: str) -> int:
     """The attempt's exit code; that of a sweep with some failed trials is 0, since a retry would change nothing."""
-    before = status(name)
+    addresses = _options(words, ADDRESSES)
+    before = status(name, _options(words, ["storage"]))
     given = scrub_words([verb, *words])  # as the record has them
     if before and (recorded := _arguments(before["command"])) != given:
         print(f"{name} was begun with other arguments: {shlex.join(recorded)}; choose another name", file=sys.stderr)
@@ -45,11 +52,17 @@ def main(name: str, verb: str, *words: str) -> int:
     if before and before["status"] in SETTLED:
         print(f"{name} is {before['status']} already")
         return DONE
-    command = ["orchestrator", verb, "--resume", name] if before else ["orchestrator", verb, *words, "--name", name]
+    arguments = ["--resume", name, *addresses] if before else [*words, "--name", name]
     for stop in (signal.SIGINT, signal.SIGTERM):  # the command gets it too: it saves and ends
         signal.signal(stop, lambda *_: None)
-    code = subprocess.call(command)
+    code = subprocess.call(["orchestrator", verb, *arguments])
     return DONE if code == PARTIAL else code
+
+
+def _options(words: Sequence[str], names: Sequence[str]) -> list[str]:
+    """The options ``names`` with their values, as far as ``words`` gives them."""
+    values = option_values(words)
+    return [word for flag in map(flag_of, names) if flag in values for word in (flag, values[flag])]
 
 
 def _arguments(command: str) -> list[str]:

@@ -91,6 +91,16 @@ def test_durable(tmp_path: Path, standing: str | None, status_code: int, code: i
     assert commands.asked() == ["status mf --wait --json", *then]
 
 
+@pytest.mark.parametrize("storage", ["--storage /st", "--storage=/st"])
+def test_durable_names_the_addresses_of_its_command(tmp_path: Path, storage: str) -> None:
+    words = f"recommender epochs=2 --tracking none {storage} --experiment e --local --ray-address=ray:1"
+    commands = Commands(tmp_path)
+    commands.answer(json.dumps({"status": "lost", "command": f"orchestrator run {words} --name mf"}), 1, 0)
+    assert commands.durable("mf", "run", *words.split()) == DONE
+    addresses = "--tracking none --experiment e --storage /st --ray-address ray:1"
+    assert commands.asked() == ["status mf --wait --json --storage /st", f"run --resume mf {addresses}"]
+
+
 @pytest.mark.parametrize("state", ["finished", "interrupted"])
 @pytest.mark.parametrize(
     ("recorded", "words", "same"),
