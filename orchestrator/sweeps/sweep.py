@@ -29,7 +29,7 @@ from orchestrator.search.study import Study
 from orchestrator.search.warm_start import PUBLISHED
 from orchestrator.search.winners import WINNER
 from orchestrator.storage import run_lookup
-from orchestrator.storage.records import RunFolder
+from orchestrator.storage.records import SETTLED, RunFolder
 from orchestrator.storage.settings import Settings
 from orchestrator.sweeps import pack_plan
 from orchestrator.sweeps.trial_manager import TrialManager
@@ -96,7 +96,7 @@ def resume(folder: RunFolder, settings: Settings, console: Console, again: Resum
     options = Options(**folder.record["spec"]["options"])
     trusted_spaces.check(spec.workload, settings.home, folder.id, "workload")
     settings = adopt(settings, folder)
-    if folder.status() in ("finished", "partial") and not again.more_trials and not again.retry_failed:
+    if folder.status() in SETTLED and not again.more_trials and not again.retry_failed:
         raise UserError(
             f"{folder.id} has already finished", fix="Add --more-trials N or --retry-failed, or start a new sweep"
         )
@@ -107,16 +107,30 @@ def resume(folder: RunFolder, settings: Settings, console: Console, again: Resum
     spec = _with_trusted_code(spec, folder, settings, again)
     _check_unchanged(folder, spec)
     spec = _with_more(spec, again.more_trials)
+    recorded_spec = spec.model_dump(mode="json")  # with the recorded resources
     resources = preflight.resumed_resources(
         folder.record, spec.resources, again.resources, settings, console.say, local=options.local
     )
     preflight.services(settings, resources, ray=not options.local, workload=spec.workload, register=options.register)
-    folder.acquire()
-    folder.update(spec={**folder.record["spec"], "sweep": spec.model_dump(mode="json")})
-    console.say(f"Resuming {folder.id}: {_ended_trials(folder, spec.search.trials)} trials have ended")
     spec = spec.model_copy(update={"resources": resources})
+    if folder.status() in SETTLED:  # what is refused later ends as failed, without the earlier result
+        _check_start(spec, settings, options)
+    folder.acquire()
+    folder.update(spec={**folder.record["spec"], "sweep": recorded_spec})
+    console.say(f"Resuming {folder.id}: {_ended_trials(folder, spec.search.trials)} trials have ended")
     with folder.guarded():
         return _drive(folder, spec, settings, options, console, again, resuming=True)
+
+
+def _check_start(spec: SweepSpec, settings: Settings, options: Options) -> None:
+    """Check what is otherwise checked once the sweep is held: its dataset, and the cluster. Raises UserError."""
+    elsewhere = bool(settings.ray_address) and not options.local
+    preflight.dataset(spec.workload, warm_start.defaults(spec), settings.data, elsewhere=elsewhere)
+    if elsewhere:
+        from orchestrator.cluster.connection import cluster
+
+        with cluster(settings.ray_address) as nodes:
+            _check_cluster(spec, settings, nodes)
 
 
 def _search_identity(spec: SweepSpec) -> dict[str, Any]:
@@ -281,10 +295,9 @@ def _in_process(spec: SweepSpec, session: Session, study: Study, manager: TrialM
 
 
 def _on_ray(spec: SweepSpec, session: Session, study: Study, manager: TrialManager) -> Winner | None:
-    from orchestrator.cluster.connection import check_fit, cluster, nodes_by_id
+    from orchestrator.cluster.connection import cluster, nodes_by_id
     from orchestrator.cluster.lost_devices import LostDevices
     from orchestrator.cluster.preemption import stop_with_node
-    from orchestrator.cluster.shared_storage import check_storage
 
     folder = session.folder
     settings = session.settings
@@ -292,10 +305,8 @@ def _on_ray(spec: SweepSpec, session: Session, study: Study, manager: TrialManag
         from orchestrator.sweeps import pack as pack_placement  # they load Ray Tune, which takes a second
         from orchestrator.sweeps import tune as placement
 
-        capacities = pack_plan.capacities(spec, check_fit(nodes, spec.resources))
+        capacities = pack_plan.capacities(spec, _check_cluster(spec, settings, nodes))
         session.console.say(_at_once(spec, capacities, nodes))
-        check_storage(settings.storage, settings.start_timeout)
-        _check_shared(spec, settings, len(nodes))
         manager.share(sum(capacities) / len(capacities))
         manager.load.trains_elsewhere(sum(capacities))
         with (
@@ -359,6 +370,17 @@ def _at_once(spec: SweepSpec, capacities: Sequence[int], nodes: Sequence[Node]) 
     why = f" (not {requested}: no more fit)" if fewer else ""
     why = f" (at most {spec.resources.max_gpus} GPUs)" if processes == spec.resources.most else why
     return f"{count} trial{'s' * (count > 1)} at once{together} on {training} node{'s' * (training > 1)}{why}"
+
+
+def _check_cluster(spec: SweepSpec, settings: Settings, nodes: Sequence[Node]) -> int:
+    """Check the connected cluster's size and storage. Returns the number of trials that fit. Raises UserError."""
+    from orchestrator.cluster.connection import check_fit
+    from orchestrator.cluster.shared_storage import check_storage
+
+    fitting = check_fit(nodes, spec.resources)
+    check_storage(settings.storage, settings.start_timeout)
+    _check_shared(spec, settings, len(nodes))
+    return fitting
 
 
 def _check_shared(spec: SweepSpec, settings: Settings, nodes: int) -> None:

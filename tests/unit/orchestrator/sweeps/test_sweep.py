@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -356,6 +357,35 @@ OTHER = '{"momentum": trial.suggest_float("momentum", 0.0, 0.5)}'
 def test_a_finished_sweep_goes_on_only_with_more(sweep: Sweep, resume: Sweep) -> None:
     sweep(trials=2, name="s")
     refused(lambda: resume("s"), "s has already finished", "--more-trials N or --retry-failed")
+
+
+def test_a_refused_resume_leaves_a_finished_sweep_as_it_was(
+    sweep: Sweep, resume: Sweep, monkeypatch: pytest.MonkeyPatch, settings: Settings
+) -> None:
+    """A cluster that is too small, or a dataset that is gone, must not turn it into a failed one without a result."""
+    sweep(trials=2, name="s")
+    folder = run_lookup.find(settings.storage, "s", "sweep")
+    options = {**folder.record["spec"]["options"], "local": False}
+    folder.update(spec={**folder.record["spec"], "options": options})
+    before = dict(folder.record), folder.result()
+    assert before[1]
+    monkeypatch.setattr("orchestrator.cluster.preflight.cluster_gpus", lambda address: 0.0)
+    monkeypatch.setattr("orchestrator.cluster.connection.cluster", lambda address: nullcontext([{"CPU": 2, "GPU": 0}]))
+
+    def refused_again(settings: Settings, why: str) -> None:
+        with pytest.raises(UserError, match=why):
+            sweeps.resume(folder, settings, Console(), ResumeOptions(2, resources={"cpus_per_worker": 64}))
+        assert (folder.record, folder.result()) == before
+        assert run_lookup.find(settings.storage, "s", "sweep").record == before[0]
+
+    settings = replace(settings, ray_address="head:6379")
+    refused_again(settings, "The cluster is too small")
+    monkeypatch.setattr("orchestrator.cluster.preflight.dataset", _gone)
+    refused_again(settings, "The dataset is gone")
+
+
+def _gone(*_: Any, **__: Any) -> None:
+    raise UserError("The dataset is gone")
 
 
 def test_a_smaller_machine_takes_a_sweep_over(sweep: Sweep, resume: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
