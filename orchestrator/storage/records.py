@@ -265,9 +265,12 @@ class RunFolder:
         return "lost" if status == "running" else status
 
     def result(self) -> dict[str, Any]:
-        """The recorded result; empty until the run has one, and while a sweep that had one is continued."""
+        """The recorded result; empty until the run has one, and while a sweep that had one is continued.
+
+        A sweep that fails when it is continued keeps the earlier result until another winner replaces its model.
+        """
         result = self.record.get("result")
-        return dict(result) if result and self.status() in SETTLED else {}
+        return dict(result) if result and self.status() in (*SETTLED, "failed") else {}
 
 
 def create(

@@ -109,6 +109,7 @@ def _prepare_folder(session: Session, number: int, trained: Path) -> int:
     earlier = winners.record_winner(session.folder, number)
     if folder.exists() and winners.holds(session.folder) != number:
         (session.folder.path / HISTORY).write_text("")  # its rows are the winner's
+        session.folder.update(result=None)
         session.discard(folder)
     folder.mkdir(exist_ok=True)
     (folder / winners.MARK).write_text(json.dumps(number))

@@ -29,7 +29,7 @@ from orchestrator.sweeps.trial_manager import TrialManager
 from tests.support import toy
 from tests.support.refusals import refused
 from tests.support.toy import Toy
-from workloads.contract import Objective
+from workloads.contract import Evaluation, Objective
 
 pytestmark = pytest.mark.usefixtures("toy_workload", "no_page")
 
@@ -442,6 +442,27 @@ def test_failed_trials_are_tried_again_and_then_nothing_has_failed(sweep: Sweep,
     assert [row["state"] for row in rows(still)] == ["complete", "fail", "fail", "complete", "fail", "fail"]
     assert (still.exit_code, still.extra["failed"]) == (PARTIAL, 2), "those that were tried again count no more"
     assert [points(still)[n] for n in (4, 5)] == [points(still)[n] for n in (1, 2)]
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_sweep_that_fails_when_it_is_continued_has_its_result_until_another_winner(
+    replaced: bool, sweep: Sweep, resume: Sweep, monkeypatch: pytest.MonkeyPatch, settings: Settings
+) -> None:
+    first = sweep(trials=2, name="s", max_failures=1)
+    train = Toy.train_epoch
+
+    def fails(self: Toy, epoch: int) -> Any:
+        if not replaced or not self.runtime.holdout:  # each trial, or the refit of the new winner
+            raise ValueError("none of it")
+        return train(self, epoch)
+
+    monkeypatch.setattr(Toy, "train_epoch", fails)
+    if replaced:
+        monkeypatch.setattr(Toy, "evaluate", lambda self, split: Evaluation({"error": 0.0}, {}))
+    with pytest.raises(RunFailed):
+        resume("s", more_trials=3)
+    folder = run_lookup.find(settings.storage, "s", "sweep")
+    assert (folder.status(), folder.result()) == ("failed", {} if replaced else first.to_json())
 
 
 def test_a_sweep_whose_trials_all_fail_stops_and_goes_on_when_the_cause_is_gone(
