@@ -103,7 +103,9 @@ def _outcome(details: Any, log: str) -> tuple[str, int | None, str | None]:
         code = DONE if ray_status == "SUCCEEDED" else details.driver_exit_code
     if code is None or code < 0 or (code > 128 and code != INTERRUPTED):  # killed
         started = details.driver_node_id is not None
-        return ("lost" if started else "failed"), FAILED, (details.message or "").strip().partition("\n")[0][:300]
+        message = (details.message or "").strip().partition("\n")[0]
+        # Ray appends the last lines of the log, below a heading at the end of the first line.
+        return ("lost" if started else "failed"), FAILED, message.partition(", last available logs")[0][:300]
     return {DONE: "finished", PARTIAL: "partial", INTERRUPTED: "interrupted"}.get(code, "failed"), code, None
 
 
