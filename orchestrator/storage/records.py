@@ -283,7 +283,10 @@ def create(
     Raises UserError for a name that is in use or not valid, and (exit 3) if the storage cannot be written.
     """
     if name is not None and not NAME.fullmatch(name):
-        raise UserError("The name is not valid", got=repr(name), allowed="letters, digits, . _ - (at most 100)")
+        fix = "The word latest is reserved for the newest run or sweep" if name == "latest" else None
+        raise UserError(
+            "The name is not valid", got=repr(name), allowed="letters, digits, . _ - (at most 100)", fix=fix
+        )
     if name is not None:
         _remove_unrecorded(storage / name)
         if sync_state.has(storage, name) or generations.of_run(storage, name):

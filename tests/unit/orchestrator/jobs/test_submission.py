@@ -117,7 +117,10 @@ def test_the_message_of_a_lost_job_ends_before_the_lines_of_its_log() -> None:
     details: Any = Details({})
     details.status = type("Status", (str,), {"is_terminal": lambda self: True})("FAILED")
     details.driver_exit_code, details.driver_node_id = 137, "node"
-    details.message = "Job entrypoint command failed with exit code 137, last available logs (truncated to 20,000 chars):\nRun r1: toy"
+    details.message = (
+        "Job entrypoint command failed with exit code 137, last available logs (truncated to 20,000 chars):\n"
+        "Run r1: toy"
+    )
     job = read(details)
     assert (job.status, job.message) == ("lost", "Job entrypoint command failed with exit code 137")
 

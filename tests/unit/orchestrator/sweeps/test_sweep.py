@@ -594,7 +594,7 @@ def test_a_sweep_whose_journal_is_gone(sweep: Sweep, resume: Sweep, settings: Se
     ("name", "words"),
     [
         ("s", ("The name s is in use by a sweep. Choose another with --name.",)),
-        ("latest", ("The name is not valid: got 'latest'",)),
+        ("latest", ("The name is not valid: got 'latest'", "The word latest is reserved")),
         ("a/b", ("The name is not valid: got 'a/b'",)),
         ("", ("The name is not valid: got ''",)),
     ],
