@@ -131,21 +131,23 @@ def input_files(name: str, params: Mapping[str, Any]) -> dict[str, str]:
     return digests
 
 
-def batch(params: Mapping[str, Any], resources: Resources, plan: Plan) -> None:
-    """Check that micro-batches and every possible number of workers divide the global ``batch_size``."""
+def batch(params: Mapping[str, Any], resources: Resources, plan: Plan, *, resuming: bool = False) -> None:
+    """Check that micro-batches and every possible number of workers divide ``batch_size``; ``resuming`` it is given."""
     workers = range(resources.least, resources.workers + 1)
     size = params.get("batch_size")
-    parts = math.lcm(*workers) * (1 if plan.accumulate == "auto" else plan.accumulate)
+    accumulate = 1 if plan.accumulate == "auto" else plan.accumulate
+    parts = math.lcm(*workers) * accumulate
     if not isinstance(size, int) or size % parts == 0:
         return
     near = [n for n in (size - size % parts, size + parts - size % parts) if n > 0]
     best = min(near, key=lambda n: abs(n - size))
+    dividing = next((n for n in reversed(workers) if size % (n * accumulate) == 0), 1)
     raise UserError(
         f"batch_size is the global batch and {' to '.join(dict.fromkeys(map(str, (workers[0], workers[-1]))))} "
         f"worker(s) x accumulate={plan.accumulate} do not divide it",
         got=size,
-        allowed=f"a multiple of {parts}",
-        fix=f"Use batch_size={best}",
+        allowed=None if resuming else f"a multiple of {parts}",
+        fix=f"Use --workers {dividing}" if resuming else f"Use batch_size={best}",
     )
 
 

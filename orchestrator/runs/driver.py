@@ -104,7 +104,7 @@ def resume(
     )
     if devices != spec.resources:
         preflight.limits(spec.workload, spec.params, devices, spec.plan)
-        preflight.batch(spec.params, devices, spec.plan)
+        preflight.batch(spec.params, devices, spec.plan, resuming=True)
     preflight.services(settings, devices, ray=not options.local, workload=spec.workload, register=options.register)
     point = _resume_point(folder, spec)
     folder.acquire()

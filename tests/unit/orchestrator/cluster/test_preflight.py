@@ -195,6 +195,16 @@ def test_a_batch_divides_or_the_nearest_that_does_is_named(size: int, workers: i
     check(nearest)
 
 
+@pytest.mark.parametrize(("least", "most", "fits"), [(1, 3, 2), (3, 3, 1), (3, 5, 4)])
+def test_a_resume_is_told_a_number_of_workers_that_divides_the_batch(least: int, most: int, fits: int) -> None:
+    def check(least: int, most: int) -> None:
+        resources = Resources(workers=most, min_workers=least if least < most else None)
+        preflight.batch({"batch_size": 1024}, resources, Plan(), resuming=True)
+
+    refused(lambda: check(least, most), f"do not divide it: got 1024. Use --workers {fits}.")
+    check(fits, fits)
+
+
 def test_parameters_may_refuse_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked = []
 
