@@ -336,12 +336,16 @@ def versions(registry: Any, model: str) -> list[Any]:
     if not all_versions:
         names = [m.name for m in registry.search_registered_models()]
         register = f"Register one: orchestrator run ... --register {model}"
+        if (name := re.split("[@/]", model)[0]) != model:  # an alias or a version in place of a name
+            register = f"Write the name, {name}; promote takes a version with --version"
         if model in names:
             raise UserError(f"{model} has no version", fix=register)
         if not names:
             raise UserError("There is no registered model yet", got=repr(model), fix=register)
         error = unknown("registered model", model, names)
-        raise error if error.fix else UserError(error.what, got=error.got, allowed=error.allowed, fix=register)
+        if error.fix and name == model:
+            raise error
+        raise UserError(error.what, got=error.got, allowed=error.allowed, fix=register)
     return all_versions
 
 

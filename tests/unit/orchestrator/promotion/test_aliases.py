@@ -213,6 +213,8 @@ def test_the_confidence_asked_for_goes_before_the_files(settings: Settings, rec:
         (Request("rec", "the best"), "The alias is not valid: got 'the best'"),
         (Request("rec", ""), "The alias is not valid"),
         (Request("recc", "champion"), "Unknown registered model: got 'recc'; allowed: rec. Did you mean 'rec'"),
+        (Request("rec@champion", "staging"), "Write the name, rec; promote takes a version with --version"),
+        (Request("rec/99", "staging"), "Write the name, rec; promote takes a version with --version"),
         (Request("re'c", "champion"), "Unknown registered model"),
         (Request("images", "champion"), "Unknown registered model: got 'images'; allowed: rec. Register one"),
         (to("7"), "Unknown version of rec: got '7'; allowed: 1"),
