@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import os
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -93,6 +94,7 @@ def command_of(call: Callable[..., Any]) -> Callable[[Callable[[Given, Any, Any]
         def typed(**values: Any) -> None:
             words = values.pop("words")
             as_json = values.pop("as_json")
+            _check_working_directory()
             command(values, words, as_json)
 
         del typed.__wrapped__  # Typer would read the signature of the wrapped function
@@ -101,6 +103,14 @@ def command_of(call: Callable[..., Any]) -> Callable[[Callable[[Given, Any, Any]
         return typed
 
     return decorate
+
+
+def _check_working_directory() -> None:
+    """Raise UserError if the working directory was removed: neither relative paths nor PyTorch work in it."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise UserError("The working directory was removed", fix="Change to another one") from None
 
 
 def _read_as(kind: Any) -> Any:

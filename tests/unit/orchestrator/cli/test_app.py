@@ -54,6 +54,16 @@ def hold(stderr: str, found: int, code: int, *words: str) -> None:
     assert found == code, stderr
 
 
+@pytest.mark.parametrize("line", ["run mine.py:train", RUN, SWEEP, f"plan {RUN}"])
+def test_a_working_directory_that_was_removed(
+    line: str, refused: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    refused(line, 2, "The working directory was removed. Change to another one.")
+
+
 # Words
 
 
