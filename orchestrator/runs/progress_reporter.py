@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +33,7 @@ class ProgressReporter:
         self._session = session
         self._spec = spec
         self._before = before
+        self._selected = selected
         self._refit_epochs = selected.best_epoch if selected else 0
         self._objective, *_ = selected_by = objectives.of(spec.workload, spec.plan)
         self._shown = ("loss", *(f"/{objective.metric}" for objective in selected_by))
@@ -51,16 +52,32 @@ class ProgressReporter:
             value = line.get(f"validation/{self._objective.metric}")
             if value is not None and better(value, self._best, self._objective):
                 self._best = value
-                self._refit_epochs = line["epoch"]
+                if not self._selected:
+                    self._refit_epochs = line["epoch"]
 
-    def rows(self, rows: list[Row]) -> None:
-        if not rows:
-            return
+    def selection(self, rows: Sequence[Row]) -> None:
+        """Pass the rows of a sweep's trial that was selected to the tracker and the history. They are not shown.
+
+        A resume passes them again: the tracker drops the steps that it has, and here the written epochs are skipped.
+        """
+        path = self._session.folder.path
+        written = {line.get("epoch") for line in history.read(path) if not any(n.startswith("refit/") for n in line)}
+        self._log(rows)
+        lines = [line for line in map(_line, rows) if line["epoch"] not in written]
+        history.append(path, lines)
+        self._select(lines)
+
+    def _log(self, rows: Sequence[Row]) -> None:
         if self._session.tracker:
             # Epoch 0 of a later winner is not logged: its step is the last epoch of the earlier one.
             steps = [replace(row, epoch=row.epoch + self._before) for row in rows if row.epoch or not self._before]
             self._session.tracker.log(self._session.folder.id, steps)
-        lines = [{"epoch": row.epoch, "time": row.time, **row.metrics} for row in rows]
+
+    def rows(self, rows: list[Row]) -> None:
+        if not rows:
+            return
+        self._log(rows)
+        lines = list(map(_line, rows))
         history.append(self._session.folder.path, lines)
         self._session.publisher.trained(sum(row.epoch > 0 for row in rows))
         self._select(lines)
@@ -90,3 +107,7 @@ class ProgressReporter:
         """Status of the run. ``usage_log`` gives its device seconds. Thread-safe."""
         best = None if self._best is None else {self._objective.metric: self._best}
         return DriverStatus(self._epoch, self._target, best=best, device_seconds=usage_log.seconds())
+
+
+def _line(row: Row) -> dict[str, Any]:
+    return {"epoch": row.epoch, "time": row.time, **row.metrics}

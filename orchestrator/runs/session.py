@@ -83,15 +83,16 @@ class Result:
     def history(self) -> pandas.DataFrame:
         """The rows of the run, or of a sweep's winner: one for each epoch of the selection, then of the refit.
 
-        There is one column for each metric; those of a refit begin with ``refit/``.
+        There is one column for each metric; those of a refit begin with ``refit/``. A sweep's selection is the winning
+        trial, of several seeds the first one.
         """
         import pandas as pd
 
         rows = history.read(self.folder)
         unique = {
-            (row["epoch"], any(name.startswith("refit/") for name in row)): row for row in rows
+            (any(name.startswith("refit/") for name in row), row["epoch"]): row for row in rows
         }  # a resume repeats its last rows
-        return pd.DataFrame(list(unique.values()))
+        return pd.DataFrame([row for _, row in sorted(unique.items())])
 
     def trials(self) -> pandas.DataFrame:
         """One row per trial of a sweep. Empty for a run."""

@@ -1,11 +1,12 @@
-"""Learning curves of a sweep's trials in a file next to the study: objectives and training loss, one row per epoch.
+"""Learning curves of a sweep's trials in a file next to the study: the metrics of each epoch, one row per epoch.
 
-The study has only the values at rungs, and MLflow may not be reachable.
+The study has only the values at rungs, and MLflow may not be reachable. Values within epochs are not recorded.
 """
 
 from __future__ import annotations
 
 import json
+import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
@@ -15,7 +16,6 @@ from statistics import fmean, stdev
 
 from orchestrator.engine.loop import Row
 from orchestrator.storage import disk
-from workloads.contract import Objective
 
 CURVES = "curves.jsonl"
 
@@ -26,16 +26,15 @@ Curve = list[tuple[int, float]]
 class Curves:
     """Writer of the curves. When the disk is full, only curves are lost."""
 
-    def __init__(self, folder: Path, objectives: Iterable[Objective]) -> None:
+    def __init__(self, folder: Path) -> None:
         self._file = folder / CURVES
-        self._names = [f"validation/{objective.metric}" for objective in objectives] + ["train/loss"]
 
     def add(self, number: int, rows: Iterable[Row], seed: int = 0) -> None:
-        """Write the curves' values of a trial's rows. ``seed`` counts the repeats of one configuration."""
-        lines = []
-        for row in rows:
-            values = {name: row.metrics[name] for name in self._names if name in row.metrics}
-            lines.append(json.dumps({"trial": number, "seed": seed, "epoch": row.epoch, **values}) + "\n")
+        """Write a trial's rows. ``seed`` counts the repeats of one configuration."""
+        lines = [
+            json.dumps({"trial": number, "seed": seed, "epoch": row.epoch, "time": row.time, **row.metrics}) + "\n"
+            for row in rows
+        ]
         with suppress(OSError):
             disk.append_lines(self._file, lines)
 
@@ -50,6 +49,22 @@ def read(folder: Path, name: str) -> dict[tuple[int, int], Curve]:
         with suppress(ValueError, KeyError, TypeError):
             curves[row["trial"], row["seed"]][row["epoch"]] = float(row[name])
     return {key: sorted(curve.items()) for key, curve in curves.items()}
+
+
+def rows(folder: Path, number: int, seed: int = 0) -> list[Row]:
+    """The rows of a trial by epoch. Repeated and damaged lines as in :func:`read`.
+
+    Sweeps of earlier versions recorded no times, which are then those of the call, and only objectives and the training
+    loss.
+    """
+    by_epoch: dict[int, Row] = {}
+    now = time.time()
+    for row in disk.json_lines(folder / CURVES):
+        with suppress(ValueError, KeyError, TypeError):
+            if (row.pop("trial"), row.pop("seed")) == (number, seed):
+                epoch, moment = row.pop("epoch"), row.pop("time", now)
+                by_epoch[epoch] = Row(epoch, moment, {name: float(value) for name, value in row.items()})
+    return [row for _, row in sorted(by_epoch.items())]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
 """The winners of a sweep. A resumed sweep may have another winner, and tests that one too.
 
-A winner's refit and test are logged to the sweep's MLflow run. There each step of a metric is logged once, and MLflow
-shows the value of the highest step. A second winner with the steps of the first would be dropped or hidden, so each
-winner has its own steps: epoch 1 of the first winner is step 1, of the second step ``epochs`` + 1, of the third step
-2 ``epochs`` + 1, with the plan's ``epochs``, which no winner exceeds. The curves follow each other, and the values
+A winner's selection, refit and test are logged to the sweep's MLflow run. There each step of a metric is logged once,
+and MLflow shows the value of the highest step. A second winner with the steps of the first would be dropped or hidden,
+so each winner has its own steps: epoch 1 of the first winner is step 1, of the second step ``epochs`` + 1, of the third
+step 2 ``epochs`` + 1, with the plan's ``epochs``, which no winner exceeds. The curves follow each other, and the values
 shown are those of the last winner.
 """
 

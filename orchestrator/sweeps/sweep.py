@@ -336,6 +336,7 @@ def _train_winner(
     """Select the winner and refit or test it with ``train``. Returns None when it was stopped."""
     winner = select_winner(session, spec, study, manager)
     progress = ProgressReporter(session, winner.spec, winner.before, winner.selected)
+    progress.selection(winner.rows)
     session.console.view(progress.view)
     share(1)
     home = session.folder.path / WINNER

@@ -59,7 +59,7 @@ class TrialManager:
         """Seed runs that hold devices."""
         self._most = 1
         """Most seed runs that ever held devices at once."""
-        self._curves = Curves(session.folder.path, study.objectives)
+        self._curves = Curves(session.folder.path)
         self._charged = spec.resources
         self.refusal: UserError | None = None
         """The error of a trial that every other trial would raise too. It stops the sweep."""

@@ -6,6 +6,7 @@ import json
 import shutil
 import time
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -42,11 +43,13 @@ SHOWN = 15
 class Winner:
     """The winner's spec, and either the selection to refit or the checkpoint to test.
 
-    ``before`` is the MLflow step of its epoch 0 (see :mod:`orchestrator.search.winners`).
+    ``before`` is the MLflow step of its epoch 0 (see :mod:`orchestrator.search.winners`), ``rows`` are those of its
+    trial, of the first seed.
     """
 
     spec: ExperimentSpec
     before: int
+    rows: Sequence[Row]
     selected: Progress | None = None
     checkpoint: Path | None = None
 
@@ -89,15 +92,16 @@ def select_winner(session: Session, spec: SweepSpec, study: Study, manager: Tria
         session.console.say(
             f"Test is opened again: trial {best.number} is model {len(opened) + 1} of this sweep to be evaluated on it"
         )
+    rows = [row for row in curves.rows(session.folder.path, best.number) if row.epoch <= result["epoch"]]
     if not spec.plan.refit:
-        return Winner(winner, before, checkpoint=checkpoint.latest(trained))
+        return Winner(winner, before, rows, checkpoint=checkpoint.latest(trained))
     selected = Progress(
         epoch=result["epoch"],
         best_epoch=result["best_epoch"],
         best_value=result["best_value"],
         best_metrics=result["best_metrics"],
     )
-    return Winner(winner, before, selected)
+    return Winner(winner, before, rows, selected)
 
 
 def _prepare_folder(session: Session, number: int, trained: Path) -> int:

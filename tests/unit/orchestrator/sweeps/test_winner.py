@@ -126,7 +126,9 @@ def test_a_shorter_second_winner_is_whole_in_mlflow(
     assert logged(database, "test/error") == [(EPOCHS, first), (EPOCHS + 2, 0.125)]
     assert shown(database, "test/error") == 0.125
     assert [step for step, _ in logged(database, "refit/loss")] == [1, 2, 3, 4, EPOCHS + 1, EPOCHS + 2]
-    assert second.history()["epoch"].tolist() == [1, 2], "the first winner's rows are none of the second one's"
+    epochs = second.history()["epoch"].tolist()
+    assert epochs == [1, 2, 3, 4, 1, 2], "the first winner's rows are none of the second one's"
+    assert [step for step, _ in logged(database, "validation/error")] == list(range(1, 2 * EPOCHS + 1))
     found, old = tags(database, "s"), settled.extra["best_trial"]
     assert found["orchestrator.untouched"] == "false", "whatever an earlier winner was"
     assert (found["orchestrator.test_opened"], second.extra["test_opened"]) == ("2", 2)
@@ -226,6 +228,34 @@ def test_a_local_sweep_trains_once_mlflow_is_imported(
     )  # fmt: skip
     sweep.sweep(spec, settings, driver.Options(local=True), console(out))
     assert order == ["connected", "trained"]
+
+
+@pytest.mark.parametrize("refit", [False, True])
+def test_a_winner_has_every_epoch_of_its_selection(
+    settings: Settings, database: Path, tmp_path: Path, out: io.StringIO, resume: Callable[..., Result],
+    monkeypatch: pytest.MonkeyPatch, refit: bool,
+) -> None:  # fmt: skip
+    """Its last checkpoint has only the rows of two intervals. A resume that has the same winner doubles nothing."""
+    monkeypatch.setattr("orchestrator.engine.loop.CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr("orchestrator.engine.loop.REPORT_SECONDS", 0.0)
+    (tmp_path / "mine.py").write_text(SPACE)
+    spec = request.sweep(
+        "toy", settings, overrides={"epochs": 9, "refit": refit, "checkpoint_every": 1}, local=True,
+        search={"space": f"{tmp_path / 'mine.py'}:space", "scheduler": "none", "trials": 1},
+    )  # fmt: skip
+    with monkeypatch.context() as patch:
+        patch.setattr(sweep, "finish", lambda *of: (_ for _ in ()).throw(MemoryError("the process is gone")))
+        with pytest.raises(MemoryError):
+            sweep.sweep(spec, settings, driver.Options(local=True, name="s"), console(out))
+    settled = resume()
+    rows = settled.history()
+    every = list(range(1, 10))
+    assert rows["epoch"].tolist() == every + every[: settled.extra["epochs"]] * refit
+    assert rows["validation/error"].notna().tolist() == [True] * 9 + [False] * settled.extra["epochs"] * refit
+    trial = [(step, value) for name, step, value, *_ in metrics(database, "s/0") if name == "validation/error"]
+    assert logged(database, "validation/error") == trial
+    assert [step for step, _ in trial] == every
+    assert [step for step, _ in logged(database, "train/loss")] == every
 
 
 @pytest.mark.parametrize("refit", [False, True])
