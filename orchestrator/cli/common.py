@@ -156,7 +156,7 @@ def write(text: str, file: Path | None) -> None:
         print(text)
         return
     try:
-        file.write_text(f"{text}\n", "utf-8")
+        file.write_text(f"{text}\n", "utf-8", "backslashreplace")
     except OSError as error:
         raise UserError(f"{file} cannot be written", got=error.strerror, fix="Choose another --output") from None
 

@@ -40,4 +40,4 @@ def write_page(folder: RunFolder, rows: Rows, result: Mapping[str, Any]) -> None
     for name in IMAGES:
         if not isinstance(figure := drawn.get(name, ""), str):
             plot_style.png(figure, folder.path / f"{name}.png")
-    (folder.path / PAGE).write_text(run_page.of_sweep(settled, rows, drawn), "utf-8")
+    (folder.path / PAGE).write_text(run_page.of_sweep(settled, rows, drawn), "utf-8", "backslashreplace")

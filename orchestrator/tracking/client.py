@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from orchestrator.errors import one_line, restore_experiment
 from orchestrator.tracking import artifact_stores, store
-from orchestrator.tracking.names import fitting, fitting_param, fitting_tag
+from orchestrator.tracking.names import encodable, fitting, fitting_param, fitting_tag
 
 End = Literal["FINISHED", "FAILED", "KILLED"]
 
@@ -86,6 +86,7 @@ class Client:
         self._refusal = MlflowException
         self._answer = RestException if uri.startswith("http") else MlflowException
         self._client = MlflowClient(uri, uri)
+        experiment = encodable(experiment)
         existing = self._client.get_experiment_by_name(experiment)
         if existing is None:
             location = str(artifacts / fitting(experiment)) if artifacts else None
@@ -123,7 +124,9 @@ class Client:
         tags = {key: fitting_tag(value) for key, value in tags.items()}
         if parent:
             tags["mlflow.parentRunId"] = parent
-        run = self._call(self._client.create_run, self.experiment, start_time=moment, tags=tags, run_name=name)
+        run = self._call(
+            self._client.create_run, self.experiment, start_time=moment, tags=tags, run_name=encodable(name)
+        )
         return str(run.info.run_id)
 
     def reopen(self, run: str) -> None:
@@ -150,7 +153,8 @@ class Client:
 
     def input(self, run: str, dataset: Mapping[str, str]) -> None:
         """Log the training dataset: ``name``, ``digest`` (at most 36 characters), ``source``, ``profile``."""
-        entity = self._entities.Dataset(source_type="local", **dataset)
+        texts = {key: encodable(text) for key, text in dataset.items()}
+        entity = self._entities.Dataset(source_type="local", **texts)
         context = self._entities.InputTag("mlflow.data.context", "training")
         self._call(self._client.log_inputs, run, datasets=[self._entities.DatasetInput(entity, [context])])
 
@@ -171,7 +175,11 @@ class Client:
     def _call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         try:
             return method(*args, **kwargs)
+        except UnicodeEncodeError as error:
+            raise Refused(one_line(error)) from None
         except self._refusal as error:
+            if isinstance(error.__context__, UnicodeEncodeError):  # of a database; MLflow's code is that of an outage
+                raise Refused(one_line(error)) from None
             is_gateways = not isinstance(error, self._answer)
             if is_gateways and "failed with error code 413 " in error.message:  # MLflow has no code for it
                 raise Refused(one_line(error)) from None

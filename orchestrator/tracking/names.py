@@ -44,6 +44,11 @@ def fitting(name: str) -> str:
     return clean if len(clean) <= MAX_NAME else _marked(clean, name)
 
 
+def encodable(text: str) -> str:
+    """Text that UTF-8 can encode: lone surrogates, as of an argument that could not be decoded, are written out."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def fitting_param(value: str) -> str:
     """A parameter's value, truncated with a note at MLflow's limit; MLflow would truncate it silently."""
     return _cut(value, MAX_PARAM, "... (whole value in spec.json)")
@@ -55,10 +60,11 @@ def fitting_tag(value: str) -> str:
 
 
 def _cut(value: str, limit: int, note: str) -> str:
+    value = encodable(value)
     return value if len(value) <= limit else value[: limit - len(note)] + note
 
 
 def _marked(theirs: str, ours: str) -> str:
     """``theirs`` made unique by a digest of our name."""
-    mark = "-" + hashlib.sha256(ours.encode()).hexdigest()[:8]
+    mark = "-" + hashlib.sha256(encodable(ours).encode()).hexdigest()[:8]
     return theirs[: MAX_NAME - len(mark)] + mark

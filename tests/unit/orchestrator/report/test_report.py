@@ -10,6 +10,7 @@ import pytest
 from matplotlib.figure import Figure
 from optuna.trial import create_trial
 
+from orchestrator.cli.common import write
 from orchestrator.engine.loop import Row
 from orchestrator.report import comparison_output, figures, html, listing, plots, report, run_page, trials
 from orchestrator.runs import plot_style
@@ -280,6 +281,15 @@ def test_a_settled_sweep_gets_its_files(five: RunFolder) -> None:
         kept = [re.sub(r"\bp[0-9a-f]{10}\b|-?\d+\.\d+", "", svg) for svg in (one, other)]
         assert kept[0] == kept[1]
     assert images | {report.PAGE, "trials.csv", "trials.json"} <= set(report.FILES)
+
+
+def test_a_record_that_is_not_utf_8_has_a_page(five: RunFolder, tmp_path: Path) -> None:
+    """Of a run of an earlier version, which took such text."""
+    five.update(user="a\udcff")
+    report.write_page(five, [], five.record["result"])
+    assert "a\\udcff" in (five.path / report.PAGE).read_text("utf-8")
+    write("a\udcff", tmp_path / "page")
+    assert (tmp_path / "page").read_text("utf-8") == "a\\udcff\n"
 
 
 def test_a_runs_page_has_its_curve(tmp_path: Path) -> None:

@@ -64,6 +64,20 @@ def test_an_answer(status: int, body: object, error: type[Exception], client: Cl
     assert isinstance(caught.value, Doubtful) == (error is Doubtful)
 
 
+def test_an_experiment_of_an_earlier_version_that_is_not_utf_8(database: Path, tmp_path: Path) -> None:
+    client = Client(f"sqlite:///{database}", "a\udcff", tmp_path)
+    assert client._client.get_experiment(client.experiment).name == "a\\udcff"
+
+
+def test_text_that_no_encoding_has_is_refused(client: Client) -> None:
+    """Whether the client raises it, or MLflow's, which calls it an internal error."""
+    run = client.create("r", {}, None, 0)
+    with pytest.raises(Refused, match="surrogates not allowed"):
+        client._call(client._client.set_tag, run, "born", "a\udcff")
+    with pytest.raises(Refused, match="surrogates not allowed"):
+        client._call(lambda: "a\udcff".encode())
+
+
 def test_what_mlflows_client_rejects_itself(client: Client) -> None:
     with pytest.raises(Refused, match="Invalid value"):
         client._call(_validate_metric_name, "a?b")

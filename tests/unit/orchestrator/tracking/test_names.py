@@ -108,6 +108,22 @@ def test_long_values_are_cut_visibly(open_tracker: Callable[..., Tracker], datab
     assert found["later"].endswith("t... (cut, 9000 characters)")
 
 
+def test_text_that_is_not_utf_8_is_written_out(open_tracker: Callable[..., Tracker], database: Path) -> None:
+    """It would have MLflow answer as in an outage, and nothing behind it would be sent."""
+    odd = "a\udcff"
+    tracker = open_tracker()
+    tracker.start(OWNER, odd, params={"note": odd, odd: 1}, tags={"born": odd})
+    tracker.input(OWNER, {"name": odd, "digest": "d", "source": odd})
+    tracker.log(OWNER, [Row(1, 1.7e9, {odd: 0.5})])
+    tracker.tag(OWNER, {"later": odd})
+    assert tracker.flush(timeout=HANG_SECONDS)
+    assert "refused" not in str(tracker.close())
+    assert query(database, "select name from runs") == [("a\\udcff",)]
+    assert dict(query(database, "select key, value from params")) == {"note": "a\\udcff", "a_": "1"}
+    assert (tags(database)["born"], tags(database)["later"]) == ("a\\udcff", "a\\udcff")
+    assert metrics(database) == [("a_", 1, 0.5, 1_700_000_000_000)]
+
+
 def test_more_parameters_than_a_request_takes(open_tracker: Callable[..., Tracker], database: Path) -> None:
     tracker = open_tracker()
     many = {f"p{number:03d}": "ü" * 5900 for number in range(250)}
