@@ -25,7 +25,7 @@ from orchestrator.config.options import (
     resumable,
     resume_takes,
 )
-from orchestrator.errors import UserError, resume_conflict
+from orchestrator.errors import UserError, check_text, resume_conflict
 
 if TYPE_CHECKING:
     from orchestrator.config.spec import ExperimentSpec, SweepSpec
@@ -133,6 +133,7 @@ def load_model(reference: str, *, tracking: str | None = None) -> Any:
     from orchestrator.registry import versions
     from orchestrator.storage.settings import resolve
 
+    check_text("An argument", reference)
     settings = resolve({"tracking": tracking})
     return registry.load(settings, versions.resolve(settings, reference))
 

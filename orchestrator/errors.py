@@ -6,6 +6,7 @@ import difflib
 import importlib.util
 import re
 from collections.abc import Iterable, Mapping
+from os import PathLike
 
 DONE, FAILED, USAGE, UNAVAILABLE, PARTIAL, REFUSED, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
 
@@ -128,6 +129,24 @@ def one_line(error: BaseException) -> str:
         return "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
     lines = (line.strip() for line in str(error).splitlines())
     return mask(next((line for line in lines if line), "no message"))
+
+
+def check_text(what: str, value: object) -> None:
+    """Raise UserError if text in ``value``, also in a collection, is not UTF-8: MLflow and the pages need it.
+
+    Python decodes such bytes of a command line or a path to lone surrogates.
+    """
+    match value:
+        case str() | PathLike():
+            try:
+                str(value).encode()
+            except UnicodeEncodeError:
+                raise UserError(f"{what} is not UTF-8", got=repr(str(value)), fix="Write it in UTF-8") from None
+        case Mapping():
+            check_text(what, [*value.keys(), *value.values()])
+        case list() | tuple() | set():
+            for each in value:
+                check_text(what, each)
 
 
 def mask(text: str) -> str:

@@ -12,6 +12,7 @@ import typer
 
 from orchestrator.cli import models, reproduction, results, services, storage, training
 from orchestrator.cli.exit_codes import guarded
+from orchestrator.errors import check_text
 
 app = typer.Typer(
     name="orchestrator",
@@ -50,7 +51,12 @@ def _command() -> Callable[..., Any]:
 
 def run(words: Sequence[str] | None = None) -> int:
     """Run a verb (default: the command line of this process), print an error as one sentence, return the exit code."""
-    return guarded(lambda: _command()(words, standalone_mode=False))
+
+    def verb() -> Any:
+        check_text("A word of the command line", list(sys.argv[1:] if words is None else words))
+        return _command()(words, standalone_mode=False)
+
+    return guarded(verb)
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Concatenate, ParamSpec, TypeAlias, TypeVar, g
 import typer
 
 from orchestrator.config.user_code import is_named
-from orchestrator.errors import UserError, nearest, unknown
+from orchestrator.errors import UserError, check_text, nearest, unknown
 
 OPTIONS: dict[str, Mapping[str, inspect.Parameter]] = {}
 """The options of each call of the interface by name, such as ``run``; see :func:`collects_arguments`."""
@@ -163,6 +163,7 @@ def collects_arguments(call: Callable[Concatenate[Given, P], R]) -> Callable[P, 
     @functools.wraps(call)
     def collected(*args: P.args, **kwargs: P.kwargs) -> R:
         bound = shown.bind(*args, **kwargs)
+        check_text("An argument", bound.arguments)
         options = OPTIONS[call.__name__]
         given = {name: value for name, value in bound.arguments.items() if name in options}
         bound.arguments |= {name: _converted(name, options[name], value) for name, value in given.items()}

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError, create_model
 
-from orchestrator.errors import UserError, nearest, unknown
+from orchestrator.errors import UserError, check_text, nearest, unknown
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -51,6 +51,7 @@ def read_yaml(file: Path) -> Document:
         lines: dict[str, int] = {}
         if isinstance(values, dict):
             _lines(node, "", lines, file)
+            check_text(f"A text in {file}", values)
     except RecursionError:
         raise UserError(f"{file} is nested too deeply, or a part holds itself") from None
     except yaml.YAMLError as error:
@@ -105,6 +106,7 @@ def read_overrides(words: Iterable[str]) -> dict[str, Any]:
         if key in result:
             raise _twice(key, result[key], value)
         result[key] = _parse(value)
+        check_text(f"The value of {key}", result[key])  # JSON can escape what is not UTF-8
     return result
 
 

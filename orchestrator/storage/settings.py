@@ -11,7 +11,7 @@ from typing import Literal
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from orchestrator.config import user_code
-from orchestrator.errors import UserError, mask, unknown
+from orchestrator.errors import UserError, check_text, mask, unknown
 from orchestrator.provenance import private_files
 from orchestrator.storage import notifications, prices, remote
 from orchestrator.storage.prices import Prices
@@ -36,6 +36,9 @@ NAMES: dict[str, tuple[str, str]] = {
     "prices": ("ORCHESTRATOR_PRICES", "price of a device hour, such as gpu=2.50,cpu=0.04, or EUR gpu=2.50"),
     "notify": ("ORCHESTRATOR_NOTIFY", "webhook, or 'cmd: PROGRAM WORDS', notified of starts, ends and gates"),
 }
+
+ADDRESSES = ("tracking", "experiment", "ray_address")
+"""Settings that are sent as text. Paths of other settings may be in any encoding, and a webhook is not shown."""
 
 INTEGERS = ("priority", "collective_timeout", "start_timeout")
 """Settings that may be numbers in the file; the others are text."""
@@ -99,6 +102,8 @@ def resolve(flags: Mapping[str, str | None] | None = None) -> Settings:
         ):
             if value is not None:
                 sources[name] = source  # type: ignore[assignment]
+                if name in ADDRESSES:
+                    check_text(f"The setting {name}", value)
                 return value
         sources[name] = "default"
         return default

@@ -168,3 +168,11 @@ def test_errors_speak_of_keywords(toy_workload: str) -> None:
     refused(lambda: api.sweep(**HERE), "No workload is given. sweep(WORKLOAD, ...), or config=FILE.")
     refused(lambda: api.run(toy_workload, ray_address="auto", **HERE), "A local run uses no Ray", "Set local=False")
     refused(lambda: api.sweep(toy_workload, retry_failed=True, **HERE), "Name it with resume=ID")
+
+
+def test_text_that_is_not_utf_8(toy_workload: str) -> None:
+    words = ("An argument is not UTF-8: got 'a\\udcff'. Write it in UTF-8.",)
+    refused(lambda: api.run(toy_workload, note="a\udcff", **HERE), *words)
+    refused(lambda: api.run(toy_workload, register="a\udcff", **HERE), *words)
+    refused(lambda: api.sweep(toy_workload, warm_start=["a\udcff"], space=f"{SPACES}:space", **HERE), *words)
+    refused(lambda: api.load_model("a\udcff/1"), *("An argument is not UTF-8: got 'a\\udcff/1'",))

@@ -201,6 +201,39 @@ def test_arguments(
     assert not (tmp_path / "home" / "storage").exists() or not list((tmp_path / "home" / "storage").iterdir())
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["run", "recommender", "note=a\udcffb"],
+        ["run", "recommender", "--register", "a\udcffb"],
+        ["sweep", "recommender", "--experiment", "a\udcffb"],
+        ["logs", "a\udcffb"],
+    ],
+)
+def test_a_word_that_is_not_utf_8(words: list[str], refused: Callable[..., str], home: Path) -> None:
+    """Python gives bytes that it cannot decode as lone surrogates, which neither MLflow nor a page takes."""
+    refused(words, 2, f"A word of the command line is not UTF-8: got {words[-1]!r}. Write it in UTF-8.")
+    assert not (home / "storage").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["run", "recommender", 'note=["\\udcff"]'], "The value of note is not UTF-8: got '\\udcff'"),
+        (["run", "recommender", "--config", "exp.yaml"], "A text in exp.yaml is not UTF-8: got 'a\\udcff'"),
+        (["run", "recommender"], "The setting experiment is not UTF-8: got 'a\\udcff'"),
+    ],
+)
+def test_a_text_that_is_not_utf_8(
+    words: list[str], says: str, refused: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("exp.yaml").write_text('workload: recommender\nparams: {note: "a\\udcff"}\n')
+    if len(words) == 2:
+        monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "a\udcff")
+    refused(words, 2, says)
+
+
 # Files
 
 
