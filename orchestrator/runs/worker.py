@@ -140,8 +140,9 @@ def reports(
 
     ``resume`` is a checkpoint to start from when the folder has none, ``selected`` a selection that only needs its
     refit. ``look`` is recorded before the test split is evaluated. ``split`` is called with each new number of
-    micro-batches. When ``stop`` ends it, there is a checkpoint to
-    continue from and no outcome. A run that diverges reports its remaining rows before the error.
+    micro-batches. ``stop`` is called after each epoch, and before the first one of a resume. When it ends the
+    experiment, there is a checkpoint to continue from and no outcome. A run that diverges reports its remaining rows
+    before the error.
     """
     if outcome_of(folder):
         return
@@ -160,6 +161,8 @@ def reports(
             folder=folder,
         )
         start = start_point.state(spec, folder, checkpoint.latest(folder / "checkpoints") or resume)
+        if start is not None and stop():  # asked for while it started: nothing new is to be saved
+            return
         try:
             with CheckpointWriter(folder / "checkpoints", CHECKPOINTS_KEPT) as writer:
                 for report in work.stream(start, selected):

@@ -21,8 +21,8 @@ from workloads.contract import Metrics
 RUN = {"tracking": "none", "epochs": 6, "refit": True, "name": "r1"}
 
 
-def interrupted(workload: str | None, after: int, monkeypatch: pytest.MonkeyPatch, **given: object) -> None:
-    """Start or resume a run and stop it after ``after`` further epochs."""
+def interrupted(workload: str | None, after: int, monkeypatch: pytest.MonkeyPatch, **given: object) -> list[int]:
+    """Start or resume a run and stop it after ``after`` further epochs. Returns the epochs that it trained."""
     trained = []
     train = Toy.train_epoch
 
@@ -35,6 +35,7 @@ def interrupted(workload: str | None, after: int, monkeypatch: pytest.MonkeyPatc
         patch.setattr(Interrupts, "stop_requested", lambda interrupts: len(trained) >= after)
         with pytest.raises(Interrupted):
             api.run(workload, **given)  # type: ignore[arg-type]
+    return trained
 
 
 def test_the_first_record_has_what_a_resume_goes_by(
@@ -68,6 +69,15 @@ def test_a_resume_says_where_it_continues(
     out = capsys.readouterr().out
     assert "Resuming r1 from its checkpoint at refit epoch 1 of 3" in out
     assert f"({result.extra['epochs']} epochs, refitted on train + validation)" in out
+
+
+def test_a_resume_that_is_stopped_while_it_starts_trains_nothing(
+    toy_workload: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert interrupted(toy_workload, 2, monkeypatch, **RUN) == [1, 2]
+    assert interrupted(None, 0, monkeypatch, resume="r1", tracking="none") == []
+    result = api.run(resume="r1", tracking="none")
+    assert result.history()["epoch"].tolist()[:6] == [1, 2, 3, 4, 5, 6]
 
 
 def test_a_smaller_machine_takes_a_run_over(
