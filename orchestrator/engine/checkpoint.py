@@ -150,6 +150,15 @@ def read(folder: Path, identity: Mapping[str, str] | None = None) -> Checkpoint:
         raise UserError(f"The checkpoint {folder} is damaged: it was not written as one", fix=FIX) from None
 
 
+def progress(folder: Path) -> dict[str, Any]:
+    """The progress that a checkpoint states, which is not verified. Its tensors are not read. Empty without it."""
+    try:
+        items = json.loads((folder / META).read_text())["state"]["$items"]
+        return dict(put_tensors(dict(items)["progress"], {}))
+    except (OSError, *MALFORMED):
+        return {}
+
+
 def latest(folder: Path) -> Path | None:
     """The newest valid checkpoint in ``folder``, or None when there is none.
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.config import objectives
 from orchestrator.config.spec import ExperimentSpec
 from orchestrator.engine.loop import Progress, Row, better
+from orchestrator.runs import start_point
 from orchestrator.runs.driver_status import DriverStatus
 from orchestrator.runs.live_view import run_view
 from orchestrator.runs.session import Session
@@ -43,7 +44,7 @@ class ProgressReporter:
         self._values: Mapping[str, float] = {}
         self._first = (time.monotonic(), 0)
         """When the first epoch of this unit ended, and its number."""
-        self._best: float | None = None
+        self._best = start_point.progress(spec, session.folder.path).best_value
         self._select(history.read(session.folder.path))  # of a run that is resumed
 
     def _select(self, lines: Iterable[Mapping[str, Any]]) -> None:

@@ -221,6 +221,12 @@ def state(spec: ExperimentSpec, folder: Path, latest: Path | None) -> Checkpoint
     return checkpoint.read(_here(folder, _STATE, checkpoint.META)) if spec.origin else None
 
 
+def progress(spec: ExperimentSpec, folder: Path) -> Progress:
+    """The progress that a run goes on from with ``--from``. ``folder`` is the run's folder."""
+    stated = checkpoint.progress(folder / FOLDER / _STATE) if spec.origin else {}
+    return Progress.from_json(stated)
+
+
 def tags(spec: ExperimentSpec | SweepSpec) -> dict[str, str]:
     """What the run starts from, as tags of its MLflow run."""
     named = {"orchestrator.init": spec.plan.init, "orchestrator.from": spec.origin}

@@ -8,6 +8,7 @@ import shutil
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,9 +20,11 @@ from orchestrator.config.plan import Plan
 from orchestrator.config.spec import ExperimentSpec
 from orchestrator.engine import loop
 from orchestrator.runs import start_point, worker
+from orchestrator.runs.progress_reporter import ProgressReporter
 from orchestrator.runs.session import Result
 from orchestrator.storage import records, remote, run_lookup
 from orchestrator.storage.settings import resolve
+from orchestrator.storage.usage_log import UsageLog
 from tests.support.commands import typed
 from tests.support.refusals import refused
 from tests.support.toy import Toy
@@ -69,6 +72,9 @@ def test_a_run_goes_on_for_longer_as_if_it_had_never_ended(
     if not refit:  # the best epoch, 3, is the first run's
         assert longer.metrics == whole.metrics
         assert longer.extra["epochs"] == 3
+        session = SimpleNamespace(folder=SimpleNamespace(path=longer.folder))
+        status = ProgressReporter(session, spec).current_status(UsageLog(longer.folder))  # type: ignore[arg-type]
+        assert status.best == {"error": whole.metrics["validation/error"]}
 
 
 def test_a_fork_has_its_own_settings_and_a_command_that_repeats_it(run: Run, home: Path) -> None:
