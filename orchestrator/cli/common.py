@@ -6,7 +6,8 @@ import functools
 import inspect
 import json
 import os
-from collections.abc import Callable, Sequence
+import shlex
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -138,8 +139,9 @@ def show_result(result: Result, as_json: bool) -> None:
         console.say("Next:")
         console.say("  orchestrator ui                      # the runs, in MLflow")
         if result.extra.get("registered_version"):  # its name is in the record
-            name = records.open_folder(result.folder).record["spec"]["options"]["register"]
-            console.say(f"  orchestrator promote {name} --to champion")
+            record = records.open_folder(result.folder).record
+            name = record["spec"]["options"]["register"]
+            console.say(f"  orchestrator promote {shlex.quote(name)} --to champion{_tracking_option(record)}")
     raise typer.Exit(result.exit_code)
 
 
@@ -148,6 +150,13 @@ def finish(report: Any, code: int, as_json: bool) -> None:
     if as_json:
         print(json.dumps(report), flush=True)
     raise typer.Exit(code)
+
+
+def _tracking_option(record: Mapping[str, Any]) -> str:
+    """The option of a run's tracking store, as far as it differs from the one here; a password is left to the user."""
+    there = record.get("tracking")
+    differs = there and "***" not in there and there != resolved().recorded()["tracking"]
+    return f" --tracking {shlex.quote(there)}" if there and differs else ""
 
 
 def write(text: str, file: Path | None) -> None:

@@ -6,7 +6,6 @@ import ast
 import errno
 import os
 import re
-import shlex
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -53,8 +52,7 @@ def _ended(error: BaseException) -> int:
         case UserError():
             return _say(f"error: {error}", error.code)
         case Interrupted():
-            # The whole command line, as of a reproduction, has it.
-            return _say(f"{error}{'' if '--storage' in error.resume else _storage_option()}", INTERRUPTED)
+            return _say(str(error), INTERRUPTED)
         case RunFailed():
             return _say(f"failed: {error}", FAILED)
         case typer.Abort() | KeyboardInterrupt():
@@ -92,14 +90,6 @@ def _interrupted() -> int:
     if any(word.partition("=")[0] == "--resume" for word in sys.argv):
         return _say(f"Interrupted before the {sys.argv[1]} was continued. It can still be resumed.", INTERRUPTED)
     return _say(f"Interrupted before the {sys.argv[1]} was recorded; there is nothing to resume.", INTERRUPTED)
-
-
-def _storage_option() -> str:
-    """The ``--storage`` of the command line, for the command that continues it."""
-    from orchestrator.config.parsing import option_values  # loaded by whatever was interrupted
-
-    given = option_values(sys.argv).get("--storage")
-    return f" --storage {shlex.quote(given)}" if given else ""
 
 
 def _submittable() -> bool:

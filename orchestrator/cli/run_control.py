@@ -19,7 +19,7 @@ from orchestrator.console import show
 from orchestrator.errors import DONE, FAILED, USAGE, UserError, nearest
 from orchestrator.report import listing
 from orchestrator.runs import driver_status
-from orchestrator.storage import disk, records, remote, run_lookup
+from orchestrator.storage import commands, disk, records, remote, run_lookup
 from orchestrator.storage.records import RunFolder
 from orchestrator.storage.settings import Settings
 
@@ -194,7 +194,7 @@ def _run(folder: RunFolder) -> dict[str, Any]:
         "command": record["command"],
         "progress": disk.last_line(folder.log) if state == "running" else _last_epoch(folder, state),
         "log": str(folder.log),
-        "resume": f"orchestrator {record['kind']} --resume {folder.id}" if resumable else None,
+        "resume": commands.for_run(folder.path, f"{record['kind']} --resume") if resumable else None,
     }
 
 
@@ -258,7 +258,10 @@ def _stop_run(folder: RunFolder) -> None:
         print(f"Nothing to stop: {folder.id} is {values['status']}.{resume}")
         return
     folder.stop()
-    print(f"{folder.id} stops at the end of this epoch and saves. See: orchestrator status --wait {folder.id}")
+    print(
+        f"{folder.id} stops at the end of this epoch and saves. See: {commands.for_run(folder.path, 'status --wait')}"
+    )
     if (host := folder.record.get("host")) != socket.gethostname() and not remote.location_of(folder.path):
         print(f"It runs on {host} and stops when it finds {folder.stop_file}, which must be on shared storage.")
-    print(f"Continue with: orchestrator {folder.record['kind']} --resume {folder.id}")
+    again = commands.for_run(folder.path, f"{folder.record['kind']} --resume")
+    print(f"Continue with: {again}")

@@ -17,7 +17,7 @@ from orchestrator.search import recorded
 from orchestrator.search.progress import search_progress, target
 from orchestrator.search.ranking import ranked
 from orchestrator.search.selection import Estimate
-from orchestrator.storage import run_lookup
+from orchestrator.storage import commands, run_lookup
 from orchestrator.storage.names import TRIALS
 from orchestrator.storage.records import SETTLED, Kind, RunFolder
 from orchestrator.storage.settings import Settings
@@ -64,7 +64,9 @@ def best(folder: RunFolder, top: int) -> list[dict[str, Any]]:
     winner = trials.best(folder, all_trials, objectives[0], selection)
     if winner is None or selection is None:
         needed = " that meets its constraints" if any(trial.constraints for trial in all_trials) else ""
-        raise UserError(f"{folder.id} has no complete trial{needed}", fix=f"See: orchestrator status {folder.id}")
+        raise UserError(
+            f"{folder.id} has no complete trial{needed}", fix=f"See: {commands.for_run(folder.path, 'status')}"
+        )
     estimates = {one.trial: (order, one) for order, one in enumerate(selection.estimates)}
     others = [trial for trial in ranked(all_trials, objectives[0]) if trial.number != winner.number]
     others.sort(key=lambda trial: estimates[trial.number][0] if estimates else 0)

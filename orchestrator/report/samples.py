@@ -17,6 +17,7 @@ from orchestrator.report import trials
 from orchestrator.search import recorded, unit_values, winners
 from orchestrator.search.ranking import REPEAT, ranked, repeats
 from orchestrator.search.unit_values import UnitValues
+from orchestrator.storage import commands
 from orchestrator.storage.names import TEST_UNITS, VALIDATION_UNITS
 from orchestrator.storage.records import SETTLED, RunFolder
 from workloads.contract import Objective, Split
@@ -73,7 +74,7 @@ def entries(folder: RunFolder, split: Split, *, every: bool) -> list[Sample]:
         return [_run(folder, split)]
     samples = list(_trials(folder) if every and split == "validation" else _winner(folder, split))
     if not samples:
-        raise UserError(f"{folder.id} has no complete trial", fix=f"See: orchestrator status {folder.id}")
+        raise UserError(f"{folder.id} has no complete trial", fix=f"See: {commands.for_run(folder.path, 'status')}")
     return samples
 
 

@@ -19,7 +19,7 @@ from orchestrator.errors import Interrupted
 from orchestrator.provenance.record import recorded_environment
 from orchestrator.runs import driver
 from orchestrator.search.journal import JOURNAL
-from orchestrator.storage import generations, run_lookup
+from orchestrator.storage import commands, generations, run_lookup
 from orchestrator.storage.object_sync import STOP
 from orchestrator.storage.records import RunFolder
 from orchestrator.storage.settings import Settings
@@ -73,7 +73,7 @@ def _stopped_in_time(name: str, settings: Settings) -> Iterator[None]:
         yield
         return
     if time.monotonic() >= moment:
-        raise Interrupted(f"orchestrator status {name}")
+        raise Interrupted(commands.for_run(settings.storage / name, "status"))
     over = threading.Event()
 
     def stop() -> None:
@@ -126,7 +126,7 @@ def run(spec: ExperimentSpec | SweepSpec, settings: Settings, local: bool, about
         else:
             result = driver.run(spec, settings, driver.Options(local=local, name=name, keep="none"), console)
     if (result.folder / STOP).exists():  # the stop was requested too late to interrupt this run
-        raise Interrupted(f"orchestrator status {name}")
+        raise Interrupted(commands.for_run(settings.storage / name, "status"))
     return Done(result.folder, result.to_json(), reused=False)
 
 

@@ -84,11 +84,9 @@ def _start(spec: ExperimentSpec | SweepSpec) -> str:
     return f" {start}." if start else ""
 
 
-def unfinished(summary: str, state: str, kind: str, run_id: str) -> str:
-    """Description of an unfinished run or sweep. ``state``: a sentence; ``kind``: the verb that resumes it."""
-    return "\n\n".join(
-        filter(None, [summary, state, "To continue:", _code([f"orchestrator {kind} --resume {run_id}"])])
-    )
+def unfinished(summary: str, state: str, again: str) -> str:
+    """Description of an unfinished run or sweep. ``state``: a sentence; ``again``: the command that resumes it."""
+    return "\n\n".join(filter(None, [summary, state, "To continue:", _code([again])]))
 
 
 def of_run(run_id: str, spec: ExperimentSpec, folder: Path, register: str | None) -> str:

@@ -29,6 +29,7 @@ from orchestrator.runs.train import (
     result,
     start,
 )
+from orchestrator.storage import commands
 from orchestrator.storage.disk import check_writable
 from orchestrator.storage.names import TRAIN
 from orchestrator.storage.object_sync import download
@@ -217,7 +218,7 @@ def _patience(session: Session, begun: bool, devices: LostDevices | None) -> Cal
             raise RunFailed(
                 session.folder.id,
                 f"its workers were lost and no replacement started within {duration(LOST_SECONDS)}; continue with "
-                f"orchestrator {session.folder.record['kind']} --resume {session.folder.id}",
+                + commands.for_run(session.folder.path, f"{session.folder.record['kind']} --resume"),
                 str(session.folder.log),
             )
         return not session.interrupts.stop_requested()

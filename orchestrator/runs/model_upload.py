@@ -19,7 +19,7 @@ from orchestrator.registry import models as registry
 from orchestrator.registry.models import Logged
 from orchestrator.registry.servable import DATA_FILES
 from orchestrator.runs.session import Session, adopt, open_tracker
-from orchestrator.storage import remote, sync_state
+from orchestrator.storage import commands, remote, sync_state
 from orchestrator.storage.names import SEALED, TABLES
 from orchestrator.storage.records import RunFolder
 from orchestrator.storage.settings import Settings
@@ -55,14 +55,14 @@ def deliver(session: Session, outcome: Path, register: str | None) -> Logged | N
     try:
         logged = _log(session.settings, run_id, outcome, register)
     except registry.Unservable as error:
-        again = f"orchestrator {folder.record['kind']} --resume {folder.id}"
+        again = commands.for_run(folder.path, f"{folder.record['kind']} --resume")
         raise UserError(
             f"The model cannot be logged, its predictor fails on its own example: {one_line(error)}",
             fix=f"It is kept; mend the predictor and go on with: {again}", code=FAILED,
         ) from error  # fmt: skip
     except trouble as error:
         cause = one_line(error)
-        later = f"orchestrator sync {folder.id}"
+        later = commands.for_run(folder.path, "sync")
         if register and isinstance(error, UntrustedModel):
             raise
         if register and registry.refused(error):

@@ -28,7 +28,7 @@ from orchestrator.provenance import private_files
 from orchestrator.provenance import record as provenance
 from orchestrator.registry import servable, versions
 from orchestrator.search.winners import WINNER
-from orchestrator.storage import disk, remote, run_lookup
+from orchestrator.storage import commands, disk, remote, run_lookup
 from orchestrator.storage.names import OUTCOME, TRAIN
 from orchestrator.storage.object_sync import download
 from orchestrator.storage.records import RunFolder
@@ -291,7 +291,7 @@ def _from_run(settings: Settings, workload: str, name: str, target: Path) -> str
     outcome = folder.path / WINNER if folder.record["kind"] == "sweep" else folder.path
     if not (outcome / OUTCOME).exists():
         raise UserError(
-            f"{folder.id} has no model yet", got=f"init={name}", fix=f"See: orchestrator status {folder.id}"
+            f"{folder.id} has no model yet", got=f"init={name}", fix=f"See: {commands.for_run(folder.path, 'status')}"
         )
     for file in (servable.WEIGHTS, servable.TRAINING, servable.CONFIG):
         if (outcome / "model" / file).exists():

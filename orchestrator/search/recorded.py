@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.config import workload_loader
 from orchestrator.config.objectives import of_workload
 from orchestrator.errors import UserError
+from orchestrator.storage import commands
 from orchestrator.storage.records import RunFolder
 from workloads.contract import Objective
 
@@ -23,7 +24,7 @@ def study(folder: RunFolder, *, summary: bool = False) -> optuna.Study:
     from orchestrator.search.journal import JOURNAL, open_study
 
     if not (folder.path / JOURNAL).exists():  # Optuna would create it
-        raise UserError(f"{folder.id} has no trials", fix=f"See: orchestrator status {folder.id}")
+        raise UserError(f"{folder.id} has no trials", fix=f"See: {commands.for_run(folder.path, 'status')}")
     return open_study(folder.path, summary=summary)
 
 

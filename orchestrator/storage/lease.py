@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import UserError
-from orchestrator.storage import conditional, generations
+from orchestrator.storage import commands, conditional, generations
 from orchestrator.storage.conditional import Changed, Objects
 from orchestrator.storage.remote import Remote, location_of, unusable
 
@@ -229,11 +229,12 @@ def driven_here(folder: Path) -> bool:
 
 
 def refused(location: Remote, current: Holder, left: float) -> UserError:
-    run = location.uri.rpartition("/")[2]
+    storage, _, run = location.uri.rpartition("/")
+    stop = f"orchestrator stop {run}{commands.storage_option(storage)}"
     return UserError(
         f"{run} is being driven by another process",
         got=f"pid {current.pid} on {current.host}",
-        fix=f"Wait for it, or stop it: orchestrator stop {run}; if it is gone, its lease ends in {left:.0f} s",
+        fix=f"Wait for it, or stop it: {stop}; if it is gone, its lease ends in {left:.0f} s",
     )
 
 

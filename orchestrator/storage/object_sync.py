@@ -14,7 +14,7 @@ from pathlib import Path
 
 from orchestrator.errors import UNAVAILABLE, UserError
 from orchestrator.provenance import private_files
-from orchestrator.storage import generations, lease, remote, requests, sync_state
+from orchestrator.storage import commands, generations, lease, remote, requests, sync_state
 from orchestrator.storage.lease import RENEW_SECONDS, Lease, Overtaken
 from orchestrator.storage.remote import Remote
 
@@ -118,7 +118,7 @@ class FolderSync:
         if left := len(sync_state.undelivered(self._folder, self._delivered, self._parts)):
             return (  # let the lease expire: nothing else records its generation
                 f"{left} file{'s' * (left > 1)} could not be stored ({self._trouble}); they are kept here, "
-                f"deliver them with: orchestrator sync {generations.run_id(self._root.name)}"
+                f"deliver them with: {commands.for_run(self._root, 'sync')}"
             )
         if self._lease:
             self._lease.release()

@@ -34,7 +34,7 @@ from orchestrator.errors import (
     one_line,
 )
 from orchestrator.provenance import private_files
-from orchestrator.storage import conditional, disk, generations, lease, remote, requests, sync_state, takeover
+from orchestrator.storage import commands, conditional, disk, generations, lease, remote, requests, sync_state, takeover
 from orchestrator.storage.lease import Lease
 from orchestrator.storage.names import RECORD
 from orchestrator.storage.object_sync import STOP, FolderSync, StopWatcher
@@ -137,7 +137,7 @@ class RunFolder:
                 status, code, values = ending(error)
                 self.release(status, code, **values)
                 if isinstance(error, KeyboardInterrupt):
-                    raise Interrupted(f"orchestrator {self.record['kind']} --resume {self.id}") from error
+                    raise Interrupted(commands.for_run(self.path, f"{self.record['kind']} --resume")) from error
             raise
 
     def has_live_driver(self) -> bool:
@@ -182,7 +182,7 @@ class RunFolder:
                     raise UserError(
                         f"{self.id} is being driven by another process",
                         got=f"pid {self.record.get('pid')}",
-                        fix=f"Wait for it, or stop it: orchestrator stop {self.id}",
+                        fix=f"Wait for it, or stop it: {commands.for_run(self.path, 'stop')}",
                     ) from None
                 time.sleep(patience)
 
@@ -384,7 +384,7 @@ def _in_use(storage: Path, name: str) -> UserError:
     fix = "Choose another with --name"
     wrong = folder.record.get("exit_code") == USAGE  # another start has the same error
     if kind and not wrong and folder.status() not in (*SETTLED, "running"):
-        fix = f"Continue it: orchestrator {kind} --resume {name}, or choose another with --name"
+        fix = f"Continue it: {commands.for_run(latest, f'{kind} --resume')}, or choose another with --name"
     return UserError(f"The name {name} is in use" + (f" by a {kind}" if kind else ""), fix=fix)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import USAGE, UserError, nearest
-from orchestrator.storage import generations, remote, sync_state
+from orchestrator.storage import commands, generations, remote, sync_state
 from orchestrator.storage.names import RECORD
 from orchestrator.storage.records import FORMAT, NAME, Kind, RunFolder, open_folder
 
@@ -72,7 +72,8 @@ def find(storage: Path, reference: str, kind: Kind | None = None) -> RunFolder:
             is_a = named.record["kind"]
             raise UserError(
                 f"{reference} is a {is_a}, not a {kind}",
-                fix=f"Try: orchestrator status {reference}, or orchestrator {is_a} --resume {reference}",
+                fix=f"Try: {commands.for_run(named.path, 'status')}, or "
+                + commands.for_run(named.path, f"{is_a} --resume"),
             )
         return named
     names = []

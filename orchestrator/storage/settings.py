@@ -137,6 +137,13 @@ def resolve(flags: Mapping[str, str | None] | None = None) -> Settings:
     )
 
 
+def default_storage() -> Path:
+    """The storage of commands without ``--storage``. Raises UserError."""
+    home = private_files.home()
+    given = os.environ.get(NAMES["storage"][0]) or _read_file(home / "config.yaml").get("storage")
+    return _storage(given or str(home / "storage"), home)
+
+
 def embedded_uri(home: Path) -> str:
     return _sqlite_uri(home / "mlflow.db")
 

@@ -10,7 +10,7 @@ from orchestrator.errors import UserError
 from orchestrator.search import recorded, trusted_spaces
 from orchestrator.search.points import checked
 from orchestrator.search.study import Study
-from orchestrator.storage import requests
+from orchestrator.storage import commands, requests
 from orchestrator.storage.records import SETTLED, RunFolder
 from orchestrator.storage.settings import Settings
 
@@ -25,10 +25,10 @@ def add(folder: RunFolder, settings: Settings, params: Mapping[str, Any]) -> dic
     """
     spec = _steered(folder)
     if folder.status() in SETTLED:
-        more = f"orchestrator sweep --resume {folder.id} --more-trials 1"
+        more = commands.for_run(folder.path, "sweep --resume", "--more-trials 1")
         raise UserError(f"{folder.id} has finished", fix=f"Continue it, and add while it runs: {more}")
     if not params:
-        raise UserError("No parameter is given", fix=f"Such as: orchestrator add {folder.id} lr=0.001")
+        raise UserError("No parameter is given", fix=f"Such as: {commands.for_run(folder.path, 'add', 'lr=0.001')}")
     trusted_spaces.check(spec.search.space, settings.home, folder.id)
     accepted = checked(spec, params)
     folder.request({"add": accepted})

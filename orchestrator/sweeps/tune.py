@@ -27,6 +27,7 @@ from orchestrator.runs.group_driver import follow
 from orchestrator.runs.heartbeat import TrialMonitor
 from orchestrator.runs.session import Session
 from orchestrator.runs.train import RETRIES
+from orchestrator.storage import commands
 from orchestrator.storage.look_ledger import Look
 from orchestrator.storage.object_sync import RemoteFolder, download
 from orchestrator.storage.records import RunFolder
@@ -250,7 +251,8 @@ def run_trials(
         remove_groups(*map(state.home, state.open))
     if not manager.stopping() and (manager.live or not manager.exhausted):
         cause = f"Ray Tune ended before the sweep (running trials: {manager.live})"
-        raise RunFailed(folder.id, f"{cause}. Continue: orchestrator sweep --resume {folder.id}", str(folder.log))
+        again = commands.for_run(folder.path, "sweep --resume")
+        raise RunFailed(folder.id, f"{cause}. Continue: {again}", str(folder.log))
 
 
 def run_winner(

@@ -29,7 +29,7 @@ from orchestrator.search.ranking import front, repeats, seed_results
 from orchestrator.search.selection import Selection
 from orchestrator.search.study import Study
 from orchestrator.search.winners import WINNER
-from orchestrator.storage import sync_state
+from orchestrator.storage import commands, sync_state
 from orchestrator.storage.names import HISTORY, TRAIN
 from orchestrator.storage.records import Status
 from orchestrator.sweeps.failure_limit import FailureLimit
@@ -63,9 +63,9 @@ def select_winner(session: Session, spec: SweepSpec, study: Study, manager: Tria
     if manager.refusal:
         raise manager.refusal
     if session.interrupts.stop_requested():
-        raise Interrupted(f"orchestrator sweep --resume {session.folder.id}")
+        raise Interrupted(commands.for_run(session.folder.path, "sweep --resume"))
     if manager.failures.is_reached() and (study.unfinished() or not study.exhausted()):
-        raise RunFailed(session.folder.id, _too_many(manager.failures, session.folder.id), str(session.folder.log))
+        raise RunFailed(session.folder.id, _too_many(manager.failures, session.folder.path), str(session.folder.log))
     best = study.winner()
     if best is None:
         raise RunFailed(session.folder.id, _why_none(study), str(session.folder.log))
@@ -123,8 +123,8 @@ def _prepare_folder(session: Session, number: int, trained: Path) -> int:
     return earlier
 
 
-def _too_many(failures: FailureLimit, sweep: str) -> str:
-    again = f"orchestrator sweep --resume {sweep} --retry-failed"
+def _too_many(failures: FailureLimit, sweep: Path) -> str:
+    again = commands.for_run(sweep, "sweep --resume", "--retry-failed")
     return f"stopped, {failures}. Fix the cause and continue with: {again}; --max-failures N allows more"
 
 

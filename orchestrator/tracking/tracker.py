@@ -16,6 +16,7 @@ from typing import Any
 
 from orchestrator.engine.loop import Row
 from orchestrator.errors import UNAVAILABLE, UserError, one_line
+from orchestrator.storage import commands
 from orchestrator.tracking.client import Client, DeletedExperiment, Doubtful, End, Refused
 from orchestrator.tracking.journal import Journal, Operation, batches
 from orchestrator.tracking.sender import Sender
@@ -214,7 +215,7 @@ class Tracker:
             trouble = self._trouble or self._passed_trouble or "no answer"
             warnings.append(
                 f"Not everything was sent to MLflow ({trouble}): the values are kept in {self._journal.path}; "
-                f"send them with: orchestrator sync {self._owner}"
+                f"send them with: {commands.for_run(self._journal.path.parent.with_name(self._owner), 'sync')}"
             )
         if self._journal.lost:
             warnings.append(f"{self._journal.lost} reports for MLflow were dropped ({self._journal.trouble})")

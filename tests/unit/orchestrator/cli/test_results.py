@@ -13,6 +13,7 @@ from orchestrator.cli import app, exit_codes
 from orchestrator.cli.common import show_result
 from orchestrator.runs.session import Result
 from orchestrator.storage import records
+from orchestrator.storage.settings import embedded_uri
 from orchestrator.storage.usage_log import EVENTS
 from orchestrator.sweeps import steering
 from tests.support.finished import run, sweep
@@ -143,6 +144,30 @@ def test_what_comes_next_after_a_resume_too(
     result = Result(folder.id, None, "finished", {}, "models:/m-1", 1.0, 1.0, 1.0, folder.path, extra=extra)
     assert exit_codes.guarded(lambda: show_result(result, as_json=False)) == 0
     assert ("orchestrator promote rec --to champion" in capsys.readouterr().out) is (version is not None)
+
+
+@pytest.mark.parametrize(
+    ("tracking", "more"), [("here", ""), (None, ""), ("http://x:5000", " --tracking http://x:5000")]
+)
+def test_what_comes_next_names_the_tracking_store_of_the_model(
+    tracking: str | None, more: str, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if tracking == "here":
+        tracking = embedded_uri(home)
+    asked = {"sweep": {}, "options": {"register": "rec"}}
+    folder = records.create(tmp_path, "sweep", "toy", asked, "orchestrator sweep toy", tracking=tracking)
+    extra = {"registered_version": "1"}
+    result = Result(folder.id, None, "finished", {}, "models:/m-1", 1.0, 1.0, 1.0, folder.path, extra=extra)
+    exit_codes.guarded(lambda: show_result(result, as_json=False))
+    assert f"orchestrator promote rec --to champion{more}\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("verb", ["status", "stop"])
+def test_a_run_in_another_storage_is_continued_there(verb: str, typed: Callable[..., Any], tmp_path: Path) -> None:
+    there = tmp_path / "elsewhere"
+    records.create(there, "run", "toy", {}, "orchestrator run toy", "r1").release("interrupted", 130)
+    out = typed(f"{verb} r1 --storage {there}")[1]
+    assert f"orchestrator run --resume r1 --storage {there}" in out
 
 
 @pytest.mark.parametrize(

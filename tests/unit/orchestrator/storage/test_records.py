@@ -63,8 +63,12 @@ def test_a_new_folder_says_what_was_asked_and_who_drives_it(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("status", "code", "fix"),
     [
-        ("interrupted", 130, "Continue it: orchestrator sweep --resume s1, or choose another with --name."),
-        ("failed", 1, "Continue it: orchestrator sweep --resume s1, or choose another with --name."),
+        (
+            "interrupted",
+            130,
+            "Continue it: orchestrator sweep --resume s1 --storage {0}, or choose another with --name.",
+        ),
+        ("failed", 1, "Continue it: orchestrator sweep --resume s1 --storage {0}, or choose another with --name."),
         ("failed", 2, "Choose another with --name."),
         ("partial", 4, "Choose another with --name."),
         (None, None, "Choose another with --name."),
@@ -79,7 +83,7 @@ def test_a_name_in_use_is_continued_by_the_verb_of_what_has_it(
         folder.release(status, code)
     with pytest.raises(UserError) as caught:
         records.create(tmp_path, "run", "toy", {}, "orchestrator run toy", "s1")
-    assert str(caught.value) == f"The name s1 is in use by a sweep. {fix}"
+    assert str(caught.value) == f"The name s1 is in use by a sweep. {fix.format(tmp_path)}"
     (folder.path / "record.json").unlink()
     (folder.path / "log.txt").touch()
     with pytest.raises(UserError, match=r"^The name s1 is in use. Choose another with --name.$"):
@@ -203,7 +207,9 @@ def test_what_ends_before_its_session_is_told_of(
     with pytest.raises(raised) as caught, folder.guarded():
         raise error
     if raised is Interrupted:
-        assert str(caught.value).endswith(f"Continue with: orchestrator run --resume {folder.id}")
+        assert str(caught.value).endswith(
+            f"Continue with: orchestrator run --resume {folder.id} --storage {folder.path.parent}"
+        )
     again = records.open_folder(folder.path)
     assert (again.status(), again.record["exit_code"]) == (status, code)
 

@@ -51,7 +51,8 @@ def test_an_unknown_id_gets_the_nearest(tmp_path: Path) -> None:
 
 def test_a_sweep_is_no_run(tmp_path: Path) -> None:
     folder = create(tmp_path, "sweep")
-    fix = f"Try: orchestrator status {folder.id}, or orchestrator sweep --resume {folder.id}."
+    here = f"{folder.id} --storage {tmp_path}"
+    fix = f"Try: orchestrator status {here}, or orchestrator sweep --resume {here}."
     message = f"{folder.id} is a sweep, not a run. {fix}"
     with pytest.raises(UserError, match=re.escape(message)):
         run_lookup.find(tmp_path, folder.id, "run")

@@ -229,7 +229,7 @@ def test_trials_that_tune_leaves_are_an_error(
 ) -> None:
     monkeypatch.setattr(tune, "Tuner", lambda *args, **options: SimpleNamespace(fit=lambda: None))
     manager: Any = SimpleNamespace(live=live, exhausted=exhausted, stopping=lambda: stopping)
-    folder: Any = SimpleNamespace(path=tmp_path, id="s", log=tmp_path / "log")
+    folder: Any = SimpleNamespace(path=tmp_path / "s", id="s", log=tmp_path / "log")
     text = rf"ended before the sweep \(running trials: {live}\).*sweep --resume s"
     with pytest.raises(RunFailed, match=text) if raises else nullcontext():
         run_trials(searching.sweep(), folder, manager, 1, lambda wanted: wanted, print)
