@@ -170,7 +170,7 @@ def test_leave_a_job_find_it_again_and_stop_it(words: list[str], head: Head) -> 
     assert waiting.returncode == 130
     assert json.loads(told)["status"] == "interrupted"
     followed, _ = following.communicate(timeout=HANG_SECONDS)
-    assert f"orchestrator run --resume {run}" in followed  # it had the time to save
+    assert f"orchestrator submit -- run --resume {run}" in followed  # it had the time to save
     assert "Nothing to stop" in head.call("stop", job).stdout
     assert json.loads(head.call("status", "--json", run).stdout)["status"] == "interrupted"
     assert set(store.query("select status from runs")) == {("KILLED",)}

@@ -35,3 +35,12 @@ def test_with_a_setting_that_is_not_valid_the_storage_is_named(home: Path, monke
     monkeypatch.setenv("ORCHESTRATOR_STORAGE", "s3:bucket")
     storage = home / "storage"
     assert commands.for_run(storage / "r1", "status") == f"orchestrator status r1 --storage {storage}"
+
+
+def test_in_a_job_the_command_that_continues_is_submitted(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
+    folder = home / "storage" / "j2"
+    assert commands.for_run(folder, "sweep --resume") == "orchestrator submit -- sweep --resume j2"
+    assert commands.for_run(folder, "stop") == "orchestrator stop j2"
+    there = Path("/mnt/runs/j2")
+    assert commands.for_run(there, "sync") == "orchestrator submit -- sync j2 --storage /mnt/runs"
