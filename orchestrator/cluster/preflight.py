@@ -65,8 +65,7 @@ def dataset(workload: str, params: Mapping[str, Any], root: Path, *, elsewhere: 
     from workloads.data import ReadOptions, check_readable
     from workloads.data.errors import DataError
 
-    names = ("size", "corrupt", "unknown", "noise", "min_rating")
-    options = {name: params.get(f"dataset_{name}") for name in names}
+    options = {name: params.get(f"dataset_{name}") for name in ("size", "corrupt", "unknown", "noise", "min_rating")}
     with _as_user_errors(DataError):
         check_readable(params["dataset"], root, ReadOptions(split=params.get("split"), **options))
     return content
@@ -188,8 +187,7 @@ def schedule(name: str, params: Mapping[str, Any], plan: Plan, refit: bool) -> N
         if hasattr(model, "check_plan"):
             model.model_validate(dict(params)).check_plan(plan.epochs, refit)
         if hasattr(model, "check_objectives"):
-            metrics = [objective.metric for objective in objectives.of(name, plan)]
-            model.model_validate(dict(params)).check_objectives(metrics)
+            model.model_validate(dict(params)).check_objectives([one.metric for one in objectives.of(name, plan)])
 
 
 def abstention(name: str, plan: Plan) -> None:

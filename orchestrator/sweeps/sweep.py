@@ -135,9 +135,8 @@ def _check_start(spec: SweepSpec, settings: Settings, options: Options) -> None:
 
 def _search_identity(spec: SweepSpec) -> dict[str, Any]:
     """The parts that must not change before a resume: the search space and the objectives."""
-    survey = _survey(spec)
     return {
-        "space": survey.text(),
+        "space": _survey(spec).text(),
         "objectives": [f"{o.metric}:{o.direction}" for o in objectives.of(spec.workload, spec.plan)],
     }
 
@@ -147,10 +146,9 @@ def _check_unchanged(folder: RunFolder, spec: SweepSpec) -> None:
     then = folder.record["spec"].get("contract", now)  # old sweeps have none
     changes = []
     for name in sorted({**then["space"], **now["space"]}):
-        before = then["space"].get(name)
-        after = now["space"].get(name)
+        before, after = (each["space"].get(name) or "not searched" for each in (then, now))
         if before != after:
-            changes.append(f"{name}: {before or 'not searched'} -> {after or 'not searched'}")
+            changes.append(f"{name}: {before} -> {after}")
     if then["objectives"] != now["objectives"]:
         changes.append(f"objective: {', '.join(then['objectives'])} -> {', '.join(now['objectives'])}")
     if changes:
