@@ -50,7 +50,7 @@ def test_a_table_goes_on_after_ctrl_c_and_is_not_run_twice(home: Path, database:
     assert before < runs(home)
     assert [len(row["metrics"]["ndcg_at_20"]["values"]) for row in told["rows"]] == [2, 2]
     assert all(run in runs(home) for row in told["rows"] for run in (row["search"], *row["runs"]))
-    assert told["order"][0]["test"].startswith("paired bootstrap")
+    assert told["order"][0]["test"].startswith("paired t over 2 seeds")
     assert "mean nothing" in second.stdout
 
     everything = runs(home)
