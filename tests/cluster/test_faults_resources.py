@@ -153,7 +153,7 @@ def test_mlflows_artifacts_take_no_more(full: Callable[[Path], None], user: User
         assert run.end() == 0, run.text()
         told = run.text()
         assert "mlflow-artifacts" in told
-        assert "orchestrator sync" in told
+        assert "orchestrator submit -- sync" in told
         assert "Traceback" not in told
         give_room(artifacts)
         sync = user.start("sync", "latest")
