@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.console import Console
+from orchestrator.console import show as show_value
 from orchestrator.provenance import private_files
 from orchestrator.provenance import record as provenance
 from orchestrator.report import statistics
@@ -79,6 +80,7 @@ def _row(reproduction: Reproduction, block: Block, measured: Measured) -> dict[s
         "method": row.method,
         "ours": row.ours,
         "params": dict(choice.params) if choice else None,
+        "searched": [name for name in row.settings.searched if choice and choice.search and name in choice.params],
         "epochs": choice.epochs if choice else None,
         "search": choice.search if choice else None,
         "trials": choice.trials if choice else 0,
@@ -176,6 +178,8 @@ def markdown(result: Mapping[str, Any]) -> str:
         lines += ["", f"### {', '.join(key)}", "", markdown_table(columns, cells)]
         lines += ["", *(f"- {line}" for line in [*_order(result, key), *_doubts(rows)])]
         lines += ["", f"{result['compared_by']} by seed:", "", *(f"- {line}" for line in _by_seed(result, rows))]
+        if chosen := _selected(rows):
+            lines += ["", "Settings selected on validation:", "", *(f"- {line}" for line in chosen)]
     lines += ["", *(f"- Left out: {why}" for why in result["missing"].values())]
     return "\n".join(lines).rstrip()
 
@@ -284,6 +288,16 @@ def _by_seed(result: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> li
     metric = result["compared_by"]
     measured = [(row["method"], row["metrics"][metric]["values"]) for row in rows if metric in row["metrics"]]
     return [f"{method}: {', '.join(f'{value:.5f}' for value in values)}" for method, values in measured]
+
+
+def _selected(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The settings that the search of each row selected, ``BPR: lr=0.0011, weight_decay=1e-06; 6 trials``."""
+    lines = []
+    for row in rows:
+        if row["searched"]:
+            chosen = ", ".join(f"{name}={show_value(row['params'][name])}" for name in row["searched"])
+            lines.append(f"{row['method']}: {chosen}; {row['trials']} trials")
+    return lines
 
 
 def _order(result: Mapping[str, Any], key: BlockKey) -> list[str]:

@@ -198,7 +198,7 @@ def test_one_method_has_no_order(tmp_path: Path) -> None:
 def told(tmp_path: Path) -> dict[str, Any]:
     """Two rows that ran, one above and one below what is published, and one that failed."""
     known = TABLES["thesis-4.4"]
-    chosen = Choice({"loss": "bpr"}, 7, "search-1")
+    chosen = Choice({"loss": "bpr", "lr": 0.00123456, "weight_decay": 1e-6}, 7, "search-1", trials=6)
     rns, bns, bce = (row("thesis-4.4", "ml-100k", "mf", name) for name in ("BPR, RNS", "BPR, BNS", "BCE, RNS"))
 
     def values(first: float, second: float) -> dict[str, list[float]]:
@@ -239,6 +239,7 @@ def test_the_record_and_its_page_have_commit_date_and_the_values_of_each_seed(to
     assert "Written at 2026-11-22T19:00:00+00:00 by fedcba987654 of ours." in text
     assert "Commits of its runs: 0123456789ab-dirty." in text
     assert "ndcg_at_20 by seed:\n\n- BPR, RNS: 0.42000, 0.44000\n- BPR, BNS: 0.05000, 0.07000" in text
+    assert "\n\nSettings selected on validation:\n\n- BPR, RNS: lr=0.001235, weight_decay=1e-06; 6 trials\n" in text
 
 
 def test_a_row_closes_a_share_of_the_gap_between_bpr_and_the_oracle() -> None:
