@@ -1,9 +1,9 @@
 """NDCG@20 of graph contrastive learning on ML-100K, each method and plain LightGCN with settings chosen on validation.
 
 Every method has the same small grid of four settings: learning rates by weights (LightGCN: learning rates by weight
-decays). Each is trained once on train, up to 120 epochs, and measured on validation every five epochs; the best one,
-with its number of epochs, is then trained on train and validation over the seeds and tested once. One thread. What is
-in the result file is not run again.
+decays). Each is trained once on train, up to 120 epochs, and measured on validation every five epochs; it stops after
+20 without a gain, for NCL counted from the start of its prototypes. The best one, with its number of epochs, is then
+trained on train and validation over the seeds and tested once. One thread. What is in the result file is not run again.
 
 With ``--peers`` RecBole's SGL and NCL have four settings of their own, around its defaults, on the same parts; our code
 evaluates their embeddings. Their epochs are always 120, since RecBole's loop is not stopped. NCL needs faiss there.
@@ -62,7 +62,7 @@ def grid(name: str) -> Iterator[dict[str, Any]]:
         return
     for lr, weight in itertools.product((3e-3, 1e-2), (0.003, 0.01)):
         own = {"contrast_weight": weight, "contrast_temperature": 0.2}
-        prototypes = {"prototype_weight": weight / 10} if name == "NCL" else {}
+        prototypes = {"prototype_weight": weight / 10, "prototype_warmup": 20} if name == "NCL" else {}
         yield {**SHAPE, **METHODS[name], "lr": lr, "weight_decay": 2e-6, **own, **prototypes}
 
 
@@ -70,12 +70,13 @@ def validate(settings: Mapping[str, Any]) -> tuple[float, int]:
     """The best NDCG@20 on validation, and its epoch."""
     runtime = Runtime(device=torch.device("cpu"), data=data_root(), seed=0, epochs=EPOCHS)
     workload = Recommender(Params(dataset="ml-100k", **settings), runtime)
+    waits_from = int(settings.get("prototype_warmup", 0))
     best = (0.0, 0)
     for epoch in range(1, EPOCHS + 1):
         workload.train_epoch(epoch)
         if epoch % EVERY == 0:
             best = max(best, (workload.evaluate("validation").metrics["ndcg_at_20"], epoch))
-            if epoch - best[1] >= PATIENCE:
+            if epoch - max(best[1], waits_from) >= PATIENCE:
                 break
     return best
 
