@@ -1,11 +1,11 @@
 """NDCG@20 of graph contrastive learning on ML-100K, each method and plain LightGCN with settings chosen on validation.
 
-Every method has the same small grid of four settings: learning rates by weights (LightGCN: learning rates by weight
+Every method has a grid of six settings: learning rates by weights of its term (LightGCN: learning rates by weight
 decays). Each is trained once on train, up to 120 epochs, and measured on validation every five epochs; it stops after
 20 without a gain, for NCL counted from the start of its prototypes. The best one, with its number of epochs, is then
 trained on train and validation over the seeds and tested once. One thread. What is in the result file is not run again.
 
-With ``--peers`` RecBole's SGL and NCL have four settings of their own, around its defaults, on the same parts; our code
+With ``--peers`` RecBole's SGL and NCL have six settings of their own, around its defaults, on the same parts; our code
 evaluates their embeddings. Their epochs are always 120, since RecBole's loop is not stopped. NCL needs faiss there.
 """
 
@@ -50,19 +50,22 @@ PEERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 }
 """RecBole's models with our temperature, layers, clusters and drop ratio, and its regularisation."""
 
-PEER_WEIGHTS = {"SGL": ("ssl_weight", (0.005, 0.05)), "NCL": ("ssl_reg", (1e-7, 1e-6))}
-"""Weights of the contrastive term, which RecBole sums over a batch: its default and a tenth."""
+WEIGHTS: Mapping[str, tuple[float, ...]] = {"NCL": (2e-5, 2e-4, 2e-3)}
+"""Weights where they are not .001, .003 and .01. NCL has those of RecBole's, whose sums over 2048 are means here."""
+
+PEER_WEIGHTS = {"SGL": ("ssl_weight", (0.0005, 0.005, 0.05)), "NCL": ("ssl_reg", (1e-8, 1e-7, 1e-6))}
+"""Weights of the contrastive term, which RecBole sums over a batch, around its default."""
 
 
 def grid(name: str) -> Iterator[dict[str, Any]]:
     """The settings of a method that are compared on validation."""
     if name == "LightGCN":
-        for lr, decay in itertools.product((3e-3, 1e-2), (2e-6, 1e-5)):
+        for lr, decay in itertools.product((3e-3, 1e-2), (5e-7, 2e-6, 1e-5)):
             yield {**SHAPE, "lr": lr, "weight_decay": decay}
         return
-    for lr, weight in itertools.product((3e-3, 1e-2), (0.003, 0.01)):
+    for lr, weight in itertools.product((3e-3, 1e-2), WEIGHTS.get(name, (0.001, 0.003, 0.01))):
         own = {"contrast_weight": weight, "contrast_temperature": 0.2}
-        prototypes = {"prototype_weight": weight / 10, "prototype_warmup": 20} if name == "NCL" else {}
+        prototypes = {"prototype_weight": weight, "prototype_warmup": 20} if name == "NCL" else {}
         yield {**SHAPE, **METHODS[name], "lr": lr, "weight_decay": 2e-6, **own, **prototypes}
 
 
@@ -114,14 +117,25 @@ def peer(
     return [(value, min((number + 1) * every, epochs)) for number, value in enumerate(found)]
 
 
+def untried(settings: Iterator[dict[str, Any]], row: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The settings that the search of ``row`` does not have yet."""
+    tried = [each["settings"] for each in row["search"]]
+    return [each for each in settings if each not in tried]
+
+
+def tested(row: Mapping[str, Any], best: Mapping[str, Any], seeds: int) -> bool:
+    """Whether ``row`` has the test values of its best settings."""
+    return len(row.get("values", ())) >= seeds and row["settings"] == best["settings"]
+
+
 def run_peer(name: str, row: dict[str, Any], results: dict[str, Any], seeds: int, python: Path) -> None:
     """Search and test a peer as ours; what is in ``row`` is not run again."""
-    for settings in list(peer_grid(name))[len(row["search"]) :]:
+    for settings in untried(peer_grid(name), row):
         value, epoch = max(peer(name, settings, EPOCHS, 0, python, final=False))
         row["search"].append({"settings": settings, "validation": value, "epochs": epoch})
         FILE.write_text(json.dumps(results, indent=1))
     best = max(row["search"], key=lambda each: float(each["validation"]))
-    if len(row.get("values", ())) < seeds:
+    if not tested(row, best, seeds):
         each = [peer(name, best["settings"], best["epochs"], seed, python, final=True) for seed in range(seeds)]
         values = [moments[-1][0] for moments in each]
         row |= {"values": values, "mean": statistics.mean(values), "sd": statistics.stdev(values)}
@@ -138,12 +152,12 @@ def main() -> None:
     results: dict[str, Any] = json.loads(FILE.read_text()) if FILE.exists() else {}
     for name in METHODS:
         row = results.setdefault(name, {"search": []})
-        for settings in list(grid(name))[len(row["search"]) :]:
+        for settings in untried(grid(name), row):
             value, epoch = validate(settings)
             row["search"].append({"settings": settings, "validation": value, "epochs": epoch})
             FILE.write_text(json.dumps(results, indent=1))
         best = max(row["search"], key=lambda each: float(each["validation"]))
-        if len(row.get("values", ())) >= arguments.seeds:
+        if tested(row, best, arguments.seeds):
             continue
         started = time.monotonic()
         plan = {**best["settings"], "epochs": best["epochs"], "refit": "only", "tracking": "none"}
