@@ -23,9 +23,15 @@ LOSSES = (
     "denoise_reweighted", "denoise_truncated_bpr", "bprac",
 )  # fmt: skip
 
+SAMPLERS = ("popularity", "aobpr", "dns", "srns", "bns", "in_batch")
+CONTRASTS = ("sgl", "simgcl", "lightgcl", "ncl")
+
 ROWS: dict[str, tuple[str, ...]] = {
     **{f"recommender dataset=ml-100k loss={loss}": ("ndcg_at_20",) for loss in LOSSES},
     "recommender dataset=ml-100k loss=dpl epochs=200": ("ndcg_at_20",),
+    **{f"recommender dataset=ml-100k sampler={sampler}": ("ndcg_at_20",) for sampler in SAMPLERS},
+    "recommender dataset=ml-100k backbone=lightgcn": ("ndcg_at_20",),
+    **{f"recommender dataset=ml-100k backbone=lightgcn contrast={method}": ("ndcg_at_20",) for method in CONTRASTS},
     "bi_encoder dataset=stsb encoder=minilm epochs=2": ("spearman",),
     "vera dataset=scifact encoder=minilm": ("mrr", "calib/nll"),
     "lifelong dataset=classic-ir encoder=minilm epochs=6": ("average_mrr_at_10",),
