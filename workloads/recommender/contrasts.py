@@ -42,7 +42,7 @@ CONTRASTS: dict[str, Contrast] = {
     "ncl": Contrast(
         f"{_VIEWS}:ncl", "thesis 2.1.1.1, 2.2.4.4; Lin et al., WWW 2022",
         {
-            "contrast_weight": 0.01, "contrast_temperature": 0.2, "item_weight": 1.0, "prototype_weight": 0.001,
+            "contrast_weight": 0.0002, "contrast_temperature": 0.2, "item_weight": 1.0, "prototype_weight": 0.0002,
             "clusters": 64, "prototype_warmup": 20,
         },
         views="a node's second propagation, the node; the node, its k-means prototype",
