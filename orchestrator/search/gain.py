@@ -1,10 +1,14 @@
 """Expected gain of further trials, for ``--until-gain``.
 
 Further trials are taken for draws from the distribution of the last half of the trials. A share ``p`` of them ran to
-their end, with values around the median ``m`` and the spread ``s`` of the better half, without the noise that the
-selection has estimated. With ``b`` the estimate of the best trial, the best of ``n`` further trials gains
+their end, ``k`` trials with the median ``m``; the ``h`` better ones have the spread ``s`` around it, without the noise
+that the selection has estimated. With ``b`` the estimate of the best trial, the best of ``n`` further trials gains
 
-    integral from b of 1 - (1 - p (1 - Phi((x - m) / s)))^n dx
+    integral from b of 1 - (1 - p (1 - T((x - m) / c)))^n dx,    c^2 = s^2 h / (h + 2) (1 + pi / (2 k))
+
+``T`` is Student's distribution with ``h + 2`` degrees of freedom. A normal one with ``m`` and ``s`` would promise too
+little, since these are estimates from the few values whose best is often ``b``: where it was not a lucky one, ``s`` is
+too small. ``pi / (2 k)`` is from the variance of the median. ``+ 2`` gives the estimate with the least squared error.
 
 The noise of selecting is the standard error of the difference of two trials, over units and seeds.
 """
@@ -14,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import NormalDist, fmean, median
+from statistics import fmean, median
 
 from optuna.trial import FrozenTrial, TrialState
 
@@ -28,6 +32,8 @@ LEAST = 10
 """Number of ended trials from which the gain is estimated."""
 
 STEPS = 400
+SPREADS = 30
+"""Steps of the integral, and how many spreads above the best it ends."""
 
 
 @dataclass(frozen=True)
@@ -73,8 +79,12 @@ def _best_of(values: Sequence[float], share: float, best: float, noise: float, t
     spread = math.sqrt(max(0.0, fmean(better))) if better else 0.0
     if spread == 0:
         return max(0.0, middle - best)
-    normal = NormalDist(middle, spread)
-    end = max(best, middle) + 8 * spread
-    step = (end - best) / STEPS
-    points = [best + step * (index + 0.5) for index in range(STEPS)]
-    return step * math.fsum(1 - (1 - share * (1 - normal.cdf(x))) ** trials for x in points)
+    import numpy as np
+    from scipy.special import stdtr
+
+    count = len(better)
+    scale = spread * math.sqrt(count / (count + 2) * (1 + math.pi / (2 * len(values))))
+    step = (max(best, middle) + SPREADS * scale - best) / STEPS
+    points = best + step * (np.arange(STEPS) + 0.5)
+    above = share * stdtr(count + 2, (middle - points) / scale)
+    return step * float((1 - (1 - above) ** trials).sum())

@@ -24,9 +24,26 @@ SCORE = Objective("error", "max")
 def test_gain_of_the_best_of_several_draws(share: float, trials: int, best: float) -> None:
     rng = np.random.default_rng(0)
     values = [0.0, *(sign * 1.0 for sign in (-1, 1) for _ in range(10))]  # median 0, spread 1
-    draws = np.where(rng.random((20_000, trials)) < share, rng.normal(0, 1, (20_000, trials)), -np.inf).max(axis=1)
+    scale = np.sqrt(10 / 12 * (1 + np.pi / 42))
+    drawn = scale * rng.standard_t(12, (20_000, trials))
+    draws = np.where(rng.random((20_000, trials)) < share, drawn, -np.inf).max(axis=1)
     simulated = float(np.maximum(0, draws - best).mean())
     assert _best_of(values, share, best, 0.0, trials) == pytest.approx(simulated, abs=0.02)
+
+
+@pytest.mark.parametrize("ended", [20, 40])
+@pytest.mark.parametrize("trials", [1, 8])
+def test_gain_over_many_sweeps_with_normal_values(ended: int, trials: int) -> None:
+    """Its mean is that of the true gain: more where all trials are alike, less where only the last half are."""
+    rng = np.random.default_rng(0)
+    sweeps = rng.normal(size=(1000, ended))
+    further = rng.normal(size=(1000, 100, trials)).max(axis=2)
+    for best, least, most in ((sweeps.max(axis=1), 1.0, 1.4), (sweeps[:, ended // 2 :].max(axis=1), 0.6, 1.0)):
+        expected = [
+            _best_of(half, 1.0, b, 0.0, trials) for half, b in zip(sweeps[:, ended // 2 :].tolist(), best.tolist())
+        ]
+        true = np.maximum(0, further - best[:, None]).mean()
+        assert least < np.mean(expected) / true < most
 
 
 def test_noise_is_no_spread_between_trials() -> None:
