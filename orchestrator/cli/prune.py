@@ -268,8 +268,8 @@ def as_json(
 
 def size(count: float) -> str:
     """``512 B``, ``1.2 MiB``."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.3g} {unit}"
+    units = ["B", "KiB", "MiB", "GiB", "TiB"]
+    while count >= 1024 and len(units) > 1:
         count /= 1024
-    return f"{count:.3g} TiB"
+        del units[0]
+    return f"{count:.{3 if count < 100 else 4}g} {units[0]}"

@@ -393,7 +393,17 @@ def test_without_mlflow_the_storage_is_cleaned(
 
 
 @pytest.mark.parametrize(
-    ("count", "said"), [(0, "0 B"), (512, "512 B"), (1536, "1.5 KiB"), (5 * 2**30, "5 GiB"), (2**42, "4 TiB")]
+    ("count", "said"),
+    [
+        (0, "0 B"),
+        (512, "512 B"),
+        (1000, "1000 B"),
+        (1536, "1.5 KiB"),
+        (1023 * 2**20, "1023 MiB"),
+        (5 * 2**30, "5 GiB"),
+        (2**42, "4 TiB"),
+        (2**52, "4096 TiB"),
+    ],
 )
 def test_sizes(count: int, said: str) -> None:
     assert prune.size(count) == said
