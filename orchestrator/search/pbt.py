@@ -16,11 +16,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import TrialState
 
 from orchestrator.engine import checkpoint
 from orchestrator.engine.loop import Row
 from orchestrator.errors import UserError
+from orchestrator.search import members
+from orchestrator.search.members import LINEAGE
 from orchestrator.search.study import Study, Trial, TrialDecision
 
 QUANTILE = 0.25
@@ -84,18 +86,25 @@ class Population(Study):
         first: dict[str, Any] = about.get("began_with", about["params"])
         return first
 
+    def _ended(self, seed_run: int, best: float | None, attributes: Mapping[str, Any]) -> TrialDecision:
+        """A member ends with the parameters of its best epoch: it may have taken over others since."""
+        training = members.parts(self.optuna_study.get_trials(deepcopy=False), seed_run)
+        return super()._ended(
+            seed_run, best, {**attributes, "params": members.at(training, attributes["best_epoch"]).params}
+        )
+
     def _waits(self, number: int) -> bool:
         attributes = self.optuna_study.get_trials(deepcopy=False)[number].user_attrs
         return bool(attributes.get("paused_at", 0) > self.met)
 
     def _meet(self) -> None:
         """Exploit and explore once all members have paused, then let them continue."""
-        members = [t for t in self.trials if t.state == TrialState.RUNNING]
-        if self._open or not members:
+        waiting = [t for t in self.trials if t.state == TrialState.RUNNING]
+        if self._open or not waiting:
             return
-        epoch = max(member.user_attrs["paused_at"] for member in members)
+        epoch = max(member.user_attrs["paused_at"] for member in waiting)
         direction = 1.0 if self.objective.direction == "max" else -1.0
-        scores = {member.number: direction * member.intermediate_values[epoch] for member in members}
+        scores = {member.number: direction * member.intermediate_values[epoch] for member in waiting}
         source = random.Random(f"{self.spec.seed}/{epoch}")
         for loser, donor in pairs(scores, source).items():
             self._exploit(loser, donor, epoch, source)
@@ -105,7 +114,8 @@ class Population(Study):
     def _exploit(self, loser: int, donor: int, epoch: int, source: random.Random) -> None:
         trials = self.optuna_study.get_trials(deepcopy=False)
         params = trials[donor].user_attrs["params"]
-        ranges = trials[_origin(trials, donor, epoch)].distributions  # in a conditional space members differ in them
+        origin = members.parts(trials, donor)[-1].trial
+        ranges = trials[origin].distributions  # in a conditional space members differ in them
         changed = perturb(params, ranges, self.changeable, source)
         home = self.home(loser)
         source_folder = checkpoint.latest(self.home(donor))
@@ -120,17 +130,10 @@ class Population(Study):
         shutil.rmtree(home / source_folder.name, ignore_errors=True)
         partial.rename(home / source_folder.name)
         trial = self._optuna_trial(loser)
-        earlier = [step for step in trial.user_attrs.get("lineage", []) if step["epoch"] < epoch]
+        earlier = [step for step in trial.user_attrs.get(LINEAGE, []) if step["epoch"] < epoch]
         trial.set_user_attr("began_with", self.first_params(loser))
-        trial.set_user_attr("lineage", [*earlier, {"epoch": epoch, "from": donor, "params": changed}])
+        trial.set_user_attr(LINEAGE, [*earlier, {"epoch": epoch, "from": donor, "params": changed}])
         trial.set_user_attr("params", changed)
-
-
-def _origin(trials: Sequence[FrozenTrial], number: int, epoch: int) -> int:
-    """The member for which the parameters were drawn that a member had before ``epoch``."""
-    while taken := [step for step in trials[number].user_attrs.get("lineage", []) if step["epoch"] < epoch]:
-        number, epoch = taken[-1]["from"], taken[-1]["epoch"]
-    return number
 
 
 def pairs(scores: Mapping[int, float], source: random.Random) -> dict[int, int]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.config import workload_loader
 from orchestrator.config.objectives import of_workload
 from orchestrator.errors import UserError
+from orchestrator.search import members
 from orchestrator.storage import commands
 from orchestrator.storage.records import RunFolder
 from workloads.contract import Objective
@@ -34,8 +35,11 @@ def own(study: optuna.Study) -> list[FrozenTrial]:
 
 
 def trials(folder: RunFolder, *, summary: bool = False) -> list[FrozenTrial]:
-    """The sweep's own trials by number. Arguments and errors as of :func:`study`."""
-    return own(study(folder, summary=summary))
+    """The sweep's own trials by number, those of a population with their present parameters.
+
+    Arguments and errors as of :func:`study`.
+    """
+    return members.with_present_params(own(study(folder, summary=summary)))
 
 
 def spec(folder: RunFolder) -> dict[str, Any]:

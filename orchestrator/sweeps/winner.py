@@ -23,7 +23,7 @@ from orchestrator.report import markdown, trials
 from orchestrator.runs import description, micro_batches, worker
 from orchestrator.runs.driver import Options, discard_checkpoints
 from orchestrator.runs.session import Result, Session
-from orchestrator.search import curves, winners
+from orchestrator.search import curves, members, winners
 from orchestrator.search.pbt import Population
 from orchestrator.search.ranking import front, repeats, seed_results
 from orchestrator.search.selection import Selection
@@ -92,7 +92,7 @@ def select_winner(session: Session, spec: SweepSpec, study: Study, manager: Tria
         session.console.say(
             f"Test is opened again: trial {best.number} is model {len(opened) + 1} of this sweep to be evaluated on it"
         )
-    rows = [row for row in curves.rows(session.folder.path, best.number) if row.epoch <= result["epoch"]]
+    rows = [row for row in _rows(study, best.number) if row.epoch <= result["epoch"]]
     if not spec.plan.refit:
         return Winner(winner, before, rows, checkpoint=checkpoint.latest(trained))
     selected = Progress(
@@ -121,6 +121,17 @@ def _prepare_folder(session: Session, number: int, trained: Path) -> int:
         shutil.copyfile(trained / worker.UNITS, folder / worker.UNITS)
     micro_batches.carry(trained, folder, folder / TRAIN)  # where a group has it
     return earlier
+
+
+def _rows(study: Study, number: int) -> list[Row]:
+    """The rows of a trial. Those of a member of a population are of the training that led to its weights."""
+    rows: list[Row] = []
+    before = float("inf")
+    for part in members.parts(study.optuna_study.get_trials(deepcopy=False), number):
+        own = [row for row in curves.rows(study.folder, part.trial) if part.first <= row.epoch < before]
+        rows = own + rows
+        before = part.first
+    return rows
 
 
 def _too_many(failures: FailureLimit, sweep: Path) -> str:
@@ -155,7 +166,7 @@ def finalize(
     from orchestrator.report import report
 
     folder = session.folder.path
-    every_trial = study.trials
+    every_trial = members.with_present_params(study.trials)
     failed = len(study.failed())
     best = study.winner()
     selection = study.selection()
@@ -166,7 +177,10 @@ def finalize(
     status: Status = "partial" if failed else "finished"
     opened = winners.settled(session.folder)
     report.write_page(session.folder, rows, {**result.to_json(), "status": status, "best_trial": best.number})
-    (folder / "best.json").write_text(json.dumps({"trial": best.number, "params": best.user_attrs["params"]}, indent=1))
+    chosen = {"trial": best.number, "params": best.user_attrs["params"]}
+    if len(training := members.parts(study.optuna_study.get_trials(deepcopy=False), best.number)) > 1:
+        chosen["schedule"] = [{"from_epoch": max(1, part.first), "params": part.params} for part in reversed(training)]
+    (folder / "best.json").write_text(json.dumps(chosen, indent=1))
     contenders = ", ".join(map(str, selection.contenders or ()))
     table = _ranking(rows, study)
     if session.tracker:

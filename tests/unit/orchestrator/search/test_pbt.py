@@ -16,7 +16,8 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from orchestrator.engine import checkpoint
 from orchestrator.engine.checkpoint import Checkpoint
 from orchestrator.errors import UserError
-from orchestrator.search import pbt
+from orchestrator.report import trials
+from orchestrator.search import members, pbt
 from orchestrator.search.pbt import Population, pairs, perturb
 from orchestrator.search.schedulers import rungs
 from orchestrator.search.spaces import Space
@@ -156,15 +157,14 @@ class Members:
     def checkpoints(self, number: int) -> Path:
         return self.folder / "trials" / f"{number:05d}"
 
-    def reach(self, seed_run: int, epoch: int, value: float) -> str:
+    def reach(self, seed_run: int, epoch: int, value: float, best_epoch: int | None = None) -> str:
         """The member trains on to ``epoch`` and saves there; its weights tell who made them, epoch by epoch."""
         folder = self.checkpoints(seed_run)
         state = {"made_by": [*self.makers(seed_run)[: epoch - 1], seed_run], "weights": torch.tensor(float(seed_run))}
         checkpoint.write(folder / checkpoint.name(epoch), Checkpoint({"workload": "toy"}, epoch, state))
         checkpoint.keep(folder, pbt.MEMBER_CHECKPOINTS_KEPT)
-        return self.study.report(
-            seed_run, rows((epoch, value)), value, epoch == EPOCHS, attributes(value, epoch, epoch)
-        )
+        about = attributes(value, epoch, best_epoch or epoch)
+        return self.study.report(seed_run, rows((epoch, value)), value, epoch == EPOCHS, about)
 
     def makers(self, number: int) -> list[int]:
         """Who trained the weights that the member goes on with, epoch by epoch."""
@@ -233,6 +233,49 @@ def test_the_ranges_are_those_of_the_member_that_drew_the_parameters(tmp_path: P
         for loser in losers:
             assert after[loser]["dim"] == 0
             assert 1.0 <= after[loser]["lr"] <= 2.0
+
+
+def test_a_member_ends_with_the_parameters_of_its_best_epoch(tmp_path: Path) -> None:
+    """Member 3 takes over from member 0 twice, without getting better than member 0 was in epoch 2."""
+    scores = {0: (0.5, 0.1, 0.3, 0.2, 0.2, 0.3), 1: (0.6,) * 6, 2: (0.7,) * 6, 3: (0.9, 0.9, 0.4, 0.4, 0.4, 0.4)}
+    played = Members(tmp_path)
+    first = {trial.number: trial.params for trial in played.begin_all()}
+    for epoch in range(1, EPOCHS + 1):
+        played.begin_all()
+        for seed_run, values in scores.items():
+            best = 2 if epoch >= 2 and seed_run in (0, 3) else 1
+            played.reach(seed_run, epoch, values[epoch - 1], best)
+    trial = played.study.trials[3]
+    assert [(step["epoch"], step["from"]) for step in trial.user_attrs["lineage"]][:2] == [(1, 0), (2, 0)]
+    assert trial.user_attrs["params"] == first[0], "those of epoch 2, which member 0 trained"
+    training = members.parts(played.study.trials, 3)
+    assert [(part.trial, part.first) for part in training] == [(3, 3), (0, 0)]
+    assert training[0].params != first[0]
+    (row,) = [
+        row for row in trials.rows(members.with_present_params(played.study.trials), [ERROR], 1) if row["trial"] == 3
+    ]
+    assert {name: row[f"params.{name}"] for name in first[0]} == first[0]
+
+
+def test_a_member_is_shown_with_the_parameters_that_it_has(tmp_path: Path) -> None:
+    """In a conditional space these are not the ones that were drawn for it."""
+
+    def space(trial: OptunaTrial) -> dict[str, Any]:
+        drawn = {"lr": trial.suggest_float("lr", 0.01, 0.2)}
+        return drawn | {
+            "dim" if trial.number else "layers": trial.suggest_int("dim" if trial.number else "layers", 1, 9)
+        }
+
+    played = Members(tmp_path, space=space)
+    played.begin_all()
+    for seed_run in range(4):
+        played.reach(seed_run, 1, float(seed_run))
+    lr = {trial.number: trial.params["lr"] for trial in played.begin_all()}
+    present = members.with_present_params(played.study.trials)
+    assert present[3].params == {"lr": lr[3], "layers": present[0].params["layers"]}
+    assert present[3].distributions == present[0].distributions
+    assert "dim" in played.study.trials[3].params, "the study is as it was"
+    assert present[:3] == played.study.trials[:3]
 
 
 def test_who_reports_the_meeting_again_is_not_held_there(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from orchestrator.report import run_page
 from orchestrator.runs import driver, model_upload
 from orchestrator.runs.session import Result
 from orchestrator.search import winners
+from orchestrator.search.curves import Curves
 from orchestrator.search.selection import NO_NOISE
 from orchestrator.storage import run_lookup
 from orchestrator.storage.records import RunFolder
@@ -25,6 +26,7 @@ from orchestrator.sweeps import request, sweep, winner
 from orchestrator.sweeps.sweep import ResumeOptions
 from orchestrator.tracking import tracker
 from orchestrator.tracking.client import Client
+from tests.support import searching
 from tests.support.finished import sweep as finished
 from tests.support.toy import Toy
 from tests.support.tracked import metrics, tags
@@ -108,6 +110,19 @@ def shown(database: Path, name: str) -> float:
     experiment = client.get_experiment_by_name("toy").experiment_id
     (run,) = client.search_runs([experiment], "tags.`orchestrator.key` = 's'")
     return float(run.data.metrics[name])
+
+
+def test_the_rows_of_a_member_of_a_population_are_of_the_training_of_its_weights(tmp_path: Path) -> None:
+    running = searching.study(tmp_path)
+    curves = Curves(tmp_path)
+    for number in range(2):
+        searching.begin(running)
+        curves.add(number, searching.rows(*((epoch, 10.0 * number + epoch) for epoch in range(4))))
+    trial = running._optuna_trial(1)
+    trial.set_user_attr("began_with", trial.user_attrs["params"])
+    trial.set_user_attr("lineage", [{"epoch": 2, "from": 0, "params": {"lr": 0.5}}])
+    values = {n: [row.metrics["validation/error"] for row in winner._rows(running, n)] for n in range(2)}
+    assert values == {0: [0, 1, 2, 3], 1: [0, 1, 2, 13]}
 
 
 def test_a_shorter_second_winner_is_whole_in_mlflow(
