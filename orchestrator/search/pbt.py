@@ -116,7 +116,10 @@ class Population(Study):
         params = trials[donor].user_attrs["params"]
         origin = members.parts(trials, donor)[-1].trial
         ranges = trials[origin].distributions  # in a conditional space members differ in them
-        changed = perturb(params, ranges, self.changeable, source)
+        begun = self.first_params(origin)
+        # A space may derive a parameter from the value drawn under its name: the range is not the parameter's.
+        drawn = [name for name, value in trials[origin].params.items() if name in begun and begun[name] == value]
+        changed = perturb(params, ranges, sorted({*self.changeable} & {*drawn}), source)
         home = self.home(loser)
         source_folder = checkpoint.latest(self.home(donor))
         if source_folder is None or source_folder.name != checkpoint.name(epoch):

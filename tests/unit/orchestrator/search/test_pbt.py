@@ -235,6 +235,19 @@ def test_the_ranges_are_those_of_the_member_that_drew_the_parameters(tmp_path: P
             assert 1.0 <= after[loser]["lr"] <= 2.0
 
 
+def test_a_parameter_that_the_space_derives_is_taken_over_unchanged(tmp_path: Path) -> None:
+    """Its range is that of the value it is derived from, here of an exponent."""
+
+    def space(trial: OptunaTrial) -> dict[str, Any]:
+        return {"lr": 10 ** trial.suggest_float("lr", -3, -1), "dim": trial.suggest_int("dim", 1, 64)}
+
+    played = Members(tmp_path, space=space)
+    first = {trial.number: trial.params for trial in played.begin_all()}
+    for seed_run in range(4):
+        played.reach(seed_run, 1, float(seed_run))
+    assert {trial.number: trial.params for trial in played.begin_all()}[3] == first[0]
+
+
 def test_a_member_ends_with_the_parameters_of_its_best_epoch(tmp_path: Path) -> None:
     """Member 3 takes over from member 0 twice, without getting better than member 0 was in epoch 2."""
     scores = {0: (0.5, 0.1, 0.3, 0.2, 0.2, 0.3), 1: (0.6,) * 6, 2: (0.7,) * 6, 3: (0.9, 0.9, 0.4, 0.4, 0.4, 0.4)}
