@@ -81,8 +81,8 @@ class Rungs:
         if (self._scheduler or self._pruner) is None or epoch not in self._of(trial.number).values:
             return False
         decided = trial.user_attrs.get(DECISION)
-        if decided and decided["epoch"] == epoch:
-            return bool(decided["prune"])
+        if decided and decided["epoch"] >= epoch:  # one that was decided on later has passed this rung
+            return bool(decided["prune"]) and decided["epoch"] == epoch
         if self._scheduler is not None:
             prune = self._scheduler.prunes(trial.number, epoch, self._observed)
         else:
