@@ -38,6 +38,7 @@ class UsageLog:
         """Open allocations: their start, and the number of devices of each kind."""
         self._counting = threading.Lock()
         self._wrote = 0.0
+        self._clock = time.time() - time.monotonic()
         disk.drop_half_line(self._file)
         closed, last, left = _replay(_read(self._file))
         for holder in left:
@@ -49,7 +50,7 @@ class UsageLog:
         """Record that ``holder`` acquired its devices."""
         cpus = resources.workers * resources.cpus_per_worker
         gpus = resources.workers * resources.gpus_per_worker
-        now = time.time()
+        now = self._now()
         self._settle(holder, now)
         with self._counting:
             self._open[holder] = {"time": now, "cpus": cpus, "gpus": gpus}
@@ -58,13 +59,13 @@ class UsageLog:
     def stop(self, holder: str) -> None:
         """Record that ``holder`` released its devices. Does nothing if it holds none."""
         if holder in self._open:
-            now = time.time()
+            now = self._now()
             self._settle(holder, now)
             self._write(now, event="stop", unit=holder)
 
     def seconds(self) -> dict[str, float]:
         """Device seconds since the beginning, as ``cpus`` and ``gpus``. Thread-safe."""
-        now = time.time()
+        now = self._now()
         with self._counting:
             return {
                 kind: self._spent[kind] + sum(held[kind] * (now - held["time"]) for held in self._open.values())
@@ -73,8 +74,8 @@ class UsageLog:
 
     def beat(self) -> None:
         """Record that allocations are still live, at most once a minute. Bounds the error after a killed driver."""
-        if self._open and time.time() - self._wrote >= BEAT_SECONDS:
-            self._write(time.time(), event="beat")
+        if self._open and self._now() - self._wrote >= BEAT_SECONDS:
+            self._write(self._now(), event="beat")
 
     @contextmanager
     def holding(self, holder: str, resources: Resources) -> Iterator[None]:
@@ -88,6 +89,10 @@ class UsageLog:
     def close(self) -> None:
         for holder in sorted(self._open):
             self.stop(holder)
+
+    def _now(self) -> float:
+        """Unix seconds by the clock as it was when this driver began: it may be set while devices are held."""
+        return self._clock + time.monotonic()
 
     def _settle(self, holder: str, now: float) -> None:
         with self._counting:

@@ -211,7 +211,8 @@ def test_room_for_more_is_looked_for_now_and_then(cluster: Cluster) -> None:
 def test_devices_are_counted_as_they_were_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = records.create(tmp_path, "run", "toy", {}, "command")
     now = [1000.0]
-    monkeypatch.setattr(usage_log.time, "time", lambda: now[0])
+    for clock in ("time", "monotonic"):
+        monkeypatch.setattr(usage_log.time, clock, lambda: now[0])
     log = usage_log.UsageLog(folder.path)
     for workers, seconds in ((4, 60), (1, 30)):
         with log.holding("run", ELASTIC.fixed(workers)):

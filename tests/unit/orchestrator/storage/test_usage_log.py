@@ -27,9 +27,14 @@ class Time:
 
     def __init__(self) -> None:
         self.now = NOON
+        self.wrong = 0.0
+        """By how much the system's clock was set wrong."""
 
     def time(self) -> float:
-        return self.now
+        return self.now + self.wrong
+
+    def monotonic(self) -> float:
+        return self.now - NOON
 
 
 @pytest.fixture
@@ -165,13 +170,22 @@ def test_damaged_lines_are_passed_over(line: str, folder: RunFolder, time: Time)
     assert hours(folder) == {"s1": (0.0, 1.0)}
 
 
-@pytest.mark.parametrize("stops", [True, False])
-def test_no_hours_are_negative_after_the_clock_was_set_back(stops: bool, folder: RunFolder, time: Time) -> None:
+@pytest.mark.parametrize("set_by", [-7200, 7200])
+def test_hours_are_those_that_passed_when_the_clock_was_set(set_by: int, folder: RunFolder, time: Time) -> None:
     log = UsageLog(folder.path)
     log.start("run", ONE_CPU)
-    time.now -= 7200
-    if stops:
-        log.stop("run")
+    time.wrong = set_by
+    time.now += 1800
+    log.beat()
+    assert log.seconds() == {"cpus": 1800, "gpus": 0}
+    assert '"beat"' in (folder.path / EVENTS).read_text()
+    log.stop("run")
+    assert hours(folder) == {"s1": (0.0, 0.5)}
+
+
+def test_no_hours_are_negative_after_the_clock_was_set_back(folder: RunFolder, time: Time) -> None:
+    UsageLog(folder.path).start("run", ONE_CPU)
+    time.wrong = -7200
     assert hours(folder) == {"s1": (0.0, 0.0)}
 
 
