@@ -49,11 +49,11 @@ def _kill(is_meant: Callable[[str], bool]) -> int:
 
 
 def _mark(pid: int) -> str:
-    return f"{pid}:{_start(pid)}:{_namespace()}"
+    return f"{pid}:{start_of(pid)}:{_namespace()}"
 
 
-def _start(pid: int) -> str:
-    """Start of a process since boot, in ticks: the clock may be set while it runs."""
+def start_of(pid: int) -> str:
+    """Start of a process since boot, in ticks: the clock may be set while it runs. Raises psutil.NoSuchProcess."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except OSError:

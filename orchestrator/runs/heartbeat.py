@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 
+from orchestrator.cluster.leftovers import start_of
 from orchestrator.storage import disk
 
 PROCESS, STACK, GIVEN_UP = "process.json", "stack.txt", "given-up"
@@ -34,9 +35,6 @@ STACK_SECONDS = 1.0
 
 STACKS_SECONDS = 30.0
 """Time limit for the stacks of all workers of a group."""
-
-CLOCK_SECONDS = 10.0
-"""Tolerance for clock changes while a trial runs."""
 
 
 class TrialTimeout(Exception):
@@ -65,7 +63,7 @@ def announce(folder: Path, allowance: float = 0.0, rank: int = 0) -> TrialTimeou
         faulthandler.register(signal.SIGUSR2, file=(folder / _of_rank(STACK, rank)).open("w"), all_threads=True)
     about = {
         "pid": os.getpid(),
-        "created": psutil.Process().create_time(),
+        "created": start_of(os.getpid()),
         "node": ray.get_runtime_context().get_node_id(),
         "allowance": allowance,
     }
@@ -222,7 +220,7 @@ def kill(folder: Path, timeout: float) -> None:
 
 
 def _on_each_process(folder: Path, signals: Callable[..., object], *arguments: object) -> list[Any]:
-    """Call ``signals`` with pid and creation time of each process of the trial, on its node. Does not wait."""
+    """Call ``signals`` with pid and start of each process of the trial, on its node. Does not wait."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -235,7 +233,7 @@ def _on_each_process(folder: Path, signals: Callable[..., object], *arguments: o
     return calls
 
 
-def _request_stack(pid: int, created: float) -> None:
+def _request_stack(pid: int, created: str) -> None:
     """Make a process write its stack, unless it has died."""
     with suppress(ProcessLookupError):
         if _is_alive(pid, created):
@@ -243,7 +241,7 @@ def _request_stack(pid: int, created: float) -> None:
             time.sleep(STACK_SECONDS)
 
 
-def _kill(pid: int, created: float, stacks: list[Any]) -> None:
+def _kill(pid: int, created: str, stacks: list[Any]) -> None:
     """Kill a process once the calls of ``stacks`` have ended, or after ``STACKS_SECONDS``."""
     import ray
 
@@ -253,8 +251,8 @@ def _kill(pid: int, created: float, stacks: list[Any]) -> None:
             os.kill(pid, signal.SIGKILL)  # works on a stopped process too
 
 
-def _is_alive(pid: int, created: float) -> bool:
+def _is_alive(pid: int, created: str) -> bool:
     """Whether this process runs: another one may have its number by now."""
     with suppress(psutil.NoSuchProcess):
-        return bool(abs(psutil.Process(pid).create_time() - created) <= CLOCK_SECONDS)
+        return start_of(pid) == created
     return False

@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from orchestrator.cluster.leftovers import start_of
 from orchestrator.runs import heartbeat
 from orchestrator.runs.heartbeat import GIVEN_UP, PROCESS, STACK, START_SECONDS, TrialMonitor
 from tests.support.toy import Clock
@@ -29,7 +30,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def began(folder: Path, pid: int = 1, allowance: float = 0.0) -> None:
     """The trial's process is there."""
-    about = {"pid": pid, "created": 1.7e9, "node": "a", "allowance": allowance}
+    about = {"pid": pid, "created": "17", "node": "a", "allowance": allowance}
     (folder / PROCESS).write_text(json.dumps(about))
 
 
@@ -256,10 +257,11 @@ def test_a_process_writes_its_stack_and_is_killed(
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     assert process.stdout is not None
     process.stdout.readline()
-    created = psutil.Process(process.pid).create_time()
-    heartbeat._request_stack(process.pid, created - 100)
-    heartbeat._kill(process.pid, created - 100, ["stack"])
+    created = start_of(process.pid)
+    heartbeat._request_stack(process.pid, f"{created}0")
+    heartbeat._kill(process.pid, f"{created}0", ["stack"])
     assert process.poll() is None, "its number was another's"
+    monkeypatch.setattr(psutil.Process, "create_time", lambda process: 1.0)  # the clock was set meanwhile
     heartbeat._request_stack(process.pid, created)
     until(lambda: "File " in (tmp_path / STACK).read_text())
     heartbeat._kill(process.pid, created, ["stack"])
