@@ -94,7 +94,7 @@ class SystemMetrics:
 
     def __init__(self, log: Callable[[list[Row]], None], began: float, interval: float | None = None) -> None:
         self._log = log
-        self._began = began
+        self._began = began - time.time() + time.monotonic()  # the clock may be set, and steps must grow
         self._interval = interval or _interval()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="system-metrics", daemon=True)
@@ -144,9 +144,8 @@ class SystemMetrics:
             else:
                 samples = {"": here.sample()}
         values = {f"system/{node}{name}": value for node, sample in samples.items() for name, value in sample.items()}
-        now = time.time()
         if values:
-            self._log([Row(max(0, round(now - self._began)), now, values)])
+            self._log([Row(max(0, round(time.monotonic() - self._began)), time.time(), values)])
 
 
 def _interval() -> float:

@@ -95,6 +95,15 @@ def test_there_is_a_sample_at_the_end_of_the_shortest_run_and_steps_go_on_after_
     assert "system/cpu_utilization_percentage" in row.metrics
 
 
+def test_steps_are_those_of_a_clock_that_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows: list[Row] = []
+    real = time.time
+    system = SystemMetrics(rows.extend, began=real() - 5000)
+    monkeypatch.setattr(time, "time", lambda: real() - 3600)
+    system._sample(Monitors())
+    assert rows[0].epoch >= 5000, "MLflow gets no value at or below an earlier step"
+
+
 def test_samples_come_at_the_interval() -> None:
     rows: list[Row] = []
     with SystemMetrics(rows.extend, began=time.time(), interval=0.01):
