@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -126,7 +125,7 @@ def kill(settings: Settings, runs: Iterable[Stale]) -> tuple[list[Stale], list[s
 def _remove(orphan: Orphan) -> bool:
     """Remove an orphan; False if it is no orphan any more. Raises OSError."""
     stored = remote.location_of(orphan.run)
-    with _locked(orphan.run) as locked:
+    with lease.locked(orphan.run) as locked:
         if not locked or not _is_orphan(orphan) or (stored is not None and _leased(stored)):
             return False
         if stored is None or orphan.kind in (COPY, OVERTAKEN):
@@ -228,18 +227,6 @@ def _is_stored(path: Path) -> bool:
         stored = store.files()
         return all(name in stored and stored[name].size == size for name, (size, _) in sync_state.scan(path).items())
     return False
-
-
-@contextmanager
-def _locked(run: Path) -> Iterator[bool]:
-    """Lock the run against drivers on this machine within the block; False if one holds the lock. Raises OSError."""
-    with (run / LOCK).open("a+") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-            return
-        yield True
 
 
 def as_text(orphans: Sequence[Orphan], runs: Sequence[Stale], removed: bool) -> str:

@@ -7,7 +7,7 @@ after a crash. Files that were uploaded are not sent again.
 from __future__ import annotations
 
 import shutil
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,9 @@ from orchestrator.registry import models as registry
 from orchestrator.registry.models import Logged
 from orchestrator.registry.servable import DATA_FILES
 from orchestrator.runs.session import Session, adopt, open_tracker
-from orchestrator.storage import commands, remote, sync_state
+from orchestrator.storage import commands, lease, remote, sync_state
 from orchestrator.storage.names import SEALED, TABLES
-from orchestrator.storage.records import RunFolder
+from orchestrator.storage.records import RunFolder, open_folder
 from orchestrator.storage.settings import Settings
 from orchestrator.tracking.tracker import JOURNAL
 from workloads.catalog import catalog
@@ -146,9 +146,11 @@ def sync(settings: Settings, folder: RunFolder) -> str:
     The model is registered as requested; the folder's files go to object storage. Returns a sentence. Raises UserError
     (exit 3) when MLflow or the storage still cannot be reached.
     """
-    if folder.has_live_driver():
-        raise UserError(f"{folder.id} is still running and uploads its own results", fix="Wait for its end")
-    with file_lock(folder.path / "sync.lock"):
+    # A driver that begins meanwhile would write to the journal that is emptied here.
+    with file_lock(folder.path / "sync.lock"), ExitStack() as held:
+        if folder.has_live_driver() or not held.enter_context(lease.locked(folder.path)):
+            raise UserError(f"{folder.id} is still running and uploads its own results", fix="Wait for its end")
+        folder = open_folder(folder.path)  # another one may have uploaded it meanwhile
         try:
             uploaded = _sync_tracking(settings, folder)
         finally:

@@ -228,6 +228,18 @@ def driven_here(folder: Path) -> bool:
         return False
 
 
+@contextmanager
+def locked(folder: Path) -> Iterator[bool]:
+    """Lock a run against drivers on this machine within the block; False if one holds the lock. Raises OSError."""
+    with (folder / LOCK).open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        yield True
+
+
 def refused(location: Remote, current: Holder, left: float) -> UserError:
     storage, _, run = location.uri.rpartition("/")
     stop = f"orchestrator stop {run}{commands.storage_option(storage)}"

@@ -179,9 +179,10 @@ class RunFolder:
                 return
             except (BlockingIOError, PermissionError):  # PermissionError on some network file systems
                 if patience is None:
+                    now = _read(self.path) or self.record  # another resume may have been faster
                     raise UserError(
                         f"{self.id} is being driven by another process",
-                        got=f"pid {self.record.get('pid')}",
+                        got=f"pid {now.get('pid')}",
                         fix=f"Wait for it, or stop it: {commands.for_run(self.path, 'stop')}",
                     ) from None
                 time.sleep(patience)
