@@ -14,8 +14,10 @@ from orchestrator.report.statistics import summary
 from orchestrator.search import curves, recorded
 from orchestrator.search.constraints import violated
 from orchestrator.search.curves import Curve
+from orchestrator.search.members import LINEAGE
 from orchestrator.search.ranking import REPEAT, ranked, repeats, seed_results
 from orchestrator.search.selection import Selection, of_sweep
+from orchestrator.storage import commands
 from orchestrator.storage.records import RunFolder
 from workloads.contract import Objective
 
@@ -100,7 +102,9 @@ def selection(folder: RunFolder) -> Selection | None:
 
 
 def command(folder: RunFolder, trial: FrozenTrial) -> str:
-    """The command that repeats a trial, with its first seed."""
+    """The command that repeats a trial, with its first seed, or the sweep of a member that took over from others."""
+    if LINEAGE in trial.user_attrs:
+        return commands.for_run(folder.path, "reproduce run")
     sweep = SweepSpec.model_validate(recorded.spec(folder))
     params = trial.user_attrs["params"]
     with suppress(UserError):  # the defaults are unknown if the workload is not installed or has changed

@@ -79,6 +79,20 @@ def test_the_winner_of_a_settled_sweep(settings: Settings) -> None:
     assert "repeat:" in listing.best_as_text([row])
 
 
+def test_a_member_that_took_over_is_repeated_with_its_population(settings: Settings) -> None:
+    """No single run has its parameters, which changed."""
+    folder = sweep(settings.storage, "s", [(3.0,), (1.0,)], settled=False)
+    study = open_study(folder.path)
+    first = study.trials[0]
+    later = {**first.user_attrs["params"], "lr": 0.05}
+    lineage = {"lineage": [{"epoch": 2, "from": 0, "params": later}], "began_with": first.user_attrs["params"]}
+    about = {**first.user_attrs, **lineage, "params": later, "best_value": 0.5}
+    study.add_trial(create_trial(value=0.5, params=first.params, distributions=first.distributions, user_attrs=about))
+    (row,) = listing.best(folder, 1)
+    assert (row["trial"], row["params"]["lr"]) == (2, 0.05)
+    assert row["command"].startswith("orchestrator reproduce run s ")
+
+
 def test_the_best_so_far_of_one_that_runs(settings: Settings) -> None:
     folder = sweep(settings.storage, "s", [(3.0,), (1.0,), (2.0,)], settled=False)
     rows = listing.best(folder, 2)
