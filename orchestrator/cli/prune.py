@@ -81,7 +81,8 @@ def stale(settings: Settings) -> list[Stale]:
         if owner is None:
             continue
         folder = folders.get(owner)
-        if folder is not None and folder.status() in ("lost", "interrupted"):  # interrupted: killed while saving
+        lost = folder is not None and folder.status() in ("lost", "interrupted")  # interrupted: killed while saving
+        if folder is not None and lost and not _driven_elsewhere(folder):
             stale_runs.append(Stale(run.info.run_id, owner, "its driver is gone"))
         elif folder is None and (
             run.data.tags.get("mlflow.user") == records.user() and run.info.start_time / 1000 < time.time() - DAY
@@ -148,6 +149,15 @@ def _is_orphan(orphan: Orphan) -> bool:
     """Whether it still is an orphan: a run that was resumed meanwhile may need it."""
     current = (other for kept in (False, True) for other in _orphans_in(orphan.run, kept))
     return any((other.kind, other.path) == (orphan.kind, orphan.path) for other in current)
+
+
+def _driven_elsewhere(folder: RunFolder) -> bool:
+    """Whether another machine drives the run, also if this machine's clock is wrong or the storage does not answer."""
+    stored = remote.location_of(folder.path)
+    try:
+        return stored is not None and _leased(stored)
+    except OSError:
+        return True
 
 
 def _leased(stored: remote.Remote) -> bool:

@@ -337,6 +337,20 @@ def test_runs_left_running_are_found_and_killed(running: Callable[..., str], set
     del alive
 
 
+def test_a_wrong_clock_here_kills_no_run(
+    running: Callable[..., str], mirrored: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lose(create(mirrored, "one"))
+    run = running("one")
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + 3600)
+    assert stale(mirrored) == []
+    stored = remote.location_of(mirrored.storage / "one")
+    assert stored is not None
+    stored.remove(lease.NAME)
+    assert [one.run_id for one in stale(mirrored)] == [run]
+
+
 def test_a_run_that_mlflow_does_not_end_is_named(
     running: Callable[..., str], settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
