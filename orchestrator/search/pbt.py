@@ -75,6 +75,11 @@ class Population(Study):
             trial.set_user_attr(name, value)
         return "paused"
 
+    def own_rows(self, seed_run: int, rows: Sequence[Row]) -> list[Row]:
+        """``rows`` after the member last took over. The donor's checkpoint repeats earlier ones."""
+        lineage = self.optuna_study.get_trials(deepcopy=False)[seed_run].user_attrs.get(LINEAGE)
+        return [row for row in rows if not lineage or row.epoch > lineage[-1]["epoch"]]
+
     @property
     def met(self) -> int:
         """Epoch of the last completed meeting; 0 before the first one."""

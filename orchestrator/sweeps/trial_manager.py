@@ -191,6 +191,8 @@ class TrialManager:
         self._warn()
         self._heed_requests()
         rows = list(reports.rows_from_json(payload.get("rows", [])))
+        if isinstance(self._study, Population):
+            rows = self._study.own_rows(seed_run, rows)
         number, seed = self._study.trial_of(seed_run)
         self._curves.add(number, rows, seed)
         self._session.publisher.trained(sum(row.epoch > 0 for row in rows))

@@ -22,7 +22,7 @@ from orchestrator.engine.loop import Diverged, Row
 from orchestrator.errors import UNAVAILABLE, UserError
 from orchestrator.runs import reports
 from orchestrator.runs.driver_status import DriverStatus
-from orchestrator.search import unit_values
+from orchestrator.search import curves, unit_values
 from orchestrator.search.pbt import Population
 from orchestrator.search.schedulers import rungs
 from orchestrator.search.study import Study
@@ -607,6 +607,22 @@ def test_a_member_is_one_run_whose_parameters_are_a_curve(drive: Drive) -> None:
         assert curve[1][1] == config["spec"]["params"]["lr"]
         assert driver.tracker.params[f"sweep/{seed_run}"]["lr"] == curve[0][1]
         assert set(driver.tracker.logged[f"sweep/{seed_run}"][0][1]) == {"pbt/lr"}
+
+
+def test_a_member_has_no_rows_of_the_one_it_took_over(drive: Drive) -> None:
+    """The donor's checkpoint repeats them."""
+    driver = drive(scheduler="pbt", trials=4)
+    for _ in range(4):
+        driver.begin()
+    for seed_run in range(4):
+        _save(driver, seed_run)
+        driver.says(seed_run, 1, float(seed_run))
+    for _ in range(4):
+        driver.begin()
+    assert driver.says(3, 1, 0.0) is False
+    assert driver.says(3, 2, 0.5) is True
+    assert curves.read(driver.folder.path, "validation/error")[3, 0] == [(1, 3.0), (2, 0.5)]
+    assert driver.trained[-2:] == [0, 1], "epochs"
 
 
 def _save(driver: Driver, seed_run: int) -> None:
