@@ -24,6 +24,7 @@ from orchestrator.errors import UserError
 from orchestrator.search import members
 from orchestrator.search.members import LINEAGE
 from orchestrator.search.study import Study, Trial, TrialDecision
+from orchestrator.storage import disk
 
 QUANTILE = 0.25
 RESAMPLE = 0.25
@@ -132,11 +133,12 @@ class Population(Study):
                 f"Trial {donor} has no intact checkpoint of epoch {epoch} to be taken over", fix="Start a new sweep"
             )
         partial = home / f".{source_folder.name}.taken.partial"
-        shutil.rmtree(partial, ignore_errors=True)
-        home.mkdir(parents=True, exist_ok=True)
-        shutil.copytree(source_folder, partial)
-        shutil.rmtree(home / source_folder.name, ignore_errors=True)
-        partial.rename(home / source_folder.name)
+        with disk.writing(home):
+            shutil.rmtree(partial, ignore_errors=True)
+            home.mkdir(parents=True, exist_ok=True)
+            shutil.copytree(source_folder, partial)
+            shutil.rmtree(home / source_folder.name, ignore_errors=True)
+            partial.rename(home / source_folder.name)
         trial = self._optuna_trial(loser)
         earlier = [step for step in trial.user_attrs.get(LINEAGE, []) if step["epoch"] < epoch]
         trial.set_user_attr("began_with", self.first_params(loser))

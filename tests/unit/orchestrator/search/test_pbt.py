@@ -15,13 +15,14 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 
 from orchestrator.engine import checkpoint
 from orchestrator.engine.checkpoint import Checkpoint
-from orchestrator.errors import UserError
+from orchestrator.errors import UNAVAILABLE, UserError
 from orchestrator.report import trials
 from orchestrator.search import members, pbt
 from orchestrator.search.pbt import Population, pairs, perturb
 from orchestrator.search.schedulers import rungs
 from orchestrator.search.spaces import Space
 from orchestrator.search.study import Trial
+from tests.support.refusals import refused
 from tests.support.searching import ERROR, attributes, begin, rows, states, sweep
 
 EPOCHS = 6
@@ -327,6 +328,19 @@ def test_a_donor_without_a_checkpoint_of_the_meeting(tmp_path: Path) -> None:
     (members.checkpoints(0) / checkpoint.name(1) / checkpoint.TENSORS).write_bytes(b"damaged")
     with pytest.raises(UserError):
         members.begin()
+
+
+def test_a_full_disk_at_a_meeting_is_told_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    members = Members(tmp_path)
+    members.begin_all()
+    for seed_run in range(4):
+        members.reach(seed_run, 1, float(seed_run))
+
+    def full(*of: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(pbt.shutil, "copytree", full)
+    refused(members.begin, "cannot be written: got No space left on device", code=UNAVAILABLE)
 
 
 def test_a_budget_gives_up_who_waits_and_who_trains(tmp_path: Path) -> None:
