@@ -78,8 +78,13 @@ class Population(Study):
 
     def own_rows(self, seed_run: int, rows: Sequence[Row]) -> list[Row]:
         """``rows`` after the member last took over. The donor's checkpoint repeats earlier ones."""
-        lineage = self.optuna_study.get_trials(deepcopy=False)[seed_run].user_attrs.get(LINEAGE)
+        lineage = self.lineage(seed_run)
         return [row for row in rows if not lineage or row.epoch > lineage[-1]["epoch"]]
+
+    def lineage(self, number: int) -> list[dict[str, Any]]:
+        """At which epochs a member took over, ``from`` whom, and the ``params`` it continued with."""
+        taken: list[dict[str, Any]] = self.optuna_study.get_trials(deepcopy=False)[number].user_attrs.get(LINEAGE, [])
+        return taken
 
     @property
     def met(self) -> int:
@@ -140,7 +145,7 @@ class Population(Study):
             shutil.rmtree(home / source_folder.name, ignore_errors=True)
             partial.rename(home / source_folder.name)
         trial = self._optuna_trial(loser)
-        earlier = [step for step in trial.user_attrs.get(LINEAGE, []) if step["epoch"] < epoch]
+        earlier = [step for step in self.lineage(loser) if step["epoch"] < epoch]
         trial.set_user_attr("began_with", self.first_params(loser))
         trial.set_user_attr(LINEAGE, [*earlier, {"epoch": epoch, "from": donor, "params": changed}])
         trial.set_user_attr("params", changed)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from orchestrator.config.spec import ExperimentSpec, Resources, SweepSpec
 from orchestrator.engine.loop import Row
 from orchestrator.runs import micro_batches
 from orchestrator.runs.driver import flat_params
+from orchestrator.runs.live_view import settings_text
 from orchestrator.runs.session import Session
 from orchestrator.search.pbt import Population
 from orchestrator.search.study import Study, Trial, TrialDecision
@@ -25,6 +26,7 @@ class TrialRuns:
         self._study = study
         self._session = session
         self._seeds = spec.search.seeds
+        self._fixed = spec.fixed
         self._micro_batches: dict[int, int] = {}
         self.open: set[int] = set()
         """Seed runs whose MLflow run this process has opened and not ended."""
@@ -65,10 +67,18 @@ class TrialRuns:
         self._session.trained_on(key, now.params)
 
     def log_member(self, trial: Trial, study: Population) -> None:
-        """Log a member's values since its last meeting as metrics: parameters in MLflow cannot change."""
+        """Log a member's values since its last meeting as metrics, and from whom it took over as a tag.
+
+        Parameters in MLflow cannot change: they are those that the member began with.
+        """
         values = {name: trial.params[name] for name in study.changeable if name in trial.params}
         numbers = {f"pbt/{k}": float(v) for k, v in values.items() if type(v) in (int, float)}
         self.log(trial.seed_run, [Row(study.met, time.time(), numbers)])
+        taken = [
+            f"after epoch {step['epoch']} from trial {step['from']}: {settings_text(self._searched(step['params']))}"
+            for step in study.lineage(trial.number)
+        ]
+        self._tag(trial.seed_run, {"orchestrator.lineage": "; ".join(taken)} if taken else {})
 
     def log(self, seed_run: int, rows: Sequence[Row]) -> None:
         if self._session.tracker:
@@ -106,6 +116,9 @@ class TrialRuns:
             self._tag(seed_run, tags)
             self._session.tracker.end(self.key(seed_run), status)
         self.open.discard(seed_run)
+
+    def _searched(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in params.items() if name not in self._fixed}
 
     def _tag(self, seed_run: int, tags: Mapping[str, str]) -> None:
         if self._session.tracker and tags:

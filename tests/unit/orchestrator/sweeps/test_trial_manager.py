@@ -607,6 +607,12 @@ def test_a_member_is_one_run_whose_parameters_are_a_curve(drive: Drive) -> None:
         assert curve[1][1] == config["spec"]["params"]["lr"]
         assert driver.tracker.params[f"sweep/{seed_run}"]["lr"] == curve[0][1]
         assert set(driver.tracker.logged[f"sweep/{seed_run}"][0][1]) == {"pbt/lr"}
+    tags = {n: driver.tracker.tags[f"sweep/{n}"].get("orchestrator.lineage") for n in range(4)}
+    assert configs[3] is not None
+    lr = show(configs[3]["spec"]["params"]["lr"])
+    assert {n: tag for n, tag in tags.items() if tag} == {3: tags[3]}
+    assert tags[3].startswith("after epoch 1 from trial 0: ")
+    assert f"lr={lr}" in tags[3].split()
 
 
 def test_a_member_has_no_rows_of_the_one_it_took_over(drive: Drive) -> None:
