@@ -26,6 +26,7 @@ TAGS = {
     "orchestrator.init",
     "orchestrator.key",
     "orchestrator.kind",
+    "orchestrator.lineage",
     "orchestrator.looks",
     "orchestrator.number",
     "orchestrator.outcome",
