@@ -41,7 +41,7 @@ def predict(settings: Settings, model: str, source: str, target: str | None, par
     _check_files(source, target)
     loaded = _load(settings, model)
     signature = loaded.metadata.signature
-    given = _check_params(model, signature and signature.params, params)
+    given = check_params(model, signature and signature.params, params)
     columns = columns_of(signature and signature.inputs)
     name = "standard input" if source == STREAM else source
     rows = written = 0
@@ -125,7 +125,7 @@ def _load(settings: Settings, model: str) -> Any:
         ) from None  # fmt: skip
 
 
-def _check_params(model: str, spec: Any, params: Mapping[str, Any]) -> dict[str, Any]:
+def check_params(model: str, spec: Any, params: Mapping[str, Any]) -> dict[str, Any]:
     """Convert ``key=value`` settings to the types of the model's signature. Raises UserError."""
     from pydantic import TypeAdapter, ValidationError
 
@@ -150,6 +150,11 @@ def _check_params(model: str, spec: Any, params: Mapping[str, Any]) -> dict[str,
     return given
 
 
+def reason(error: Exception) -> str:
+    """Why a model refuses its input. MLflow's message begins with all rows."""
+    return " ".join(str(error).split()).rpartition("Error: ")[2]
+
+
 def _predict_batch(loaded: Any, model: str, batch: pd.DataFrame, params: dict[str, Any], before: int) -> pd.DataFrame:
     """Predict a batch that follows ``before`` rows of the input.
 
@@ -161,7 +166,7 @@ def _predict_batch(loaded: Any, model: str, batch: pd.DataFrame, params: dict[st
     try:
         predictions = loaded.predict(batch, params=params or None)
     except (ValueError, MlflowException) as error:
-        text = " ".join(str(error).split()).rpartition("Error: ")[2]  # MLflow's message starts with the whole batch
+        text = reason(error)
         text = re.sub(r"\brow (\d+) of the input", lambda row: f"row {before + 1 + int(row[1])} of the input", text)
         what = "this promise" if text.startswith(tuple(f"{name}=" for name in PARAMS)) else "rows"
         rows = f" {before + 1} to {before + len(batch)}" if what == "rows" else ""

@@ -49,11 +49,12 @@ class Replica:
         if request.method == "GET":
             return JSONResponse(self.state())
         try:
-            frame, params = frame_of(await request.body(), request.headers.get("content-type", ""))
-            body = as_json(await self.predict((frame, params)))  # raises what the model refuses
+            body = await request.body()
+            frame, params = frame_of(body, request.headers.get("content-type", ""), self._served.columns)
+            answer = as_json(await self.predict((frame, params)))  # raises what the model refuses
         except BadRequest as error:
             return JSONResponse({"error": one_line(error)}, status_code=400)
-        return Response(body, media_type="application/json")
+        return Response(answer, media_type="application/json")
 
     @serve.batch(max_batch_size=BATCH_ROWS, batch_wait_timeout_s=BATCH_SECONDS)  # type: ignore[untyped-decorator]
     async def predict(self, requests: Sequence[tuple[pd.DataFrame, Mapping[str, Any]]]) -> list[Any]:

@@ -10,10 +10,12 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from mlflow.exceptions import MlflowException
 
 from orchestrator.errors import UserError, one_line
 from orchestrator.registry import models as registry
 from orchestrator.registry import versions
+from orchestrator.registry.prediction import check_params, reason
 from orchestrator.registry.serving_formats import BadRequest, Batching, answer_lengths, batching
 from orchestrator.registry.tables import columns_of, typed
 from orchestrator.storage.settings import Settings
@@ -21,13 +23,14 @@ from orchestrator.storage.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A loaded version, how rows of several requests can be predicted in one call, and the columns of its signature."""
+    """A loaded version, how rows of several requests can be predicted in one call, and its signature's parts."""
 
     uri: str
     version: str
     model: Any
     batching: Batching
     columns: Sequence[Any] | None = None
+    params: Any = None
 
 
 def current(settings: Settings, reference: str) -> str:
@@ -48,7 +51,8 @@ def load(settings: Settings, uri: str) -> Served:
     frame = example[0] if isinstance(example, tuple) else example
     how = batching(model.predict, frame) if isinstance(frame, pd.DataFrame) else "none"
     signature = model.metadata.signature
-    return Served(uri, uri.rpartition("/")[2], model, how, columns_of(signature and signature.inputs))
+    columns = columns_of(signature and signature.inputs)
+    return Served(uri, uri.rpartition("/")[2], model, how, columns, signature and signature.params)
 
 
 def answers(served: Served, requests: Sequence[tuple[pd.DataFrame, Mapping[str, Any]]]) -> list[Any]:
@@ -65,7 +69,7 @@ def answers(served: Served, requests: Sequence[tuple[pd.DataFrame, Mapping[str, 
     equal = []  # the first request with the same rows
     for number, (frame, params) in enumerate(requests):
         types = tuple(map(str, frame.dtypes))  # joined, integers and fractions of one column would lose digits
-        alike = (tuple(frame.columns), types, json.dumps(dict(params), sort_keys=True, default=str))
+        alike = (repr(list(frame.columns)), types, json.dumps(dict(params), sort_keys=True, default=str))
         rows = repr([frame.iloc[:, column].tolist() for column in range(frame.shape[1])])
         same = first.setdefault((alike, rows), number)
         equal.append(same)
@@ -102,8 +106,11 @@ def _predicted(served: Served, frame: pd.DataFrame, params: Mapping[str, Any]) -
     """Predict, after a conversion to the signature's types: JSON writes 2 for 2.0, and bytes and times as text."""
     try:
         rows = frame if served.columns is None else typed(frame, served.columns, "the request", 0)
-        return served.model.predict(rows, params=dict(params) or None)
+        given = check_params(served.uri.removeprefix("models:/"), served.params, params)
+        return served.model.predict(rows, params=given or None) if len(rows) else []
     except UserError as error:
         return BadRequest(str(error))
+    except MlflowException as error:
+        return BadRequest(reason(error))
     except Exception as error:  # a model's code can raise anything
         return BadRequest(f"{type(error).__name__}: {one_line(error)}")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import pandas as pd
 
 from orchestrator.errors import one_line
+from orchestrator.registry.tables import csv
 
 Batching: TypeAlias = Literal["rows", "lists", "none"]
 """What a model answers a row with: a row, or a list of rows, that do not depend on other rows; or neither."""
@@ -22,14 +23,16 @@ class BadRequest(Exception):
     """The input of a request is not one, or the model refuses it."""
 
 
-def frame_of(body: bytes, content_type: str) -> tuple[pd.DataFrame, Mapping[str, Any]]:
+def frame_of(
+    body: bytes, content_type: str, columns: Sequence[Any] | None = None
+) -> tuple[pd.DataFrame, Mapping[str, Any]]:
     """The rows and the parameters of a request: JSON with one of :data:`FORMS` and ``params``, or CSV.
 
-    Raises :class:`BadRequest`.
+    Texts of CSV are those of ``columns``, the model's. Raises :class:`BadRequest`.
     """
     try:
         if content_type.startswith("text/csv"):
-            return pd.read_csv(io.BytesIO(body)), {}
+            return pd.concat(csv(io.BytesIO(body), columns), ignore_index=True), {}
         request = json.loads(body)
         given = [form for form in FORMS if form in request]
         if len(given) != 1:
@@ -39,7 +42,7 @@ def frame_of(body: bytes, content_type: str) -> tuple[pd.DataFrame, Mapping[str,
         return frame, dict(request.get("params") or {})
     except BadRequest:
         raise
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise BadRequest(f"the request cannot be read: {one_line(error)}") from None
 
 
@@ -50,7 +53,12 @@ def as_json(predictions: Any) -> str:
     if isinstance(predictions, pd.DataFrame):
         rows = predictions.to_json(orient="records", double_precision=15, date_format="iso")
         return f'{{"predictions": {rows}}}'
-    return json.dumps({"predictions": list(predictions)})
+    return json.dumps({"predictions": predictions}, default=_plain)
+
+
+def _plain(value: Any) -> Any:
+    """An array, a number of NumPy or another sequence for JSON."""
+    return value.tolist() if hasattr(value, "tolist") else list(value)
 
 
 def batching(predict: Callable[[pd.DataFrame], Any], example: pd.DataFrame) -> Batching:

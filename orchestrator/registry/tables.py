@@ -58,7 +58,7 @@ def frames(source: str, name: str, columns: Sequence[Any] | None) -> Iterator[pd
             if source.endswith(".jsonl") or (source == STREAM and head.startswith(b"{")):
                 yield from _json_lines(stream, name, lines)
             elif head:
-                yield from _csv(stream, columns)
+                yield from csv(stream, columns)
     except (OSError, ValueError, pa.ArrowException) as error:
         raise UserError(f"{name} cannot be read: {one_line(error)}") from None
 
@@ -90,7 +90,7 @@ def _parquet(source: str, name: str, columns: Sequence[Any] | None) -> Iterator[
             yield batch.to_pandas()
 
 
-def _csv(stream: IO[bytes], columns: Sequence[Any] | None) -> Iterator[pd.DataFrame]:
+def csv(stream: IO[bytes], columns: Sequence[Any] | None) -> Iterator[pd.DataFrame]:
     """Blanks around names and texts do not count: ids of a model have none."""
     import pandas as pd
 

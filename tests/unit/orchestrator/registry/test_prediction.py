@@ -21,7 +21,7 @@ from orchestrator.errors import UNAVAILABLE, USAGE, UserError
 from orchestrator.registry import models as registry
 from orchestrator.registry import prediction, tables
 from orchestrator.registry.abstention import Summary
-from orchestrator.registry.prediction import _check_params, _whole_lists
+from orchestrator.registry.prediction import _whole_lists, check_params
 from orchestrator.registry.tables import typed
 from orchestrator.storage.settings import resolve
 
@@ -41,7 +41,7 @@ K, SHARES = ParamSpec("k", DataType.long, 10), ParamSpec("shares", DataType.doub
 )  # fmt: skip
 def test_parameters(spec: Any, given: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError) as caught:
-        _check_params("rec/1", spec, given)
+        check_params("rec/1", spec, given)
     assert str(caught.value).startswith(words)
 
 

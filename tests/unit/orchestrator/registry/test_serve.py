@@ -10,9 +10,10 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
-from mlflow.types import ColSpec, DataType
+from mlflow.types import ColSpec, DataType, ParamSchema, ParamSpec
 
 from orchestrator.registry import models as registry
 from orchestrator.registry.served_model import Served, answers, current, load
@@ -59,6 +60,7 @@ def test_requests_are_those_of_mlflow() -> None:
         ("[]", "the request has no rows; allowed: one of dataframe_split"),
         ('{"dataframe_split": {}, "inputs": []}', "the request has dataframe_split and inputs; allowed"),
         ('{"dataframe_split": {"rows": 3}}', "the request cannot be read"),
+        ('{"inputs": ' + "[" * 10_000 + "]" * 10_000 + "}", "the request cannot be read: maximum recursion depth"),
     ],
 )
 def test_what_is_no_request_is_one_sentence(body: str, words: str) -> None:
@@ -66,10 +68,22 @@ def test_what_is_no_request_is_one_sentence(body: str, words: str) -> None:
         frame_of(body.encode(), "application/json")
 
 
+def test_texts_of_csv_are_those_that_predict_reads() -> None:
+    columns = [ColSpec(DataType.string, "a"), ColSpec(DataType.long, "b")]
+    frame, _ = frame_of(b"a, b\n007,1\n NA ,2\n", "text/csv", columns)
+    assert frame.to_dict("list") == {"a": ["007", "NA"], "b": [1, 2]}
+
+
+def test_predictions_that_are_no_table_are_lists() -> None:
+    for values in (np.array([1, 2]), np.array([1, 2], "float32"), pd.Series([1, 2]), [np.int64(1), 2]):
+        assert json.loads(as_json(values)) == {"predictions": [1, 2]}
+    assert json.loads(as_json({"a": np.array([[1]])})) == {"predictions": {"a": [[1]]}}
+
+
 def test_requests_are_answered_together_and_a_wrong_row_refuses_its_own_alone() -> None:
     model = Doubling()
     frames = [pd.DataFrame({"a": values}) for values in ([1, 2], [3], [4, 5, 6])]
-    served = Served("models:/m/1", "1", model, "rows")
+    served = Served("models:/m/1", "1", model, "rows", params=ParamSchema([ParamSpec("by", DataType.long, 2)]))
     found = answers(served, [(frame, {}) for frame in frames])
     assert [one["twice"].tolist() for one in found] == [[2, 4], [6], [8, 10, 12]]
     assert model.calls == 1
@@ -82,6 +96,14 @@ def test_requests_are_answered_together_and_a_wrong_row_refuses_its_own_alone() 
     assert str(found[1]) == "ValueError: a is negative"
     with pytest.raises(BadRequest):
         as_json(found[1])
+    found = answers(served, [(frames[0], {"bye": 3}), (frames[0], {"by": "x"}), (frames[0], {})])
+    assert str(found[0]) == "Unknown parameter of m/1: got 'bye'; allowed: by. Did you mean 'by'?"
+    assert str(found[1]) == "Parameter by of m/1 is not valid: got 'x'; allowed: a whole number."
+    assert found[2]["twice"].tolist() == [2, 4]
+    nested = frame_of(b'{"dataframe_split": {"columns": [{"a": 1}], "data": [[1]]}}', "")
+    found = answers(served, [nested, (frames[0], {})])
+    assert isinstance(found[0], BadRequest)
+    assert found[1]["twice"].tolist() == [2, 4]
     model.calls = 0
     answers(Served("models:/m/1", "1", model, "none"), [(frame, {}) for frame in frames])
     assert model.calls == 3
@@ -174,6 +196,10 @@ def test_the_version_of_an_alias_is_loaded(models: Settings, home: Path) -> None
     assert (served.uri, served.version, served.batching) == ("models:/rec/1", "1", "lists")
     registry.client(models).set_registered_model_alias("rec", "champion", "2")
     assert current(models, "rec@champion") == current(models, "rec/2") == "models:/rec/2"
+    rows = pd.DataFrame({"user": [True]})
+    found = answers(served, [(rows[:0], {}), (rows, {})])
+    assert json.loads(as_json(found[0])) == {"predictions": []}
+    assert str(found[1]) == "Incompatible input types for column user. Can not safely convert bool to int64."
     refused(lambda: current(models, "rec@challenger"), "The model rec has no alias challenger any more")
     missing = importlib.util.find_spec("grpc_reflection") is None
     said = typed(home, "serve", "rec@champion", "--tracking", str(models.tracking), "--replicas", "0")
