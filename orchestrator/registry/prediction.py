@@ -12,7 +12,17 @@ from orchestrator.errors import RunFailed, UserError, one_line, unknown
 from orchestrator.registry import abstention, versions
 from orchestrator.registry import models as registry
 from orchestrator.registry.abstention import Summary
-from orchestrator.registry.tables import FORMATS, STREAM, WORDS, columns_of, empty, frames, output, typed
+from orchestrator.registry.tables import (
+    STREAM,
+    WORDS,
+    check_format,
+    check_output,
+    columns_of,
+    empty,
+    frames,
+    output,
+    typed,
+)
 from orchestrator.storage.settings import Settings
 from workloads.abstention.decision import PARAMS
 
@@ -97,15 +107,10 @@ def _whole_lists(batches: Iterator[pd.DataFrame], columns: Sequence[Any] | None)
 
 
 def _check_files(source: str, target: str) -> None:
-    for role, name in (("input", source), ("output", target)):
-        if name != STREAM and Path(name).suffix not in FORMATS:
-            raise UserError(f"The {role} {name} has no known format", allowed=[f"NAME{end}" for end in FORMATS])
+    check_format("input", source)
     if source != STREAM and not Path(source).is_file():
         raise UserError(f"The input {source} does not exist", fix="Check the path")
-    if target != STREAM and source != STREAM and Path(source).resolve() == Path(target).resolve():
-        raise UserError(f"The output {target} is the input, which it would replace", fix="Name another file")
-    if not Path(target).absolute().parent.is_dir():
-        raise UserError(f"The folder of the output {target} does not exist", fix="Create it, or correct the path")
+    check_output(target, source)
 
 
 def _load(settings: Settings, model: str) -> Any:

@@ -9,12 +9,13 @@ import os
 import reprlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from itertools import islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
-from orchestrator.errors import RunFailed, UserError, nearest, one_line
+from orchestrator.errors import UNAVAILABLE, USAGE, RunFailed, UserError, nearest, one_line
+from orchestrator.storage import disk
 
 if TYPE_CHECKING:
     from io import BufferedReader
@@ -149,6 +150,8 @@ def typed(rows: pd.DataFrame, columns: Sequence[Any], name: str, before: int) ->
     frame = rows[_present(columns, list(map(str, rows.columns)), name)].copy()
     for column in (column for column in columns if column.name in frame and len(frame)):
         values = frame[column.name]
+        if isinstance(values.dtype, pd.CategoricalDtype):  # MLflow's check takes no categories
+            values = frame[column.name] = values.astype(object)
         kind = _kind(column)
         if isinstance(column.type, Array) and (single := values.map(pd.api.types.is_scalar) & values.notna()).any():
             row = int(single.to_numpy().argmax())
@@ -219,6 +222,25 @@ def empty(spec: Any) -> pd.DataFrame:
                          for name, kind in types.items()})  # fmt: skip
 
 
+def check_format(role: str, name: str) -> None:
+    """Raise UserError for a file whose name has no known ending."""
+    if name != STREAM and Path(name).suffix not in FORMATS:
+        raise UserError(f"The {role} {name} has no known format", allowed=[f"NAME{end}" for end in FORMATS])
+
+
+def check_output(target: str, source: str) -> None:
+    """Raise UserError for an output that cannot be written or would replace its input."""
+    check_format("output", target)
+    if target == STREAM:
+        return
+    if source != STREAM and Path(source).resolve() == Path(target).resolve():
+        raise UserError(f"The output {target} is the input, which it would replace", fix="Name another file")
+    if not Path(target).absolute().parent.is_dir():
+        raise UserError(f"The folder of the output {target} does not exist", fix="Create it, or correct the path")
+    if Path(target).is_dir():
+        raise UserError(f"The output {target} is a folder", fix="Name a file")
+
+
 @contextmanager
 def output(target: str) -> Iterator[Callable[[pd.DataFrame], object]]:
     """A function that writes frames to standard output, or to a file that gets its name when it is complete."""
@@ -230,9 +252,11 @@ def output(target: str) -> Iterator[Callable[[pd.DataFrame], object]]:
     try:
         with part.open("wb") as file, closing(_Sink(file, path.suffix)) as sink:
             yield sink.write
+            sink.finish()
         part.replace(path)
     except OSError as error:
-        raise UserError(f"{target} cannot be written: {error.strerror or error}") from None
+        code = UNAVAILABLE if disk.is_full(error) else USAGE
+        raise UserError(f"{target} cannot be written: {error.strerror or error}", code=code) from None
     finally:
         part.unlink(missing_ok=True)
 
@@ -296,11 +320,18 @@ class _Sink:
             self._writer.write_table(table.cast(self._writer.schema))
         self._untyped = []
 
-    def close(self) -> None:
+    def finish(self) -> None:
+        """Write what is left."""
         if self._untyped:
             self._flush()
         if self._writer:
             self._writer.close()
+
+    def close(self) -> None:
+        """End the writer, also after an error, which it would repeat."""
+        with suppress(Exception):
+            if self._writer:
+                self._writer.close()
 
 
 def _no_table(why: str) -> RunFailed:

@@ -114,6 +114,9 @@ def test_the_input_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         prediction.predict(resolve({}), "rec@champion", str(tmp_path / "users.csv"), "users.csv", {})
     assert caught.value.code == USAGE
     assert (tmp_path / "users.csv").read_text() == "user\n1\n"
+    (tmp_path / "top.csv").mkdir()
+    with pytest.raises(UserError, match=r"The output top\.csv is a folder"):
+        prediction.predict(resolve({}), "rec@champion", str(tmp_path / "users.csv"), "top.csv", {})
 
 
 def test_histories_are_numbered_through_all_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

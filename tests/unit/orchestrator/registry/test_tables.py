@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import errno
 import io
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ import pandas as pd
 import pytest
 from mlflow.types.schema import Array, ColSpec, DataType
 
-from orchestrator.errors import RunFailed, UserError
+from orchestrator.errors import UNAVAILABLE, RunFailed, UserError
 from orchestrator.registry import tables
 from orchestrator.registry.tables import STREAM, frames, output, typed
 
@@ -76,6 +77,33 @@ def test_types_that_are_known_do_not_wait_for_those_that_are_not(
 def _write(write: Callable[[pd.DataFrame], object], *rows: dict[str, list[Any]]) -> None:
     for row in rows:
         write(pd.DataFrame(row))
+
+
+@pytest.mark.parametrize("end", ["parquet", "csv", "jsonl"])
+def test_a_full_disk_is_named(end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full(io.FileIO):
+        def write(self, data: Any) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "open", lambda path, mode: Full(path, "w"))
+    full = pytest.raises(UserError, match="cannot be written: No space left")
+    with full as raised, output(str(tmp_path / f"out.{end}")) as write:
+        write(SENTENCES)
+    assert raised.value.code == UNAVAILABLE
+    assert not any(tmp_path.iterdir())
+
+
+def test_categories_of_parquet_are_values(tmp_path: Path) -> None:
+    given = pd.DataFrame({"text": ["a", "b", None], "id": [1, 2, 1], "at": pd.to_datetime(["2026-01-01"] * 3)})
+    given.astype("category").to_parquet(tmp_path / "in.parquet")
+    kinds = {"text": DataType.string, "id": DataType.long, "at": DataType.datetime}
+    columns = [ColSpec(kind, name) for name, kind in kinds.items()]
+    (read,) = frames(str(tmp_path / "in.parquet"), "in.parquet", columns)
+    values = typed(read, columns, "in.parquet", 0)
+    assert not any(isinstance(kind, pd.CategoricalDtype) for kind in values.dtypes)
+    assert values["text"].dropna().tolist() == ["a", "b"]
+    assert values["id"].tolist() == [1, 2, 1]
+    assert values["at"].tolist() == given["at"].tolist()
 
 
 def test_json_lines_take_any_columns(tmp_path: Path) -> None:
