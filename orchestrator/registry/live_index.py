@@ -14,7 +14,7 @@ from orchestrator.errors import UserError, one_line
 from orchestrator.registry import versions
 from orchestrator.registry.export.model import Model
 from orchestrator.registry.retrieval import document_encoder, load_collection
-from orchestrator.registry.tables import STREAM, frames, output, typed
+from orchestrator.registry.tables import STREAM, check_output, frames, output, typed
 from orchestrator.storage import disk
 from orchestrator.storage.settings import Settings
 
@@ -137,6 +137,8 @@ def _check(request: Request) -> None:
     for name, number in (("batch", request.batch), ("k", request.k)):
         if number is not None and number < 1:
             raise UserError(f"--{name} is not valid", got=number, allowed="1 or more")
+    if request.search is not None:
+        check_output(request.output or STREAM, request.search)
 
 
 def _run(settings: Settings, reference: str, request: Request, say: Callable[[str], None]) -> None:
@@ -161,10 +163,15 @@ def _run(settings: Settings, reference: str, request: Request, say: Callable[[st
     own = {name: doc for doc, (name, _) in index.texts.items()} if index else {}
     deleted = _numbers(request.delete, collection | own) if request.delete else None
     added = _documents(request.add) if request.add else None
+    queries = [text for (text,) in _rows(request.search, "query")] if request.search else []
     newer = registered(versions.find(settings, request.embed_again).name) if request.embed_again else None
     if index is None:
         of_model = (base.rows(), base.dim, base.version.name, base.version.run_id)
-        index = live_index.of_model(folder, base.lineage, *of_model)
+        try:
+            index = live_index.of_model(folder, base.lineage, *of_model)
+        except FileExistsError:  # another process made it meanwhile
+            _run(settings, reference, request, say)
+            return
         say(f"Copied the index of {base.version.name}: {len(index)} documents")
     texts = _texts(settings, base)
     if deleted is not None:
@@ -185,7 +192,7 @@ def _run(settings: Settings, reference: str, request: Request, say: Callable[[st
     if request.search:
         names = {doc: name for name, doc in collection.items()} | {doc: name for doc, (name, _) in index.texts.items()}
         named = {one["session"]: one["version"] for one in index.models}
-        _search(index, request, lambda session: registered(named[session]), texts, names)
+        _search(index, request, queries, lambda session: registered(named[session]), texts, names)
     if not request.search or request.output:
         say(f"{folder}: {len(index)} documents, {_state(index)}")
 
@@ -258,16 +265,15 @@ def _documents(source: str) -> dict[str, str]:
 
 
 def _search(
-    index: Any, request: Request, encoders: Callable[[int], Registered],
+    index: Any, request: Request, given: Sequence[str], encoders: Callable[[int], Registered],
     texts: Callable[[NDArray[np.int64]], Sequence[str]], names: Mapping[int, str],
 ) -> None:  # fmt: skip
     """Write the best documents of each query that has a text. Raises UserError."""
     import pandas as pd
 
-    assert request.search
     if not len(index):
         raise UserError(f"The index in {request.folder} has no documents")
-    queries = [text for (text,) in _rows(request.search, "query") if text.strip()]
+    queries = [text for text in given if text.strip()]
     with output(request.output or STREAM) as write:
         for first in range(0, len(queries), QUERIES):
             part = queries[first : first + QUERIES]
@@ -280,6 +286,8 @@ def _search(
                 "score": scores.ravel(),
             }
             write(pd.DataFrame(columns))
+        if not queries:
+            write(pd.DataFrame(columns=["query", "rank", "document", "score"]))
 
 
 def _state(index: Any) -> str:

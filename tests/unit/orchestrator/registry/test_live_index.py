@@ -6,14 +6,15 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from orchestrator.errors import DONE, USAGE
+from orchestrator.registry import live_index, versions
 from orchestrator.registry import models as registry
-from orchestrator.registry import versions
 from orchestrator.registry.live_index import Registered
 from orchestrator.storage.settings import Settings, resolve
 from tests.support.commands import Command, typed
@@ -153,11 +154,38 @@ def test_bad_input_is_one_sentence(call: Call, table: Callable[..., str], settin
     assert not live.exists() or not list(live.glob("*.json")), "nothing was begun"
     call("search/1", "--add", table(document=["x"], text=["w1"]))
     assert "is not of files/1: got one of search/1" in call("files/1", "--compact", code=USAGE)
+    before = (live / "index.json").read_text()
+    queries = table(query=["w1"])
+    for words, part in (
+        (("--search", "none.csv"), "The input none.csv does not exist"),
+        (("--search", queries, "--output", str(tmp_path / "none" / "found.csv")), "The folder of the output"),
+        (("--search", queries, "--output", queries), "is the input, which it would replace"),
+        (("--search", queries, "--output", "found.txt"), "has no known format"),
+    ):
+        assert part in call("search/1", "--add", table(document=["y"], text=["w2"]), *words, code=USAGE)
+    assert (live / "index.json").read_text() == before, "nothing was changed"
+    call("search/1", "--search", table(query=[" "], other=["a"]), "--output", str(tmp_path / "none.parquet"))
+    assert list(pd.read_parquet(tmp_path / "none.parquet")) == ["query", "rank", "document", "score"]
     listed = call("search/1", "--search", table(query=["w1", ""], other=["", "a"])).splitlines()
     assert {json.loads(line)["query"] for line in listed} == {"w1"}, "a query without text ranks nothing"
     assert "--k is not valid: got 0" in call("search/1", "--search", table(query=["a"]), "--k", "0", code=USAGE)
     of_run = Path(Registered(settings, versions.find(settings, "files/1")).config["lineage"]["index"])
     assert "is of another format" in call("files/1", "--compact", code=USAGE, folder=of_run)
+
+
+def test_an_index_that_another_process_makes_meanwhile_is_changed(
+    settings: Settings, table: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live = tmp_path / "live"
+    make, said = LiveIndex.of_model, list[str]()
+
+    def overtaken(*args: Any) -> LiveIndex:
+        make(*args)
+        return make(*args)
+
+    monkeypatch.setattr(LiveIndex, "of_model", overtaken)
+    live_index.run(settings, "search/1", live_index.Request(live, add=table(document=["x"], text=["w1"])), said.append)
+    assert said[0] == "Added 1 documents and changed 0, embedded by search/1"
 
 
 @pytest.mark.faults
