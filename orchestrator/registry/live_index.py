@@ -117,7 +117,7 @@ def run(settings: Settings, reference: str, request: Request, say: Callable[[str
 
     _check(request)
     try:
-        with disk.writing(request.folder):
+        with disk.writing(request.folder, "to"):
             _run(settings, reference, request, say)
     except DataError as error:
         raise UserError(one_line(error)) from None

@@ -70,7 +70,7 @@ def evaluate(
     version.check_workload(RANKERS, "ranks no documents")
     collections = _collections(datasets, settings, str(version.workload))
     measured: dict[str, dict[str, float]] = {}
-    with tempfile.TemporaryDirectory(prefix="evaluate-") as scratch, disk.writing(target):
+    with tempfile.TemporaryDirectory(prefix="evaluate-") as scratch, disk.writing(target, "to"):
         files = Path(scratch) / "model"
         files.mkdir()
         versions.download(settings, version, files)

@@ -15,7 +15,7 @@ from orchestrator.errors import UNAVAILABLE, UserError, one_line
 from orchestrator.provenance import private_files
 from orchestrator.storage import remote
 
-Setting = Literal["storage", "tracking"]
+Setting = Literal["storage", "tracking", "to"]
 
 
 def drop_half_line(journal: Path) -> None:
@@ -88,14 +88,14 @@ def is_full(error: BaseException | None) -> TypeGuard[OSError]:
 
 
 @contextmanager
-def writing(folder: Path) -> Iterator[None]:
+def writing(folder: Path, setting: Setting = "storage") -> Iterator[None]:
     """Convert write errors below ``folder`` to UserError (exit 3)."""
     from safetensors import SafetensorError
 
     try:
         yield
     except (OSError, SafetensorError) as error:
-        raise unwritable(folder, error) from error
+        raise unwritable(folder, error, setting) from error
 
 
 def check_writable(folder: Path, setting: Setting = "storage") -> None:
@@ -119,7 +119,8 @@ def check_empty(folder: Path) -> None:
 
 def unwritable(folder: Path, error: Exception, setting: Setting = "storage") -> UserError:
     """The error (exit 3) that nothing can be written in ``folder``, which is that of ``setting``."""
-    what = f"The storage {folder}" if setting == "storage" else f"The folder of the tracking store, {folder},"
+    named = {"storage": f"The storage {folder}", "tracking": f"The folder of the tracking store, {folder},"}
+    what = named.get(setting, f"The folder {folder}")
     file = next((path for path in (folder, *folder.parents) if path.is_file()), None)
     if file and isinstance(error, FileExistsError | NotADirectoryError):
         return UserError(
