@@ -58,7 +58,7 @@ def predict(settings: Settings, model: str, source: str, target: str | None, par
     summary = Summary()
     with output(target) as write:
         for batch in _whole_lists(_typed(frames(source, name, columns), columns, name), columns):
-            predictions = _predict_batch(loaded, model, batch, given, rows)
+            predictions = predict_batch(loaded, model, batch, given, rows)
             if HISTORY in batch.columns and USER not in batch.columns and USER in predictions.columns:
                 predictions[USER] += rows  # the model numbers the rows of a batch
             summary.add(predictions)
@@ -160,7 +160,7 @@ def reason(error: Exception) -> str:
     return " ".join(str(error).split()).rpartition("Error: ")[2]
 
 
-def _predict_batch(loaded: Any, model: str, batch: pd.DataFrame, params: dict[str, Any], before: int) -> pd.DataFrame:
+def predict_batch(loaded: Any, model: str, batch: pd.DataFrame, params: dict[str, Any], before: int) -> pd.DataFrame:
     """Predict a batch that follows ``before`` rows of the input.
 
     Errors of models count the rows of the batch from 0; the message counts those of the input from 1.

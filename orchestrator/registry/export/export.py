@@ -68,8 +68,9 @@ def export(settings: Settings, reference: str, target: Path, form: str, rows: st
         raise unknown("format", form, FORMATS)
     chosen = FORMATS[form]
     disk.check_empty(target)
-    if not target.absolute().parent.is_dir():
-        raise UserError(f"The folder {target.absolute().parent} does not exist", fix="Create it, or correct the path")
+    target = target.resolve()  # . has no name, and a link is no folder
+    if not target.parent.is_dir():
+        raise UserError(f"The folder {target.parent} does not exist", fix="Create it, or correct the path")
     version = versions.find(settings, reference)
     version.check_workload(chosen.workloads, f"cannot be exported as {form}")
     if missing := [name for name in chosen.packages if importlib.util.find_spec(name) is None]:
@@ -78,7 +79,7 @@ def export(settings: Settings, reference: str, target: Path, form: str, rows: st
             f"The format {form} needs {', '.join(missing)}, which {verb} not installed here",
             fix=f"Install ray-experiment-orchestrator[{chosen.extra}]", code=UNAVAILABLE,
         )  # fmt: skip
-    with tempfile.TemporaryDirectory(prefix="export-") as scratch, disk.writing(target):
+    with tempfile.TemporaryDirectory(prefix="export-") as scratch, disk.writing(target, "to"):
         files = Path(scratch) / "model"
         files.mkdir()
         versions.download(settings, version, files)
@@ -95,9 +96,11 @@ def export(settings: Settings, reference: str, target: Path, form: str, rows: st
             written = load_function(chosen.function)(model, partial)
             card = model_card.text(version, form, written, spec, outcome, units)
             (partial / "README.md").write_text(card)
-            if target.exists():
-                target.rmdir()
-            partial.rename(target)
+            if not target.exists():
+                partial.rename(target)
+            else:  # it may be a working directory or a mounted volume
+                for file in partial.iterdir():
+                    shutil.move(file, target)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
     return "; ".join([f"{version.name} is exported as {form}: {target}", *written.notes])

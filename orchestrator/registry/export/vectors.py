@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from orchestrator.errors import UserError
 from orchestrator.registry import models as registry
 from orchestrator.registry.export.model import Model, Written
+from orchestrator.registry.prediction import predict_batch
 from orchestrator.registry.tables import columns_of, frames, typed
 
 FILE = "embeddings.parquet"
@@ -117,6 +119,8 @@ def _of_index(model: Model) -> Vectors:
 
 def _embedded(model: Model, column: str, output: str) -> Vectors:
     """Vectors of the rows of ``--input``, by the registered model. Their ids: the column ``id``, else row numbers."""
+    from mlflow.types import ColSpec
+
     if model.config.get("scoring") == "cross":
         raise UserError(f"{model.version.name} is a cross-encoder, which has no vectors")
     if model.rows is None:
@@ -126,15 +130,26 @@ def _embedded(model: Model, column: str, output: str) -> Vectors:
     spec = [one for one in columns_of(loaded.metadata.signature.inputs) or () if one.name == column]
     ids: list[Any] = []
     parts: list[NDArray[np.float32]] = []
-    for frame in frames(model.rows, model.rows, None):
+    for frame in frames(model.rows, model.rows, [*spec, ColSpec("string", "id", required=False)]):
         batch = typed(frame, spec, model.rows, len(ids))
         if len(batch):
-            parts.append(np.stack(loaded.predict(batch)[output].to_list()).astype(np.float32))
+            embedded = predict_batch(loaded, model.version.name, batch, {}, len(ids))
+            parts.append(np.stack(embedded[output].to_list()).astype(np.float32))
             ids += frame["id"].tolist() if "id" in frame else range(len(ids), len(ids) + len(batch))
     if not ids:
         raise UserError(f"{model.rows} has no rows")
     rows = _unit(np.concatenate(parts))
-    return Vectors(ids, rows, rows, "rows")
+    return Vectors(_of_one_type(ids, model.rows), rows, rows, "rows")
+
+
+def _of_one_type(ids: list[Any], source: str) -> list[Any]:
+    """Ids of texts or of whole numbers; those of CSV are numbers where all are written as such. Raises UserError."""
+    if source.endswith(".csv") and all(re.fullmatch(r"0|-?[1-9]\d{0,17}", str(one)) for one in ids):
+        return [int(one) for one in ids]
+    for row, one in enumerate(ids, 1):
+        if type(one) is not type(ids[0]) or one != one:
+            raise UserError(f"The ids of {source} are not all texts or all whole numbers", got=f"{one!r} in row {row}")
+    return ids
 
 
 def _unit(rows: NDArray[Any]) -> NDArray[np.float32]:

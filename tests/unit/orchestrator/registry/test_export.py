@@ -6,11 +6,13 @@ The parts for ONNX and faiss skip where these are not installed. To run them, la
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pandas as pd
@@ -224,6 +226,21 @@ def test_rows_of_a_file_are_embedded(models: Registry, tmp_path: Path) -> None:
     )
 
 
+def test_ids_of_a_csv_file_stay_as_they_are(models: Registry, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.csv"
+
+    def ids(text: str) -> list[Any]:
+        rows.write_text(f"id,sentence\n{text}")
+        target = tmp_path / str(len(list(tmp_path.iterdir())))
+        models.export("bi_encoder", "embeddings", target, str(rows))
+        return list(pd.read_parquet(target / "embeddings.parquet")["id"])
+
+    assert ids("007,2024\n8,2025\n") == ["007", "8"]
+    assert ids("7,a\n0,b\n") == [7, 0]
+    refused(lambda: ids("7,a\n,b\n"), "The ids of", "not all texts or all whole numbers: got nan in row 2")
+    refused(lambda: ids('7,a\n8,""\n'), "bi_encoder/1 refuses rows 1 to 2: row 2 of the input is neither")
+
+
 @pytest.mark.tools
 @needs("faiss")
 def test_faiss_finds_the_models_items(models: Registry, tmp_path: Path) -> None:
@@ -344,6 +361,34 @@ def test_bad_input_is_one_sentence(models: Registry, tmp_path: Path, monkeypatch
     )  # fmt: skip
     models.export("bi_encoder", "transformers", tmp_path / "empty")
     assert (tmp_path / "empty" / "config.json").exists()
+    monkeypatch.setattr(exports.model_card, "text", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+    refused(
+        lambda: models.export("bi_encoder", "transformers", tmp_path / "out"),
+        f"The folder {tmp_path}/out cannot be written: got No space left on device", "choose another with --to",
+        code=UNAVAILABLE,
+    )  # fmt: skip
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "full"]
+
+
+def test_an_empty_folder_is_filled_and_stays_the_same(
+    models: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be a working directory, a mounted volume or a link's."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    before = folder.stat().st_ino
+    models.workload("recommender")
+    for name in (".", "../link"):
+        (tmp_path / "link").unlink(missing_ok=True)
+        (tmp_path / "link").symlink_to(folder)
+        with monkeypatch.context() as patch:
+            patch.chdir(folder)
+            export(models.settings, "recommender/1", Path(name), "embeddings")
+        files = [*folder.iterdir()]
+        assert sorted(file.name for file in files) == ["README.md", "embeddings.parquet", "users.parquet"]
+        for file in files:
+            file.unlink()
+    assert folder.stat().st_ino == before
 
 
 def test_the_verb(models: Registry, home: Path, tmp_path: Path) -> None:
