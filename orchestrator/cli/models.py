@@ -221,7 +221,7 @@ def index_command(
 def serve_command(
     model: Annotated[str, typer.Argument(metavar="MODEL@ALIAS", help="MODEL@ALIAS or MODEL/VERSION.")],
     host: Annotated[str, typer.Option("--host", help="Address to listen at; there is no login.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", help="Port.")] = 8000,
+    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Port.")] = 8000,
     replicas: Annotated[int, typer.Option("--replicas", help="Processes that answer.")] = 1,
     look: Annotated[float, typer.Option("--look", help="Seconds between two looks at the alias.")] = 5.0,
     tracking: Tracking = None,
