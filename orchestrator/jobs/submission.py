@@ -162,6 +162,12 @@ def _check(words: list[str], working_dir: Path | None) -> None:
             "The command holds a password, and Ray shows a job's command to everyone",
             fix="Set MLFLOW_TRACKING_URI in the cluster's environment instead",
         )
+    target = option_values(words).get("--output")
+    if words[0] == "predict" and target and not Path(target).is_absolute():
+        raise UserError(
+            "The output of a job is written below the job's own folder on the cluster", got=target,
+            fix="Name it with its whole path, in a folder that you can read too",
+        )  # fmt: skip
     if working_dir is not None and not working_dir.is_dir():
         raise UserError("The working directory is not a directory", got=working_dir)
 

@@ -108,6 +108,15 @@ def test_another_priority_is_refused_before_anything_is_sent(sent: dict[str, Any
     assert not sent
 
 
+def test_an_output_in_the_jobs_own_folder_is_refused(sent: dict[str, Any]) -> None:
+    predict = ("predict", "rec@champion", "--input", "/shared/users.csv")
+    for words in (["--output", "top.csv"], ["--output=out/top.csv"]):
+        with pytest.raises(UserError, match=r"below the job's own folder on the cluster: got (out/)?top.csv"):
+            submission.submit([*predict, *words], wait=False)
+    assert not sent
+    assert submission.submit([*predict, "--output", "/shared/top.csv"], wait=False) == 0
+
+
 def test_a_job_of_somebody_elses_has_none() -> None:
     job = read(Details({}))
     assert (job.queue, job.priority) == (None, None)
