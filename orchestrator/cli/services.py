@@ -185,6 +185,7 @@ def submit(
     """
     from orchestrator.jobs import submission as jobs
 
+    _check_gates(command or [])
     code = jobs.submit(
         command or [],
         address=address,
@@ -195,6 +196,21 @@ def submit(
         as_json=as_json,
     )
     raise typer.Exit(code)
+
+
+def _check_gates(command: list[str]) -> None:
+    """Raise UserError for a promotion that would not see the gates of the home here."""
+    if command[:1] != ["promote"] or any(word.split("=")[0] in ("--gates", "--force") for word in command):
+        return
+    from orchestrator.promotion.gates import FILE
+
+    settings = resolved()
+    if settings.gates is None and (settings.home / FILE).exists():
+        raise UserError(
+            "A job on a cluster does not read the gates in the home of this machine", got=settings.home / FILE,
+            fix="Name a file there with --gates, or send this one: submit --working-dir FOLDER -- promote ... --gates "
+            "gates.yaml",
+        )  # fmt: skip
 
 
 @app.command("jobs")
