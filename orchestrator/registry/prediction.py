@@ -155,24 +155,25 @@ def check_params(model: str, spec: Any, params: Mapping[str, Any]) -> dict[str, 
     return given
 
 
-def reason(error: Exception) -> str:
-    """Why a model refuses its input. MLflow's message begins with all rows."""
-    return " ".join(str(error).split()).rpartition("Error: ")[2]
+def reason(error: Exception, before: int = 0) -> str:
+    """Why a model refuses its input. MLflow's message begins with all rows.
+
+    Errors of models count the rows of the batch from 0. The reason counts those of the input, which begins with
+    ``before`` other rows, from 1.
+    """
+    text = " ".join(str(error).split()).rpartition("Error: ")[2]
+    return re.sub(r"\brow (\d+) of the input", lambda row: f"row {before + 1 + int(row[1])} of the input", text)
 
 
 def predict_batch(loaded: Any, model: str, batch: pd.DataFrame, params: dict[str, Any], before: int) -> pd.DataFrame:
-    """Predict a batch that follows ``before`` rows of the input.
-
-    Errors of models count the rows of the batch from 0; the message counts those of the input from 1.
-    """
+    """Predict a batch that follows ``before`` rows of the input."""
     import pandas as pd
     from mlflow.exceptions import MlflowException
 
     try:
         predictions = loaded.predict(batch, params=params or None)
     except (ValueError, MlflowException) as error:
-        text = reason(error)
-        text = re.sub(r"\brow (\d+) of the input", lambda row: f"row {before + 1 + int(row[1])} of the input", text)
+        text = reason(error, before)
         what = "this promise" if text.startswith(tuple(f"{name}=" for name in PARAMS)) else "rows"
         rows = f" {before + 1} to {before + len(batch)}" if what == "rows" else ""
         raise UserError(f"{model} refuses {what}{rows}: {text}") from None

@@ -112,5 +112,7 @@ def _predicted(served: Served, frame: pd.DataFrame, params: Mapping[str, Any]) -
         return BadRequest(str(error))
     except MlflowException as error:
         return BadRequest(reason(error))
+    except ValueError as error:
+        return BadRequest(f"ValueError: {reason(error)}")
     except Exception as error:  # a model's code can raise anything
         return BadRequest(f"{type(error).__name__}: {one_line(error)}")

@@ -36,7 +36,7 @@ class Doubling:
     def predict(self, frame: pd.DataFrame, params: Any = None) -> pd.DataFrame:
         self.calls += 1
         if (frame["a"] < 0).any():
-            raise ValueError("a is negative")
+            raise ValueError(f"row {int((frame['a'] < 0).argmax())} of the input is negative")
         return pd.DataFrame({"twice": frame["a"] * (params or {"by": 2})["by"]})
 
 
@@ -93,7 +93,7 @@ def test_requests_are_answered_together_and_a_wrong_row_refuses_its_own_alone() 
     assert found[0]["twice"].tolist() == [2, 4]
     assert found[2]["twice"].tolist() == [6]
     assert isinstance(found[1], BadRequest)
-    assert str(found[1]) == "ValueError: a is negative"
+    assert str(found[1]) == "ValueError: row 1 of the input is negative", "as predict counts them"
     with pytest.raises(BadRequest):
         as_json(found[1])
     found = answers(served, [(frames[0], {"bye": 3}), (frames[0], {"by": "x"}), (frames[0], {})])
