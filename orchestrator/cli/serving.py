@@ -56,6 +56,8 @@ def run(settings: Settings, reference: str, *, host: str, port: int, replicas: i
             print(f"{version.name} ({reference}): http://{host}:{port}/invocations  (Ctrl-C stops it)", flush=True)
             with suppress(KeyboardInterrupt):
                 threading.Event().wait()
+            with suppress(Exception):
+                serve.delete(APPLICATION)  # after the requests under way, which a shutdown cuts off
         finally:
             with suppress(Exception):
                 serve.shutdown()
@@ -83,6 +85,6 @@ def _deploy(application: Any, model: str) -> None:
     try:
         serve.run(application, name=APPLICATION, route_prefix="/")
     except RuntimeError as error:
-        status = serve.status().applications[APPLICATION]
-        messages = [str(error), *(one.message for one in status.deployments.values())]
+        status = serve.status().applications.get(APPLICATION)
+        messages = [str(error), *(one.message for one in (status.deployments.values() if status else ()))]
         raise RunFailed(f"Serving {model}", messages[-1].strip().splitlines()[-1]) from None

@@ -35,7 +35,8 @@ def ray_serve(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     fake: Any = ModuleType("ray.serve")
     fake.status = Mock(return_value=SimpleNamespace(applications={}))
-    fake.start, fake.run, fake.shutdown = Mock(), Mock(), Mock()
+    fake.start, fake.run, fake.end = Mock(), Mock(), Mock()
+    fake.delete, fake.shutdown = fake.end.delete, fake.end.shutdown
     application: Any = ModuleType("orchestrator.registry.serve")
     application.build = Mock()
     monkeypatch.setattr(ray, "serve", fake, raising=False)
@@ -58,13 +59,13 @@ def test_a_signal_ends_it_before_and_after_the_replicas_have_started(
 ) -> None:
     ray_serve.run = Mock(side_effect=lambda *words, **options: os.kill(os.getpid(), number))
     assert serve(home).returncode == INTERRUPTED
-    ray_serve.shutdown.assert_called_once()
     ray_serve.run = Mock()
     waits = SimpleNamespace(wait=lambda: os.kill(os.getpid(), number))
     monkeypatch.setattr(serving.threading, "Event", lambda: waits)
     done = serve(home)
     assert done.returncode == DONE
     assert done.stdout.startswith("rec/1 (rec@champion): http://127.0.0.1:")
+    assert [call[0] for call in ray_serve.end.mock_calls] == ["shutdown", "delete", "shutdown"]
 
 
 def test_the_error_of_a_replica_is_reported(ray_serve: Any, home: Path) -> None:
