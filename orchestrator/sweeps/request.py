@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from orchestrator.cluster import preflight
 from orchestrator.cluster.connection import this_machine
@@ -18,7 +18,6 @@ from orchestrator.config.plan import PLAN_KEYS, Plan
 from orchestrator.config.spec import ExperimentSpec, Resources, Search, SweepSpec
 from orchestrator.errors import UserError, mask, unknown
 from orchestrator.runs import start_point
-from orchestrator.runs.start_point import Source
 from orchestrator.search import trusted_spaces
 from orchestrator.storage.settings import Settings
 
@@ -46,31 +45,30 @@ def by_name(given: Mapping[str, Any], *, python: bool = False) -> dict[str, Any]
     return arguments
 
 
+class Given(TypedDict, total=False):
+    """What is given for a run or sweep besides its workload. ``python``: errors name keywords instead of flags."""
+
+    config: Path | None
+    preset: str | None
+    origin: str | None
+    overrides: Mapping[str, Any] | None
+    seed: int | None
+    resources: Mapping[str, Any] | None
+    local: bool
+    python: bool
+
+
 def experiment(
-    workload: str | None,
-    settings: Settings,
-    *,
-    config: Path | None = None,
-    preset: str | None = None,
-    origin: str | None = None,
-    overrides: Mapping[str, Any] | None = None,
-    seed: int | None = None,
-    resources: Mapping[str, Any] | None = None,
-    local: bool = False,
-    python: bool = False,
-    say: Callable[[str], None] = lambda line: None,
+    workload: str | None, settings: Settings, *, say: Callable[[str], None] = lambda line: None, **given: Unpack[Given]
 ) -> ExperimentSpec:
     """Spec of one experiment. Raises UserError for the first error, including missing or invalid data.
 
     ``say`` prints what is decided on the cluster, and what ``accumulate=auto`` changes.
     """
-    if stray := next((key for key in overrides or () if key.startswith("search.")), None):
+    if stray := next((key for key in given.get("overrides") or () if key.startswith("search.")), None):
         raise UserError(f"{stray} is a setting of sweeps", fix="Remove it, or use orchestrator sweep")
-    source = start_point.source(settings, origin) if origin is not None else None
-    workload = trusted_spaces.named_workload(workload, settings.home)
-    request = _Request(
-        "run", workload, settings, config, preset, overrides or {}, seed, resources or {}, local, python, source
-    )
+    request = _Request("run", workload, settings, given)
+    source = request.source
     params = preflight.parameters(request.workload, request.params, request.places("params"))
     elsewhere = request.elsewhere
     preflight.dataset(request.workload, params, settings.data, elsewhere=elsewhere)
@@ -99,17 +97,10 @@ def sweep(
     workload: str | None,
     settings: Settings,
     *,
-    config: Path | None = None,
-    preset: str | None = None,
-    origin: str | None = None,
-    overrides: Mapping[str, Any] | None = None,
-    seed: int | None = None,
-    resources: Mapping[str, Any] | None = None,
     search: Mapping[str, Any] | None = None,
     max_cost: float | None = None,
-    local: bool = False,
-    python: bool = False,
     say: Callable[[str], None] = lambda line: None,
+    **given: Unpack[Given],
 ) -> SweepSpec:
     """Spec of one sweep. Samples the search space, so that parameters no trial could run with are refused here.
 
@@ -117,11 +108,8 @@ def sweep(
     """
     from orchestrator.search import grid, spaces, strategy, user_search
 
-    source = start_point.source(settings, origin) if origin is not None else None
-    workload = trusted_spaces.named_workload(workload, settings.home)
-    request = _Request(
-        "sweep", workload, settings, config, preset, overrides or {}, seed, resources or {}, local, python, source
-    )
+    request = _Request("sweep", workload, settings, given)
+    source = request.source
     params = workload_loader.params(request.workload)
     fixed = validate_part(params, request.params, "parameter", request.places("params"))
     plan = request.plan()
@@ -189,7 +177,7 @@ def sweep(
         preflight.memory(request.workload, sampled[0], settings.data)
     if max_cost is not None:
         chosen = _within_cost(chosen, max_cost, devices, settings, say)
-    chosen, plan = strategy.complete(chosen, plan, devices, selects_by, survey, params, local=local)
+    chosen, plan = strategy.complete(chosen, plan, devices, selects_by, survey, params, local=request.local)
     spec = SweepSpec(
         workload=request.workload, fixed=fixed, plan=plan, seed=request.seed, resources=devices, search=chosen,
         sampler_reason=why, origin=source.origin if source else None,
@@ -205,25 +193,16 @@ def sweep(
 class _Request:
     """Merged settings. Precedence: flags, ``key=value``, file, preset."""
 
-    def __init__(
-        self,
-        verb: str,
-        workload: str | None,
-        settings: Settings,
-        config: Path | None,
-        preset: str | None,
-        overrides: Mapping[str, Any],
-        seed: int | None,
-        resources: Mapping[str, Any],
-        local: bool,
-        python: bool,
-        source: Source | None,
-    ) -> None:
+    def __init__(self, verb: str, workload: str | None, settings: Settings, given: Given) -> None:
         self._settings = settings
-        self._local = local
-        self._python = python
-        self._source = source
-        self.elsewhere = bool(settings.ray_address) and not local
+        self._python = python = given.get("python", False)
+        self.local = given.get("local", False)
+        origin = given.get("origin")
+        self.source = source = start_point.source(settings, origin) if origin is not None else None
+        workload = trusted_spaces.named_workload(workload, settings.home)
+        overrides = given.get("overrides") or {}
+        config = given.get("config")
+        self.elsewhere = bool(settings.ray_address) and not self.local
         self._file = read_experiment(config) if config else Document({}, {}, {})
         self._dotted = {key: value for key, value in overrides.items() if key.startswith(("resources.", "search."))}
         name = workload or trusted_spaces.named_workload(self._file.values.get("workload"), settings.home)
@@ -243,9 +222,9 @@ class _Request:
         }
         mistaken = partial(mistaken_key, verb=verb, python=python, listed_by=f"orchestrator workloads {self.workload}")
         params, plan = split_keys(words, fields, PLAN_KEYS, mistaken)
-        self._resources = _given(resources)
+        self._resources = _given(given.get("resources") or {})
         self._words = {"params": params, "plan": plan, "resources": self._resources}
-        preset_params, preset_plan = split_keys(self._preset(preset), fields, PLAN_KEYS)
+        preset_params, preset_plan = split_keys(self._preset(given.get("preset")), fields, PLAN_KEYS)
         if source and source.spec.workload != self.workload:
             raise UserError(
                 f"{source.id} is a run of another workload", got=self.workload, allowed=source.spec.workload
@@ -255,10 +234,12 @@ class _Request:
         _check_no_password(self.params)
         inherited_plan = source.spec.plan.model_dump(exclude=_OWN, exclude_defaults=True) if source else {}
         self._plan = {**inherited_plan, **preset_plan, **self.section("plan"), **plan}
-        given = seed if seed is not None else self._file.values.get("seed", source.spec.seed if source else 0)
-        if not isinstance(given, int) or isinstance(given, bool) or not 0 <= given < 2**31:
-            raise UserError("The seed is not valid", got=repr(given), allowed="an integer from 0 to 2147483647")
-        self.seed = given
+        seed = given.get("seed")
+        if seed is None:
+            seed = self._file.values.get("seed", source.spec.seed if source else 0)
+        if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**31:
+            raise UserError("The seed is not valid", got=repr(seed), allowed="an integer from 0 to 2147483647")
+        self.seed = seed
 
     def _preset(self, name: str | None) -> Mapping[str, Any]:
         """Settings of the workload's preset ``name``."""
@@ -295,9 +276,9 @@ class _Request:
 
     def inherited(self) -> dict[str, Any]:
         """The parameters of the run of ``--from`` that are no defaults."""
-        assert self._source is not None
+        assert self.source is not None
         defaults = preflight.parameters(self.workload, {})
-        return {name: value for name, value in self._source.spec.params.items() if value != defaults.get(name)}
+        return {name: value for name, value in self.source.spec.params.items() if value != defaults.get(name)}
 
     def plan(self) -> Plan:
         if "decide_at" in self._plan:
@@ -316,7 +297,7 @@ class _Request:
         if "cpus_per_worker" not in values and not self.elsewhere and whole_machine and most.isdigit():
             values["cpus_per_worker"] = max(1.0, this_machine()[0]["CPU"] // max(1, int(most)))
         resources = validate(Resources, values, "resource", self.places("resources"))
-        if self._local and resources.workers > 1:
+        if self.local and resources.workers > 1:
             what, fix = ("local=True", "Set local=False") if self._python else ("--local", "Remove --local")
             raise UserError(f"{what} runs in one process", got=f"workers={resources.workers}", fix=fix)
         return resources
