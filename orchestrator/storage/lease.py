@@ -25,7 +25,7 @@ from typing import Any
 from orchestrator.errors import UserError
 from orchestrator.storage import commands, conditional, generations
 from orchestrator.storage.conditional import Changed, Objects
-from orchestrator.storage.remote import Remote, location_of, unusable
+from orchestrator.storage.remote import Remote, location_of
 
 NAME = "lease.json"
 LOCK = "lock"
@@ -85,15 +85,8 @@ class Lease:
     def take(self, above: int = 0) -> None:
         """Take the lease with a generation higher than ``above`` and than the previous one.
 
-        Raises UserError: exit 2 if another process has it, 3 if the storage cannot be used.
+        Raises UserError if another process has it, and OSError if the storage cannot be used.
         """
-        try:
-            self.claim(above)
-        except OSError as error:
-            raise unusable(self._location.uri, error) from None
-
-    def claim(self, above: int = 0) -> None:
-        """As :meth:`take`, but raises OSError if the storage cannot be used."""
         self._objects = conditional.objects(self._location)
         while True:
             current = self._read()
@@ -193,7 +186,7 @@ def holder(location: Remote) -> Holder | None:
 def holding(location: Remote, above: int = 0) -> Iterator[None]:
     """Hold the lease of the run at ``location`` within the block. Raises OSError, and UserError if another has it."""
     held = Lease(location)
-    held.claim(above)
+    held.take(above)
     try:
         yield
     finally:

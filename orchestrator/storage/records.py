@@ -197,7 +197,8 @@ class RunFolder:
             latest = generations.current(self.path.parent, self.id)
             return None, self._check_is_newest(latest.name, _read(latest))
         claim = Lease(storage / self.id)
-        claim.take(above=int(self.record.get("holds", 0)))
+        with remote.answering((storage / self.id).uri):
+            claim.take(above=int(self.record.get("holds", 0)))
         try:
             with remote.answering(storage.uri):
                 name = sync_state.newest(storage, self.id) or self.path.name
