@@ -28,7 +28,6 @@ from orchestrator.storage import disk, look_ledger, names
 from orchestrator.storage.look_ledger import Look
 from workloads import memory
 from workloads.contract import Columns, Evaluation, Runtime, Servable, Workload
-from workloads.data.cache import replacing
 from workloads.predictor_sources import copy_sources, predictor_sources
 
 if TYPE_CHECKING:
@@ -302,8 +301,7 @@ def write_sealed(folder: Path, workload: Workload, row: Row, evaluation: Evaluat
         export(served, target / MODEL)
         write_table(evaluation.units if evaluation else {}, target / UNITS)
         values = {"epochs": row.epoch, "metrics": dict(row.metrics), "time": row.time}
-        with replacing(target / OUTCOME) as file:
-            file.write(json.dumps(values).encode())
+        disk.write_json(target / OUTCOME, values)
 
 
 def record_look(look: Look | None, folder: Path, epoch: int) -> None:
@@ -326,9 +324,7 @@ def record_look(look: Look | None, folder: Path, epoch: int) -> None:
 
 def looks_of(folder: Path) -> list[dict[str, Any]]:
     """What :func:`record_look` has noted in ``folder``, oldest first."""
-    file = folder / names.LOOKS
-    lines = file.read_text().splitlines(keepends=True) if file.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("\n")]  # a full disk may have cut off the last
+    return list(disk.json_lines(folder / names.LOOKS))
 
 
 def write_table(columns: Columns, file: Path) -> None:
