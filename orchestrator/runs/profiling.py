@@ -35,6 +35,7 @@ def trace(build: Build, spec: ExperimentSpec, steps: int, device: torch.device, 
     The workload is discarded. A workload that does not know virtual epochs trains whole ones. With a process group
     every rank calls this; ``folder`` is None on all but one. Nothing is done where the trace exists.
     """
+    import torch
     from torch.profiler import ProfilerActivity, profile
 
     plan = spec.plan.model_copy(update={"epochs": max(2, spec.plan.epochs), "steps_per_epoch": steps})
@@ -44,7 +45,8 @@ def trace(build: Build, spec: ExperimentSpec, steps: int, device: torch.device, 
     with profile(activities=activities) as profiler:
         started = time.perf_counter()
         train(workload, plan, 2)
-        _finish(device)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
         seconds = time.perf_counter() - started
     if folder is None:
         return
@@ -53,13 +55,6 @@ def trace(build: Build, spec: ExperimentSpec, steps: int, device: torch.device, 
         profiler.export_chrome_trace(str(folder / FOLDER / TRACE))
         values = {"steps": steps, "seconds": seconds, **summary(profiler.events(), seconds, device.type == "cuda")}
         (folder / FOLDER / SUMMARY).write_text(json.dumps(values, indent=1))
-
-
-def _finish(device: torch.device) -> None:
-    if device.type == "cuda":
-        import torch
-
-        torch.cuda.synchronize(device)
 
 
 def summary(events: Iterable[FunctionEvent], seconds: float, cuda: bool) -> dict[str, Any]:
