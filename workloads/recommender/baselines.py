@@ -21,6 +21,7 @@ from workloads.distributed import reduce_sum
 from workloads.memory import available_bytes
 from workloads.metrics.ranking import top_k
 from workloads.recommender.backbones import ease_memory_error
+from workloads.recommender.credence import interaction_scores
 from workloads.recommender.data_checks import rated_interactions
 from workloads.recommender.dataset import History, RecommenderData
 from workloads.recommender.model import Graph, normal
@@ -192,12 +193,7 @@ class IALS(Baseline):
         users.copy_(self._solved(self.data.observed, items, self._extra))
         by_item = None if self._extra is None else self._extra[self.data.train.items.argsort(stable=True)]
         items.copy_(self._solved(self.data.chosen_by, users, by_item))
-        own = torch.cat(
-            [
-                (users.index_select(0, u) * items.index_select(0, i)).sum(1)
-                for u, i in zip(*(torch.split(s, 2**15) for s in (self.data.train.users, self.data.train.items)))
-            ]
-        ).double()
+        own = interaction_scores(users, items, torch.stack([self.data.train.users, self.data.train.items])).double()
         everything = ((users.T @ users) * (items.T @ items)).sum().double()
         extra = self.params.ials_alpha if self._extra is None else self._extra
         of_own = ((1 + extra) * (1 - own).square() - own.square()).sum()
