@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+T = TypeVar("T")
 
 Rules: TypeAlias = Mapping[tuple[str, Any], Mapping[str, Any]]
 """(parameter, value) -> parameters used with it and their defaults; a callable default gets the values so far."""
@@ -77,6 +79,12 @@ class ConditionalParams:
                 fix = " or ".join(f"{choice}={_text(value)}" for choice, value in users)
                 return f"{name}={values[name]} has no effect with {chosen}. Drop {name}, or set {fix}"
         return None
+
+
+def required(value: T | None) -> T:
+    """A value that is None with other parameters, such as a conditional parameter, where these give it."""
+    assert value is not None
+    return value
 
 
 def _equals(given: Any, value: Any) -> bool:

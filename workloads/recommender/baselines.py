@@ -15,6 +15,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 
+from workloads.conditional_params import required
 from workloads.contract import Metrics, Runtime, State
 from workloads.data.interactions.codes import encode
 from workloads.distributed import reduce_sum
@@ -98,19 +99,17 @@ class ItemKNN(Baseline):
     """
 
     def _initial(self) -> dict[str, torch.Tensor]:
-        assert self.params.knn_items is not None
-        shape = self.data.n_items, min(self.params.knn_items, self.data.n_items)
+        shape = self.data.n_items, min(required(self.params.knn_items), self.data.n_items)
         return {"neighbours": torch.zeros(shape, dtype=torch.int64), "similarities": torch.zeros(shape)}
 
     def _fit(self) -> None:
-        assert self.params.knn_shrink is not None
         neighbours, similarities = (torch.zeros_like(tensor) for tensor in self.tensors.values())
         norms = self.data.popularity.float().sqrt()
         k = neighbours.shape[1]
         for first, counts in _co_occurrences(self.data, self.runtime):
             columns = torch.arange(first, first + len(counts), device=counts.device)
             # Items without interactions have no similar ones; all other products of norms are at least 1.
-            similar = counts / ((norms[columns, None] * norms).clamp(min=1) + self.params.knn_shrink)
+            similar = counts / ((norms[columns, None] * norms).clamp(min=1) + required(self.params.knn_shrink))
             similar[columns - first, columns] = 0
             neighbours[columns] = top_k(similar, k)
             similarities[columns] = similar.gather(1, neighbours[columns])
@@ -150,13 +149,12 @@ class EASE(Baseline):
         return {"weights": torch.zeros(self.data.n_items, self.data.n_items, device=device)}
 
     def _fit(self) -> None:
-        assert self.params.ease_lambda is not None
         weights = self.tensors["weights"]
         weights.zero_()
         for first, counts in _co_occurrences(self.data, self.runtime):
             weights[first : first + len(counts)] = counts
         gram = reduce_sum(weights).double()
-        gram.diagonal().add_(self.params.ease_lambda)
+        gram.diagonal().add_(required(self.params.ease_lambda))
         inverse = torch.cholesky_inverse(torch.linalg.cholesky(gram, out=gram))
         inverse.div_(-inverse.diagonal().clone())
         inverse.diagonal().zero_()
@@ -187,25 +185,21 @@ class IALS(Baseline):
 
     def train_epoch(self, epoch: int) -> Metrics:
         """One alternation. Returns the objective over the number of training interactions as ``loss``."""
-        assert self.params.ials_alpha is not None
-        assert self.params.ials_lambda is not None
         users, items = self.tensors["users"], self.tensors["items"]
         users.copy_(self._solved(self.data.observed, items, self._extra))
         by_item = None if self._extra is None else self._extra[self.data.train.items.argsort(stable=True)]
         items.copy_(self._solved(self.data.chosen_by, users, by_item))
         own = interaction_scores(users, items, torch.stack([self.data.train.users, self.data.train.items])).double()
         everything = ((users.T @ users) * (items.T @ items)).sum().double()
-        extra = self.params.ials_alpha if self._extra is None else self._extra
+        extra = required(self.params.ials_alpha) if self._extra is None else self._extra
         of_own = ((1 + extra) * (1 - own).square() - own.square()).sum()
         length = users.double().square().sum() + items.double().square().sum()
-        loss = everything + of_own + self.params.ials_lambda * length
+        loss = everything + of_own + required(self.params.ials_lambda) * length
         return {"loss": loss.item() / max(1, len(own))}
 
     @cached_property
     def _extra(self) -> torch.Tensor | None:
         """α r of each training interaction, (n,), in the order of ``data.train``; None: α of all."""
-        alpha = self.params.ials_alpha
-        assert alpha is not None
         if self.params.ials_confidence == "equal":
             return None
         rated = rated_interactions(self.params.model_dump(), self.runtime.data)
@@ -215,7 +209,7 @@ class IALS(Baseline):
         order = np.argsort(codes)
         own = (train.users * self.data.n_items + train.items).cpu().numpy()
         ratings = rated.train_ratings[order[np.searchsorted(codes, own, sorter=order)]]
-        return torch.from_numpy(ratings).to(train.items.device) * alpha
+        return torch.from_numpy(ratings).to(train.items.device) * required(self.params.ials_alpha)
 
     def fold_in(self) -> dict[str, float | None]:
         """How the embedding of an unknown user is found: its items, which come without ratings, have the mean one."""
@@ -227,12 +221,10 @@ class IALS(Baseline):
 
         ``extra``: c - 1 of each member of the lists, (m,); None: α.
         """
-        alpha, lam = self.params.ials_alpha, self.params.ials_lambda
-        assert alpha is not None
-        assert lam is not None
+        alpha = required(self.params.ials_alpha)
         result = other.new_zeros(len(lists.counts), other.shape[1])
         gram = other.T @ other
-        gram.diagonal().add_(lam)
+        gram.diagonal().add_(required(self.params.ials_lambda))
         counts = lists.counts
         with_padding = torch.cat([other, other.new_zeros(1, other.shape[1])])
         for number, (rows, longest) in enumerate(_of_similar_length(counts, _GATHERED[other.device.type])):

@@ -6,6 +6,7 @@ import torch
 from torch.nn import functional
 
 from workloads.clustering import kmeans
+from workloads.conditional_params import required
 from workloads.losses.contrastive import view_infonce_loss
 from workloads.recommender.batches import Batch
 from workloads.recommender.contrasts import CONTRASTS, size_error
@@ -24,17 +25,14 @@ class GraphContrast:
 
     def __init__(self, params: Params, data: RecommenderData, model: LightGCN, seed: int) -> None:
         """Raises ValueError if there are fewer users or items than ``clusters`` or ``svd_rank``."""
-        assert params.contrast is not None
-        assert params.contrast_weight is not None
-        assert params.contrast_temperature is not None
         if message := size_error(params.model_dump(), data.n_users, data.n_items):
             raise ValueError(message)
         self._params = params
         self._n_users = data.n_users
         self._seed = seed
-        self._temperature = params.contrast_temperature
-        self._weight = params.contrast_weight
-        self.views = CONTRASTS[params.contrast].load()(params, data, model)
+        self._temperature = required(params.contrast_temperature)
+        self._weight = required(params.contrast_weight)
+        self.views = CONTRASTS[required(params.contrast)].load()(params, data, model)
         self.prototypes: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     @torch.no_grad()
@@ -71,11 +69,10 @@ class GraphContrast:
             term = view_infonce_loss(anchors[mine], candidates[all_rows], rows, mean, self._temperature, copies)
             total = total + weight * term
             if self.prototypes:
-                assert self._params.prototype_weight is not None
                 centres, members = self.prototypes[side]
                 clusters = members.index_select(0, nodes[mine] - side * self._n_users)
                 term = view_infonce_loss(own[mine], centres, clusters, mean, self._temperature)
-                total = total + self._params.prototype_weight * term
+                total = total + required(self._params.prototype_weight) * term
         return total
 
 

@@ -12,6 +12,7 @@ from typing import TypeAlias
 import torch
 from torch.nn import functional
 
+from workloads.conditional_params import required
 from workloads.recommender.batches import Batch
 from workloads.recommender.dataset import RecommenderData
 from workloads.recommender.model import Graph, LightGCN, linear, propagate
@@ -28,11 +29,9 @@ def sgl(params: Params, data: RecommenderData, model: LightGCN) -> Views:
 
     With ``random_walk`` each layer has its own edges. The subgraphs are normalised by their own degrees.
     """
-    assert params.augmentation is not None
-    assert params.drop_ratio is not None
     edges = Edges(model.graph)
-    augmentation = params.augmentation
-    ratio = params.drop_ratio
+    augmentation = required(params.augmentation)
+    ratio = required(params.drop_ratio)
     passes: dict[int, list[list[Graph]]] = {}
 
     def graphs(key: int) -> list[list[Graph]]:
@@ -56,8 +55,7 @@ def sgl(params: Params, data: RecommenderData, model: LightGCN) -> Views:
 
 def simgcl(params: Params, data: RecommenderData, model: LightGCN) -> Views:
     """SimGCL: the mean of layers 1 to L, each with noise of length ``noise`` in the orthant of its embedding."""
-    assert params.noise is not None
-    noise = params.noise
+    noise = required(params.noise)
 
     def noisy(layer: torch.Tensor, source: torch.Generator) -> torch.Tensor:
         total = torch.zeros_like(layer)
@@ -84,10 +82,9 @@ def simgcl(params: Params, data: RecommenderData, model: LightGCN) -> Views:
 
 def lightgcl(params: Params, data: RecommenderData, model: LightGCN) -> Views:
     """LightGCL: the embeddings, and their layers propagated through the truncated SVD of the graph instead."""
-    assert params.svd_rank is not None
     layers = model.layers
     graphs = [model.graph] * layers
-    low_rank = LowRank(model.graph, data.n_users, params.svd_rank)
+    low_rank = LowRank(model.graph, data.n_users, required(params.svd_rank))
 
     def approximate(x: torch.Tensor) -> torch.Tensor:
         """(E^(0) + Σ_{l < L} Â E^(l)) / (L + 1) with Â of low rank."""

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from workloads.conditional_params import required
 from workloads.data import load_interactions
 from workloads.data.datasets import friends, occupations
 from workloads.data.interactions.priors import read_prior
@@ -56,13 +57,11 @@ def popularity(params: Params, data: RecommenderData, root: Path) -> Sampler:
 
 
 def aobpr(params: Params, data: RecommenderData, root: Path) -> Sampler:
-    assert params.aobpr_lambda is not None
-    return AOBPR(data.unobserved, data.observed, params.aobpr_lambda)
+    return AOBPR(data.unobserved, data.observed, required(params.aobpr_lambda))
 
 
 def dns(params: Params, data: RecommenderData, root: Path) -> Sampler:
-    assert params.candidates is not None
-    return DNS(data.unobserved, params.candidates)
+    return DNS(data.unobserved, required(params.candidates))
 
 
 def srns(params: Params, data: RecommenderData, root: Path) -> Sampler:
@@ -78,13 +77,11 @@ def srns(params: Params, data: RecommenderData, root: Path) -> Sampler:
 
 
 def bns(params: Params, data: RecommenderData, root: Path) -> Sampler:
-    assert params.candidates is not None
-    assert params.ecdf is not None
     lam = params.bns_lambda
-    places = ScoreECDF(data.observed, data.n_items, params.ecdf, params.ecdf_items or 1)
+    places = ScoreECDF(data.observed, data.n_items, required(params.ecdf), params.ecdf_items or 1)
     return BNS(
         data.unobserved,
-        params.candidates,
+        required(params.candidates),
         places,
         _prior(params, data, root),
         warm_lambda if lam == "warm" else lambda _epoch: float(lam or 0),
@@ -95,9 +92,8 @@ def bns(params: Params, data: RecommenderData, root: Path) -> Sampler:
 
 def _prior(params: Params, data: RecommenderData, root: Path) -> Prior:
     if params.sampler == "bns_oracle":
-        assert params.truth is not None
         otherwise = None if params.bns_prior == "label" else _table_prior(params, data, root)
-        return oracle_prior(data.liked(params.truth).contains, otherwise)
+        return oracle_prior(data.liked(required(params.truth)).contains, otherwise)
     return _table_prior(params, data, root)
 
 
@@ -139,9 +135,8 @@ def _own_prior(
     params: Params, data: RecommenderData, root: Path, otherwise: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """As :func:`prior_table`, of ``prior_file``; pairs that it does not have keep ``otherwise`` (1, I)."""
-    assert params.prior_file is not None
     interactions = load_interactions(params.dataset, root, params.split, min_rating=params.dataset_min_rating)
-    own = read_prior(Path(params.prior_file), interactions)
+    own = read_prior(Path(required(params.prior_file)), interactions)
     device = otherwise.device
     items, p = (torch.from_numpy(column).to(device) for column in (own.items, own.p))
     if own.users is None:

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from workloads import gradient_cache
 from workloads.clustering import kmeans
+from workloads.conditional_params import required
 from workloads.contract import Runtime, State
 from workloads.data.images.resident import Part
 from workloads.distributed import gather
@@ -96,8 +97,7 @@ class InBatch:
         positive, negatives = two_view_scores(views, anchors)
         if labels is not None:
             negatives = negatives.masked_fill(false_negatives(labels.repeat(2), anchors), -torch.inf)
-        assert self.row is not None
-        losses: torch.Tensor = self.row.load()(positive, negatives, **used)
+        losses: torch.Tensor = required(self.row).load()(positive, negatives, **used)
         return losses.mean()
 
     def state_dict(self) -> State:
@@ -147,8 +147,7 @@ class Bootstrap(InBatch):
 
     def end_step(self, done: float) -> None:
         """Move the target by the momentum at ``done``, which rises to 1 by half a cosine. BYOL, 3.2."""
-        momentum = self.params.target_momentum
-        assert momentum is not None
+        momentum = required(self.params.target_momentum)
         self.target.follow(1 - (1 - momentum) * (math.cos(math.pi * done) + 1) / 2)
 
     def state_dict(self) -> State:
@@ -169,13 +168,12 @@ class Queue(InBatch):
 
     def __init__(self, params: Params, runtime: Runtime, model: Model, train: Part) -> None:
         super().__init__(params, runtime, model, train)
-        assert params.queue is not None
-        size = params.projection or params.subvector
-        assert size is not None
+        size = required(params.projection or params.subvector)
+        length = required(params.queue)
         self.target = Target(model)
-        drawn = torch.randn(params.queue, size, generator=generator(runtime.seed, "queue"))
+        drawn = torch.randn(length, size, generator=generator(runtime.seed, "queue"))
         self.queue = functional.normalize(drawn, dim=1).to(runtime.device)
-        self.classes = torch.full((params.queue,), -1, device=runtime.device)
+        self.classes = torch.full((length,), -1, device=runtime.device)
         self.pointer = 0
 
     @property
@@ -195,8 +193,7 @@ class Queue(InBatch):
 
     def end_step(self, done: float) -> None:
         """Move the momentum encoder. He et al., CVPR 2020, eq. 2."""
-        assert self.params.target_momentum is not None
-        self.target.follow(self.params.target_momentum)
+        self.target.follow(required(self.params.target_momentum))
 
     def query_loss(
         self,
@@ -221,8 +218,7 @@ class Queue(InBatch):
             first = self.runtime.rank * len(queries)
             own = labels[first : first + len(queries)].unsqueeze(1)
             negatives = negatives.masked_fill((own == self.classes) & (own >= 0), -torch.inf)
-        assert self.row is not None
-        losses: torch.Tensor = self.row.load()(positive, negatives, **used)
+        losses: torch.Tensor = required(self.row).load()(positive, negatives, **used)
         return losses.mean()
 
     def state_dict(self) -> State:
@@ -268,11 +264,8 @@ class Prototypes(Queue):
 
     def __init__(self, params: Params, runtime: Runtime, model: Model, train: Part) -> None:
         super().__init__(params, runtime, model, train)
-        assert params.clusters is not None
-        assert params.granularities is not None
-        assert params.prototype_warmup is not None
-        self.sizes = [params.clusters * 2**each for each in range(params.granularities)]
-        self.warmup = params.prototype_warmup * runtime.epochs
+        self.sizes = [required(params.clusters) * 2**each for each in range(required(params.granularities))]
+        self.warmup = required(params.prototype_warmup) * runtime.epochs
         self.clusterings: list[Clustering] = []
 
     @property
@@ -287,8 +280,7 @@ class Prototypes(Queue):
         if epoch <= self.warmup:
             return
         points = embeddings(self.target.network)
-        temperature = self.params.temperature
-        assert temperature is not None
+        temperature = required(self.params.temperature)
         for number, size in enumerate(self.sizes):
             centres, members = kmeans(points, size, derive(self.runtime.seed, "clusters", epoch, number))
             if self.params.concentration == "estimated":
@@ -306,9 +298,7 @@ class Prototypes(Queue):
         labels: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """As for :class:`Queue`, with the term of prototypes after the warm-up. PCL, eq. 11."""
-        weight = self.params.instance_weight
-        assert weight is not None
-        instances = weight * super().query_loss(queries, keys, parts, used, labels)
+        instances = required(self.params.instance_weight) * super().query_loss(queries, keys, parts, used, labels)
         if not self.clusterings:
             return instances
         places = self._places(parts)
