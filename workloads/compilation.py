@@ -47,10 +47,9 @@ def _compiled(function: _Function, inline: bool) -> _Function:
     given = numba.config.CACHE_DIR
     numba.config.CACHE_DIR = given or str(_folder(function))
     try:
-        result: _Function = numba.njit(
+        return numba.njit(
             function, nogil=True, error_model="numpy", fastmath=_MATH, cache=_writable(), forceinline=inline
         )
-        return result
     finally:
         numba.config.CACHE_DIR = given
 

@@ -86,8 +86,7 @@ def gather(rows: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
     """
     if world_size() == 1:
         return rows
-    gathered: torch.Tensor = _Gather.apply(rows, tuple(counts))
-    return gathered
+    return _Gather.apply(rows, tuple(counts))
 
 
 def share_rows(rows: torch.Tensor, counts: Sequence[int]) -> None:
@@ -128,8 +127,7 @@ def summed(value: torch.Tensor) -> torch.Tensor:
     """The sum of ``value`` over ranks; differentiable, with the gradient of the sum of all ranks' losses."""
     if world_size() == 1:
         return value
-    total: torch.Tensor = _Sum.apply(value)
-    return total
+    return _Sum.apply(value)
 
 
 class _Sum(torch.autograd.Function):

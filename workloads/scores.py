@@ -25,8 +25,7 @@ def node_scores(table: torch.Tensor, nodes: torch.Tensor) -> torch.Tensor:
         (n, B).
     """
     if table.device.type == "cpu" and len(nodes) > 3 and nodes.numel() * table.shape[1] > _CACHED:
-        scores: torch.Tensor = _InBlocks.apply(table, nodes)
-        return scores
+        return _InBlocks.apply(table, nodes)
     # One gather for all rows: index_select scatters its gradient in one pass as well.
     return dots(table.index_select(0, nodes.flatten()).view(*nodes.shape, table.shape[1]))
 
@@ -101,8 +100,7 @@ def dots(rows: torch.Tensor) -> torch.Tensor:
     Returns:
         (n, B).
     """
-    scores: torch.Tensor = _Dots.apply(rows)
-    return scores
+    return _Dots.apply(rows)
 
 
 class _Dots(torch.autograd.Function):

@@ -52,10 +52,7 @@ class Trained:
 
 
 def build_workload(workload: type[Any], params: Mapping[str, Any], data: Path, runtime: Mapping[str, Any]) -> Workload:
-    built: Workload = workload(
-        workload.Params(**params), Runtime(device=torch.device("cpu"), data=data, **{"seed": 7, **runtime})
-    )
-    return built
+    return workload(workload.Params(**params), Runtime(device=torch.device("cpu"), data=data, **{"seed": 7, **runtime}))
 
 
 def train_on_rank(

@@ -50,8 +50,7 @@ def project(folder: Path, root: Path) -> str | None:
 
 def _pyproject(file: Path) -> dict[str, Any]:
     with suppress(OSError, ValueError):
-        about: dict[str, Any] = tomllib.loads(file.read_text()).get("project", {})
-        return about
+        return tomllib.loads(file.read_text()).get("project", {})
     return {}
 
 

@@ -64,8 +64,7 @@ def batch_loss(embedded: EmbeddedBatch, loss: str, settings: Mapping[str, Any]) 
     row = LOSSES[loss]
     if row.in_batch:
         return in_batch_loss(embedded, row.load(), **settings)
-    value: torch.Tensor = row.load()(embedded, **settings)
-    return value
+    return row.load()(embedded, **settings)
 
 
 def mse_loss(embedded: EmbeddedBatch, *, lowest_cosine: float) -> torch.Tensor:

@@ -23,5 +23,4 @@ class CrossEncoder(nn.Module):
 
     def similarity(self, vectors: torch.Tensor) -> torch.Tensor:
         """Similarities of vectors of pairs, (n, d) to (n,)."""
-        similarity: torch.Tensor = self.head(vectors).squeeze(1).sigmoid()
-        return similarity
+        return self.head(vectors).squeeze(1).sigmoid()

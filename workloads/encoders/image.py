@@ -40,8 +40,7 @@ class ImageEncoder(nn.Module):
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Features (B, ``features``) of normalised images (B, 3, H, W)."""
-        features: torch.Tensor = self.layers(images)
-        return features
+        return self.layers(images)
 
 
 def image_encoder(name: str, stem: Stem = "cifar", *, seed: int, side: int = 32) -> ImageEncoder:

@@ -61,8 +61,7 @@ def view_infonce_loss(
     Returns:
         A scalar in nats, the sum of ``weights`` times losses that are at least 0.
     """
-    loss: torch.Tensor = _ViewInfoNCE.apply(anchors, candidates, own, weights, temperature, repeated)
-    return loss
+    return _ViewInfoNCE.apply(anchors, candidates, own, weights, temperature, repeated)
 
 
 class _ViewInfoNCE(torch.autograd.Function):

@@ -9,8 +9,7 @@ def average_ranks(values: torch.Tensor) -> torch.Tensor:
     """Ranks from 1, ascending; equal values share the average of their ranks (E-S3). (n,) to (n,) float64."""
     _, group, counts = torch.unique(values, return_inverse=True, return_counts=True)
     average = counts.cumsum(0).double() - (counts.double() - 1) / 2
-    ranks: torch.Tensor = average[group]
-    return ranks
+    return average[group]
 
 
 def influences(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

@@ -256,8 +256,7 @@ def _aucs(
 def _drawn_items(n_items: int, device: torch.device) -> torch.Tensor:
     """The items that each user's relevant ones are compared with, (m,), ascending; the same for all models."""
     draws = random_bits(derive(0, "auc"), torch.arange(AUC_ITEMS, device=device))
-    items: torch.Tensor = ((draws * n_items) >> 32).unique()  # type: ignore[no-untyped-call]
-    return items
+    return ((draws * n_items) >> 32).unique()  # type: ignore[no-untyped-call]
 
 
 def _rows(device: torch.device, n_items: int) -> int:

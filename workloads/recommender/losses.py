@@ -36,8 +36,7 @@ class RecommenderLoss(Loss):
     def counts(self, values: Mapping[str, Any]) -> tuple[int, int]:
         """N and M for these parameters."""
         if isinstance(self.draws, Computed):
-            drawn: tuple[int, int] = self.draws(values)
-            return drawn
+            return self.draws(values)
         negatives, positives = self.draws
         return (values[negatives] or 1 if negatives else 1), (values[positives] or 0 if positives else 0)
 

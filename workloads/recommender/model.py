@@ -152,8 +152,7 @@ def propagate(x: torch.Tensor, graphs: Sequence[Graph], dtype: torch.dtype = tor
 
 def linear(x: torch.Tensor, forward: Map, transposed: Map) -> torch.Tensor:
     """``forward(x)``, differentiated by its transpose."""
-    mapped: torch.Tensor = _Linear.apply(x, forward, transposed)
-    return mapped
+    return _Linear.apply(x, forward, transposed)
 
 
 class _Linear(torch.autograd.Function):

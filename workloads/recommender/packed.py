@@ -131,8 +131,7 @@ class RecommenderPack:
 
         def loss_of(positive: torch.Tensor, negative: torch.Tensor) -> torch.Tensor:
             scores = Scores(positive, positive.new_empty(len(positive), 0), negative.unsqueeze(1), 0)
-            values: torch.Tensor = loss.compute(scores, settings)
-            return values
+            return loss.compute(scores, settings)
 
         table = MatrixFactorisation(stack[0].flatten(0, 1))
         offsets = torch.arange(len(members), device=data.pairs.device)[:, None] * (data.n_users + data.n_items)

@@ -39,8 +39,7 @@ def sampler(params: Params, data: RecommenderData, root: Path) -> Sampler:
         workloads.data.DataError: the prior needs the users' occupations, and the dataset has none.
         ValueError: the truth is needed, and this dataset has none.
     """
-    built: Sampler = SAMPLERS[params.sampler].load()(params, data, root)
-    return built
+    return SAMPLERS[params.sampler].load()(params, data, root)
 
 
 def uniform(params: Params, data: RecommenderData, root: Path) -> Sampler:

@@ -59,8 +59,7 @@ class SimCLR(nn.Module):
 
     def _embed(self, features: torch.Tensor) -> torch.Tensor:
         """Embeddings (B, d): by the head, or DirectCLR's first features (thesis 2.2.4.2)."""
-        embeddings: torch.Tensor = self.head(features) if self.subvector is None else features[:, : self.subvector]
-        return embeddings
+        return self.head(features) if self.subvector is None else features[:, : self.subvector]
 
 
 class Target:
@@ -82,8 +81,7 @@ class Target:
     def __call__(self, views: torch.Tensor) -> torch.Tensor:
         """Normalised embeddings (B, d) of views (B, 3, H, W), normalised by the batch as in training."""
         self.network.train()
-        embeddings: torch.Tensor = self.network(views)
-        return embeddings
+        return self.network(views)
 
     @torch.no_grad()
     def follow(self, momentum: float) -> None:

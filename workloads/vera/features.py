@@ -54,8 +54,7 @@ class Pool:
     @property
     def lengths(self) -> NDArray[np.int64]:
         """Number of candidates of each query, (Q,)."""
-        lengths: NDArray[np.int64] = np.diff(self.indptr)[self.list_of]
-        return lengths
+        return np.diff(self.indptr)[self.list_of]
 
 
 def graph_pool(data: GraphQuestions, around: Neighbourhoods) -> Pool:

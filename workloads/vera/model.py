@@ -133,8 +133,7 @@ class Backbone(nn.Module):
         """``M (q ⊙ c) + O c + A q`` for each candidate c (P, h) and its query q (B, h), (P, h)."""
         own = self.own(candidate)
         query_part = self.asked(query)
-        interacted: torch.Tensor = self.match(query[block.row] * candidate) + own + query_part[block.row]
-        return interacted
+        return self.match(query[block.row] * candidate) + own + query_part[block.row]
 
     def interact_by_query(self, query: torch.Tensor, candidate: torch.Tensor, block: Block) -> torch.Tensor:
         """The same as ``(M diag(q) + O) c + A q``: half the arithmetic, with one matrix and one call per query."""

@@ -30,5 +30,4 @@ def untrusted(data: Interactions) -> NDArray[np.bool_]:
     """
     if data.train_ratings is None:
         raise ValueError("the dataset has no ratings, so untrusted interactions are unknown")
-    mask: NDArray[np.bool_] = data.train_ratings <= 1  # noise has rating 0
-    return mask
+    return data.train_ratings <= 1  # noise has rating 0

@@ -31,8 +31,7 @@ def load_questions(name: str, root: Path) -> GraphQuestions:
     path = cache_path(
         "questions", name, checked_fingerprint(name, root, KIND, "questions over a graph"), f"v{FORMAT}.arrow"
     )
-    data: GraphQuestions = load_or_convert(name, root, path, _read, _write)
-    return data
+    return load_or_convert(name, root, path, _read, _write)
 
 
 def _write(path: Path, data: GraphQuestions) -> None:

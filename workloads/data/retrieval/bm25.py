@@ -49,8 +49,7 @@ class Candidates(NamedTuple):
     @property
     def counts(self) -> NDArray[np.int64]:
         """Number of candidates of each query, (Q,)."""
-        counts: NDArray[np.int64] = (self.docs >= 0).sum(1)
-        return counts
+        return (self.docs >= 0).sum(1)
 
 
 class Tokenised:

@@ -202,10 +202,9 @@ class SequentialMF:
         def part(number: int) -> NDArray[np.float64]:
             first, last = (total * at // settings.threads for at in (number, number + 1))
             shuffle(order[first:last], order_key)
-            tally: NDArray[np.float64] = kernel.train(
+            return kernel.train(
                 tables, self._feedback, order, first, last, keys, proposal, choice, bayes, rule, weights
             )
-            return tally
 
         return self._measures(_in_threads(part, settings.threads), total)
 
@@ -264,8 +263,7 @@ def _table(tensor: torch.Tensor) -> Floats:
     """View a tensor as an array that shares its memory."""
     if tensor.dtype != torch.float32 or tensor.device.type != "cpu" or not tensor.is_contiguous():
         raise ValueError("tables must be contiguous float32 tensors on the CPU")
-    table: Floats = tensor.detach().numpy()
-    return table
+    return tensor.detach().numpy()
 
 
 def _array(values: NDArray[Any] | torch.Tensor) -> NDArray[Any]:
