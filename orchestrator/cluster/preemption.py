@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 
+import ray
 from ray.exceptions import RayActorError
 
 from orchestrator.cluster.interrupts import Interrupts
@@ -45,8 +46,6 @@ def nodes_leaving(nodes: Collection[str]) -> Callable[[], bool]:
 
 def this_node() -> Callable[[], bool]:
     """As :func:`nodes_leaving` for the node of this process. Always False without Ray."""
-    import ray
-
     return nodes_leaving([ray.get_runtime_context().get_node_id()]) if ray.is_initialized() else lambda: False
 
 
@@ -60,8 +59,6 @@ def group_nodes() -> Callable[[], bool]:
 
 def this_node_is_dead() -> Callable[[], bool]:
     """Return a function that says whether this process' node is dead. It asks Ray at most every five seconds."""
-    import ray
-
     here = ray.get_runtime_context().get_node_id()
     return at_intervals(
         lambda: any(node["NodeID"] == here and not node["Alive"] for node in ray.nodes()), LOST_SECONDS, wait=True

@@ -22,6 +22,9 @@ from orchestrator.config.spec import Resources
 from orchestrator.errors import UNAVAILABLE, USAGE, UserError, restore_experiment
 from orchestrator.storage.disk import check_writable
 from orchestrator.storage.settings import Settings, sqlite_file
+from workloads.data import ReadOptions, check_readable, datasets, stores
+from workloads.data.digests import digest
+from workloads.data.errors import CacheUnwritable, DataError, DataUnreachable
 from workloads.memory import free_bytes
 
 SERVER_SECONDS = 5.0
@@ -43,9 +46,6 @@ def fingerprint(workload: str, params: Mapping[str, Any], root: Path) -> str | N
     kinds = workload_loader.entry(workload).data
     if name is None or not kinds:
         return None
-    from workloads.data import datasets
-    from workloads.data.errors import DataError
-
     with _as_user_errors(DataError):
         datasets.check_kind(name, *kinds)
         datasets.check(name, root)
@@ -62,9 +62,6 @@ def dataset(workload: str, params: Mapping[str, Any], root: Path, *, elsewhere: 
     content = fingerprint(workload, params, root)
     if content is None or not is_read_here(params, root, elsewhere=elsewhere):
         return content
-    from workloads.data import ReadOptions, check_readable
-    from workloads.data.errors import DataError
-
     options = {name: params.get(f"dataset_{name}") for name in ("size", "corrupt", "unknown", "noise", "min_rating")}
     with _as_user_errors(DataError):
         check_readable(params["dataset"], root, ReadOptions(split=params.get("split"), **options))
@@ -86,8 +83,6 @@ def data(
 
 def is_read_here(params: Mapping[str, Any], root: Path, *, elsewhere: bool) -> bool:
     """Whether the driver reads the dataset: not if reading it may take long and training is ``elsewhere``."""
-    from workloads.data import datasets
-
     name = params.get("dataset")
     try:
         return name is None or not (elsewhere and datasets.is_slow(name, root))
@@ -114,10 +109,6 @@ def input_files(name: str, params: Mapping[str, Any]) -> dict[str, str]:
     model = workload_loader.params(name)
     if not hasattr(model, "input_files"):
         return {}
-    from workloads.data import stores
-    from workloads.data.digests import digest
-    from workloads.data.errors import DataError
-
     digests = {}
     for parameter, file in model.input_files(params).items():
         try:
@@ -219,8 +210,6 @@ def micro_batches(name: str, params: Mapping[str, Any], plan: Plan) -> str | Non
 @contextmanager
 def _as_user_errors(refusal: type[ValueError] = ValueError) -> Iterator[None]:
     """Turn the refusals of workloads and datasets into UserError."""
-    from workloads.data.errors import CacheUnwritable, DataUnreachable
-
     try:
         yield
     except refusal as error:

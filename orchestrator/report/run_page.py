@@ -6,7 +6,10 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from matplotlib.figure import Figure
+from optuna.trial import FrozenTrial
 
 from orchestrator.config.plan import Plan
 from orchestrator.console import duration, show
@@ -21,10 +24,6 @@ from orchestrator.search.selection import Selection
 from orchestrator.storage import history, usage_log
 from orchestrator.storage.names import TABLES
 from orchestrator.storage.records import RunFolder
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-    from optuna.trial import FrozenTrial
 
 CAPTIONS = {
     "pareto": "Pareto front: where no complete trial is better in every objective",

@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from orchestrator.cluster import preflight
 from orchestrator.config import workload_loader
@@ -33,9 +33,7 @@ from orchestrator.storage.names import OUTCOME, TRAIN
 from orchestrator.storage.object_sync import download
 from orchestrator.storage.records import RunFolder
 from orchestrator.storage.settings import Settings
-
-if TYPE_CHECKING:
-    from workloads.contract import Workload
+from workloads.contract import Workload
 
 FOLDER = "start"
 """Folder in a run's folder, with ``data``, and ``weights`` or ``state``."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from optuna.distributions import BaseDistribution
 
 from orchestrator.cluster import preflight
+from orchestrator.cluster.connection import Node, check_fit, cluster, nodes_by_id
 from orchestrator.cluster.fair_share import SlotLimit, sharing
 from orchestrator.config import objectives, user_code, workload_loader
 from orchestrator.config.spec import SweepSpec
@@ -39,7 +40,6 @@ from workloads import memory
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
-    from orchestrator.cluster.connection import Node
     from orchestrator.cluster.lost_devices import LostDevices
 
 
@@ -127,8 +127,6 @@ def _check_start(spec: SweepSpec, settings: Settings, options: Options) -> None:
     elsewhere = bool(settings.ray_address) and not options.local
     preflight.dataset(spec.workload, warm_start.defaults(spec), settings.data, elsewhere=elsewhere)
     if elsewhere:
-        from orchestrator.cluster.connection import cluster
-
         with cluster(settings.ray_address) as nodes:
             _check_cluster(spec, settings, nodes)
 
@@ -294,7 +292,6 @@ def _in_process(spec: SweepSpec, session: Session, study: Study, manager: TrialM
 
 
 def _on_ray(spec: SweepSpec, session: Session, study: Study, manager: TrialManager) -> Winner | None:
-    from orchestrator.cluster.connection import cluster, nodes_by_id
     from orchestrator.cluster.lost_devices import LostDevices
     from orchestrator.cluster.preemption import stop_with_node
 
@@ -374,7 +371,6 @@ def _at_once(spec: SweepSpec, capacities: Sequence[int], nodes: Sequence[Node]) 
 
 def _check_cluster(spec: SweepSpec, settings: Settings, nodes: Sequence[Node]) -> int:
     """Check the connected cluster's size and storage. Returns the number of trials that fit. Raises UserError."""
-    from orchestrator.cluster.connection import check_fit
     from orchestrator.cluster.shared_storage import check_storage
 
     fitting = check_fit(nodes, spec.resources)

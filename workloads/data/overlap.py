@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 from workloads.data.datasets import read
 from workloads.data.errors import DataError
 from workloads.data.normal_text import normal_text
+from workloads.data.questions import types as questions_types
+from workloads.data.retrieval import types as retrieval_types
 from workloads.data.source import Overlap
 
 if TYPE_CHECKING:
@@ -44,12 +46,10 @@ def pairs(name: str, root: Path) -> Overlap:
 
 def queries(name: str, root: Path) -> Overlap:
     """Test queries whose text is that of a training query."""
-    from workloads.data.retrieval.types import PARTS
-
     data = read(name, root)
     texts = list(map(str, data.queries))
     train, test = (
-        [text for text, part in zip(texts, data.parts, strict=True) if part == PARTS.index(name)]
+        [text for text, part in zip(texts, data.parts, strict=True) if part == retrieval_types.PARTS.index(name)]
         for name in ("train", "test")
     )
     return _overlap(map(normal_text, train), list(map(normal_text, test)), "queries", lambda number: repr(test[number]))
@@ -57,14 +57,12 @@ def queries(name: str, root: Path) -> Overlap:
 
 def questions(name: str, root: Path) -> Overlap:
     """Test questions with text and topic of a training question."""
-    from workloads.data.questions.types import PARTS
-
     data = read(name, root)
     train, test = (
         [
             (normal_text(text), int(topic))
             for text, topic, part in zip(data.texts, data.topic, data.part, strict=True)
-            if part == PARTS.index(name)
+            if part == questions_types.PARTS.index(name)
         ]
         for name in ("train", "test")
     )

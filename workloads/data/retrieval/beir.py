@@ -11,15 +11,12 @@ import json
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from workloads.data.errors import DataError, line_error
 from workloads.data.files import HALF_CHARACTER, is_encodable, lines, plain_or_gz
 from workloads.data.retrieval.judged import Row, judgement_files, read_judgements
+from workloads.data.retrieval.types import Retrieval
 from workloads.data.source import Dataset, SourceFile
-
-if TYPE_CHECKING:
-    from workloads.data.retrieval.types import Retrieval
 
 CORPUS, QUERIES, JUDGEMENTS = "corpus.jsonl", "queries.jsonl", "qrels.tsv"
 

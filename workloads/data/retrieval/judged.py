@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from workloads.data.errors import DataError
 from workloads.data.files import plain_or_gz
-from workloads.data.retrieval.types import PARTS
-
-if TYPE_CHECKING:
-    from workloads.data.retrieval.types import Retrieval
+from workloads.data.retrieval.types import PARTS, Retrieval
 
 _HIGHEST = 2**31 - 1
 _NAMED = 1000  # unknown judgements that are listed; further ones are only counted
@@ -67,8 +64,6 @@ def judged(docs: Texts, queries: Texts, rows: Iterable[Row], test: Path | None =
     """
     import numpy as np
     import pyarrow as pa
-
-    from workloads.data.retrieval.types import Retrieval
 
     doc_number, query_number = ({name: number for number, name in enumerate(ids)} for ids, _ in (docs, queries))
     grades: dict[tuple[int, int], int] = {}

@@ -6,16 +6,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from workloads.data.retrieval.beir import is_beir, own_beir
 from workloads.data.retrieval.topical import is_topical, own_topical
 from workloads.data.retrieval.trec import is_trec, own_trec
 from workloads.data.retrieval.triples import is_triples, own_triples
+from workloads.data.retrieval.types import Retrieval
 from workloads.data.source import Dataset, Kind
-
-if TYPE_CHECKING:
-    from workloads.data.retrieval.types import Retrieval
 
 OWN_VERSION = "2"
 """Version of users' own collections. 2: the parts of their queries are drawn from a stream of their own."""

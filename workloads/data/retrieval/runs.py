@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from workloads.data.errors import DataError, line_error
 from workloads.data.files import lines
 from workloads.data.retrieval.bm25 import Candidates
 from workloads.data.retrieval.types import Retrieval
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 
 def read_run(file: Path, data: Retrieval, depth: int, unknown: str = "refuse") -> Candidates:

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from workloads.data.draws import below, distinct
+from workloads.data.retrieval.judged import Row, judged
+from workloads.data.retrieval.types import Retrieval
 from workloads.data.source import Dataset
 
 if TYPE_CHECKING:
     import numpy as np
-
-    from workloads.data.retrieval.types import Retrieval
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +47,6 @@ class Planted:
 def generate(planted: Planted) -> Retrieval:
     """Draw the collection. All draws come from the raw stream of PCG64: the same on every machine."""
     import numpy as np
-
-    from workloads.data.retrieval.judged import Row, judged
 
     bits = np.random.PCG64(planted.seed)
     docs: list[str] = []

@@ -13,16 +13,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from workloads.data.errors import DataError, line_error
 from workloads.data.files import lines, plain_or_gz
 from workloads.data.retrieval.beir import CORPUS, JUDGEMENTS, QUERIES, beir_files, read_beir
 from workloads.data.retrieval.judged import Row, judged
+from workloads.data.retrieval.types import Retrieval
 from workloads.data.source import Dataset, SourceFile
-
-if TYPE_CHECKING:
-    from workloads.data.retrieval.types import Retrieval
 
 LOTTE_DOCS, CPR_DOCS = "collection.tsv", "corpus.tsv"
 LOTTE_KINDS = ("search", "forum")
@@ -76,8 +74,6 @@ def merge_collections(parts: Mapping[str, Retrieval]) -> Retrieval:
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
-
-    from workloads.data.retrieval.types import Retrieval
 
     columns: dict[str, list[Any]] = {name: [] for name in ("doc_ids", "docs", "query_ids", "queries")}
     judgements = []

@@ -11,16 +11,13 @@ import re
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from workloads.data.errors import DataError, line_error
 from workloads.data.files import lines, plain_or_gz
 from workloads.data.retrieval.beir import CORPUS, read_texts
 from workloads.data.retrieval.judged import Row, judgement_files, read_judgements
+from workloads.data.retrieval.types import Retrieval
 from workloads.data.source import Dataset, SourceFile
-
-if TYPE_CHECKING:
-    from workloads.data.retrieval.types import Retrieval
 
 TOPICS = ("topics.tsv", "topics.trec")
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from workloads.data.errors import DataError
 from workloads.data.files import is_parquet
 from workloads.data.retrieval.judged import Row, judged
+from workloads.data.retrieval.types import Retrieval
 from workloads.data.source import Dataset, own_dataset
-
-if TYPE_CHECKING:
-    from workloads.data.retrieval.types import Retrieval
 
 COLUMNS = ("query", "positive", "negative")
 

@@ -370,7 +370,7 @@ def test_a_refused_resume_leaves_a_finished_sweep_as_it_was(
     before = dict(folder.record), folder.result()
     assert before[1]
     monkeypatch.setattr("orchestrator.cluster.preflight.cluster_gpus", lambda address: 0.0)
-    monkeypatch.setattr("orchestrator.cluster.connection.cluster", lambda address: nullcontext([{"CPU": 2, "GPU": 0}]))
+    monkeypatch.setattr("orchestrator.sweeps.sweep.cluster", lambda address: nullcontext([{"CPU": 2, "GPU": 0}]))
 
     def refused_again(settings: Settings, why: str) -> None:
         with pytest.raises(UserError, match=why):
