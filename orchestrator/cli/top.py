@@ -8,7 +8,13 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich.console import Group
+from rich.live import Live
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
 
 from orchestrator.cluster import usage
 from orchestrator.console import aligned, duration, show
@@ -16,9 +22,6 @@ from orchestrator.runs import driver_status
 from orchestrator.storage import run_lookup
 from orchestrator.storage.records import RunFolder
 from orchestrator.storage.settings import Settings
-
-if TYPE_CHECKING:
-    from rich.console import Group
 
 ENDED_SECONDS = 3600.0
 """How long a run is shown after its end."""
@@ -122,8 +125,6 @@ def _troubles(view: Mapping[str, Any]) -> list[str]:
 
 
 def _live(take: Callable[[], Mapping[str, Any]], every: float) -> None:
-    from rich.live import Live
-
     with Live(_drawn(take()), screen=True, auto_refresh=False) as live:
         while True:
             time.sleep(every)
@@ -131,11 +132,6 @@ def _live(take: Callable[[], Mapping[str, Any]], every: float) -> None:
 
 
 def _drawn(view: Mapping[str, Any]) -> Group:
-    from rich.console import Group
-    from rich.markup import escape
-    from rich.table import Table
-    from rich.text import Text
-
     table = Table(box=None, pad_edge=False, header_style="bold")
     numbers = ("EPOCHS/S", "UNSENT", "DRIVER")
     for name in COLUMNS:

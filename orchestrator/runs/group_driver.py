@@ -6,12 +6,18 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO
+
+from ray.exceptions import RayError
+from ray.train import TrainingFailedError
 
 from orchestrator.cluster.connection import check_fit, cluster
 from orchestrator.cluster.fair_share import sharing
 from orchestrator.cluster.lost_devices import LostDevices
+from orchestrator.cluster.preemption import stop_with_node
+from orchestrator.cluster.reservation import wait_for_room
 from orchestrator.cluster.shared_storage import check_storage
+from orchestrator.cluster.train_group import Group, remove_groups
 from orchestrator.config.spec import ExperimentSpec, Resources
 from orchestrator.console import duration
 from orchestrator.engine.loop import Diverged, Progress, Row
@@ -33,9 +39,6 @@ from orchestrator.storage import commands
 from orchestrator.storage.disk import check_writable
 from orchestrator.storage.names import TRAIN
 from orchestrator.storage.object_sync import download
-
-if TYPE_CHECKING:
-    from orchestrator.cluster.train_group import Group
 
 PATIENCE_SECONDS = 10.0
 """Time after which the console says what the run waits for."""
@@ -63,8 +66,6 @@ def train(
     Workers that report nothing for ``timeout`` seconds are killed, and the run fails. Returns False when it was stopped
     before its end. Raises RunFailed or UserError for an error of a worker.
     """
-    from orchestrator.cluster.preemption import stop_with_node
-
     folder = session.folder
     settings = session.settings
     with cluster(settings.ray_address) as nodes, session.on_cluster(), stop_with_node(session.interrupts):
@@ -94,12 +95,6 @@ def follow(
     continues. After a lost process a new group continues from the last checkpoint; ``devices`` counts lost
     accelerators. An error of a worker ends the run.
     """
-    from ray.exceptions import RayError
-    from ray.train import TrainingFailedError
-
-    from orchestrator.cluster.reservation import wait_for_room
-    from orchestrator.cluster.train_group import remove_groups
-
     home = folder / TRAIN
     lost = 0
     begun = False

@@ -5,13 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
 
 from orchestrator.console import duration, show
 from orchestrator.runs.driver_status import DriverStatus
-
-if TYPE_CHECKING:
-    from rich.console import Group, RenderableType
 
 ROWS = 12
 """Maximum number of running trials with a row of their own."""
@@ -51,9 +53,6 @@ def sweep_view(
 
     ``started`` is when the sweep began, on the monotonic clock. ``seeds`` is the number of runs of each trial.
     """
-    from rich.console import Group
-    from rich.text import Text
-
     now = time.monotonic()
     lines: list[RenderableType] = [_running_table(running, metric, now)] if running else []
     if len(running) > ROWS:
@@ -78,9 +77,6 @@ def run_view(status: DriverStatus, noun: str, values: Mapping[str, float], secon
 
     ``noun`` is "epochs" or "refit epochs", ``seconds`` the time since the run began.
     """
-    from rich.console import Group
-    from rich.text import Text
-
     best = [f"best {name} {show(value)}" for name, value in (status.best or {}).items()]
     text = "  ".join([*(f"{name} {value:.4g}" for name, value in values.items()), *best])
     line = _progress_line(noun, status, "", status.seconds_left, seconds)
@@ -88,9 +84,6 @@ def run_view(status: DriverStatus, noun: str, values: Mapping[str, float], secon
 
 
 def _running_table(running: Sequence[RunningTrial], metric: str, now: float) -> RenderableType:
-    from rich.table import Table
-    from rich.text import Text
-
     table = Table(box=None, pad_edge=False, header_style="bold", expand=True)
     for name in ("trial", "epoch", metric, "best", "time"):
         table.add_column(name, justify="left" if name == "trial" else "right", no_wrap=True)
@@ -103,10 +96,6 @@ def _running_table(running: Sequence[RunningTrial], metric: str, now: float) -> 
 
 
 def _progress_line(noun: str, status: DriverStatus, detail: str, left: float | None, seconds: float) -> RenderableType:
-    from rich.progress_bar import ProgressBar
-    from rich.table import Table
-    from rich.text import Text
-
     held = status.device_seconds
     devices = [
         f"{duration(held[kind])} {kind[:-1].upper()} time" for kind in ("gpus", "cpus") if held.get(kind, 0) >= 1

@@ -9,6 +9,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from workloads.data import datasets
+from workloads.data.errors import CacheUnwritable, DataError
+
 DIGEST = 32
 """Hex digits of the fingerprint that are logged; MLflow allows 36."""
 
@@ -24,8 +27,6 @@ def dataset(params: Mapping[str, Any], root: Path) -> dict[str, str] | None:
 
 @cache
 def _described(name: str, root: Path) -> dict[str, str]:
-    from workloads.data import datasets
-
     entry = datasets.dataset(name)
     files = entry.files_in(root)
     size = datasets.size_bytes(entry, root)
@@ -39,9 +40,6 @@ def _described(name: str, root: Path) -> dict[str, str]:
 
 def _counts(name: str, root: Path) -> Mapping[str, int]:
     """Counts such as users and items; empty when the data cannot be read, which training will report."""
-    from workloads.data import datasets
-    from workloads.data.errors import CacheUnwritable, DataError
-
     with suppress(DataError, CacheUnwritable):
         return datasets.counts(name, root)
     return {}

@@ -8,20 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
 
 from workloads.data.datasets import read
 from workloads.data.errors import DataError
+from workloads.data.images.types import Pixels
 from workloads.data.normal_text import normal_text
 from workloads.data.questions import types as questions_types
 from workloads.data.retrieval import types as retrieval_types
 from workloads.data.source import Overlap
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from workloads.data.images.types import Pixels
 
 CHUNK = 1024
 """Images hashed at once."""
@@ -83,8 +80,6 @@ def images(name: str, root: Path) -> Overlap:
 
 def difference_hashes(part: Pixels) -> NDArray[np.uint64]:
     """Difference hashes (n,) of the decoded images of a part."""
-    import numpy as np
-
     hashes = np.zeros(len(part.rows), np.uint64)
     size = part.images.shape[-1]
     columns, rows = (np.arange(n) * size // n for n in (9, 8))

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 
@@ -269,8 +270,6 @@ def write_segment(path: Path, segment: Segment) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    import pyarrow as pa
-
     vectors = np.ascontiguousarray(segment.vectors, np.float32)
     columns = {
         "doc": pa.array(segment.docs),
@@ -290,8 +289,6 @@ def read_segment(path: Path) -> Segment:
     Raises:
         DataError: the file is missing, truncated, damaged, or of a later format.
     """
-    import pyarrow as pa
-
     try:
         with pa.memory_map(str(path)) as source:
             batch = pa.ipc.open_file(source).get_batch(0)
