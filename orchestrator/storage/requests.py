@@ -37,9 +37,8 @@ def read(folder: Path) -> list[tuple[str, dict[str, Any]]]:
     """Id and values of every request to the run in ``folder``, the oldest first. Damaged files are skipped."""
     requests = []
     for file in sorted((folder / FOLDER).glob("*.json")):
-        with suppress(OSError, ValueError):
-            values = json.loads(file.read_bytes())
-            if isinstance(values, dict):
+        with suppress(OSError):
+            if (values := private_files.read_json(file)) is not None:
                 requests.append((file.stem, values))
     return requests
 
