@@ -11,19 +11,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import csr_array
 
 from workloads.data.conversion_cache import cached_arrays
 from workloads.data.datasets import fingerprint
 from workloads.data.errors import DataError
-
-if TYPE_CHECKING:
-    from scipy.sparse import csr_array
-
-    from workloads.data.retrieval.types import Retrieval
+from workloads.data.retrieval.types import Retrieval
 
 VERSION = 1
 """Version of the candidates, in the names of cache files."""
@@ -87,8 +84,6 @@ class Tokenised:
 
     def index(self, docs: NDArray[np.int64] | None = None) -> Callable[[Sequence[list[int]], int], Candidates]:
         """A function of queries and depth that searches these documents, as :meth:`search` does."""
-        from scipy.sparse import csr_array
-
         count = len(self._docs) if docs is None else len(docs)
         chosen = self._docs if docs is None else [self._docs[doc] for doc in docs.tolist()]
         if not any(chosen):  # no document has a word
@@ -117,8 +112,6 @@ def _best(postings: csr_array, queries: Sequence[list[int]], depth: int) -> Cand
     ``postings`` (V, N) holds the score of each word in each document. Scores are added in the order of a query's words,
     as bm25s adds them.
     """
-    from scipy.sparse import csr_array
-
     ranked = Candidates(
         np.full((len(queries), depth), -1, np.int32), np.full((len(queries), depth), -np.inf, np.float32)
     )
