@@ -104,7 +104,7 @@ class Experiment:
         ``selected`` is a selection made elsewhere, by a trial of a sweep: then only the refit is left.
         """
         state = resume.state if resume else {}
-        self._units = {name: unpack(column) for name, column in state.get("units", {}).items()}
+        self._units = {name: np.asarray(column) for name, column in state.get("units", {}).items()}
         self._selected = Progress.from_json(state["selected"]) if state.get("selected") else selected
         if self.plan.refit != "only" and self._selected is None:
             last = yield from self._select(state)
@@ -212,6 +212,7 @@ class Experiment:
             # The process may have died before the rows of this checkpoint were delivered.
             rows = tuple(Row(*row) for row in state["rows"])
             yield EpochReport(rows, progress, False, None)
+        is_final = self.final and (self._phase == "refit" or not self.plan.refit)  # the model that is tested
         yield from run_epochs(
             workload,
             plan,
@@ -220,7 +221,7 @@ class Experiment:
             broadcast=self.broadcast,
             stop=self.stop,
             on_best=lambda evaluation: self._keep_best(workload, evaluation),
-            on_test_epoch=partial(self.on_test_epoch, workload) if self._makes_final_model else None,
+            on_test_epoch=partial(self.on_test_epoch, workload) if is_final else None,
             before_test=self.before_test,
             prefix=prefix,
             every_epoch=self.every_epoch,
@@ -242,11 +243,6 @@ class Experiment:
         if not self.plan.refit:  # a refit does not need the best weights
             state = workload.state_dict()  # a collective: every rank calls it
             self._best = copy(state) if self.rank == 0 else None
-
-    @property
-    def _makes_final_model(self) -> bool:
-        """Whether this phase trains the model that is tested."""
-        return self.final and (self._phase == "refit" or not self.plan.refit)
 
     def _finish(self, progress: Progress) -> None:
         workload, _ = self._now()
@@ -289,7 +285,3 @@ def pack(column: np.ndarray[Any, Any]) -> torch.Tensor | list[Any]:
     import torch
 
     return torch.from_numpy(np.ascontiguousarray(column)) if column.dtype.kind in "biuf" else column.tolist()
-
-
-def unpack(column: torch.Tensor | list[Any]) -> np.ndarray[Any, Any]:
-    return np.asarray(column)
