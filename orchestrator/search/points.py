@@ -23,14 +23,6 @@ DATA = ("dataset", "split", "eval")
 """Prefixes of parameters that define the data."""
 
 
-def checked(spec: SweepSpec, params: Mapping[str, Any]) -> dict[str, Any]:
-    """``params``, some of the searched ones, as values of the search space. Raises UserError if it has no such point.
-
-    Texts stand for the values that they name.
-    """
-    return _Points(spec).checked(params)
-
-
 def published(spec: SweepSpec) -> dict[str, dict[str, Any]]:
     """Published settings as points of the search space, by name: the workload's presets, tables and defaults.
 
@@ -38,7 +30,7 @@ def published(spec: SweepSpec) -> dict[str, dict[str, Any]]:
     must be what the space sets, or the defaults. Of a preset, numbers that are neither searched nor fixed may differ.
     The data are not compared. Of equal points the first one is named.
     """
-    space = _Points(spec)
+    space = Points(spec)
     points: dict[str, dict[str, Any]] = {}
     for name, settings, exact in _settings(spec.workload):
         point = space.of(settings, exact)
@@ -59,7 +51,7 @@ def _settings(workload: str) -> Iterator[tuple[str, Mapping[str, Any], bool]]:
     yield "defaults", {}, True
 
 
-class _Points:
+class Points:
     """Points of the search space of a sweep."""
 
     def __init__(self, spec: SweepSpec) -> None:
@@ -71,7 +63,10 @@ class _Points:
         self._defaults = self._model().model_dump(mode="json")
 
     def checked(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """See :func:`checked`."""
+        """``params``, some of the searched ones, as values of the search space.
+
+        Texts stand for the values that they name. Raises UserError if the space has no such point.
+        """
         accepted = {}
         for name, value in params.items():
             if name in self._fixed:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from orchestrator.config.spec import SweepSpec
 from orchestrator.errors import UserError
 from orchestrator.search import recorded, trusted_spaces
-from orchestrator.search.points import checked
+from orchestrator.search.points import Points
 from orchestrator.search.study import Study
 from orchestrator.storage import commands, requests
 from orchestrator.storage.records import SETTLED, RunFolder
@@ -30,7 +30,7 @@ def add(folder: RunFolder, settings: Settings, params: Mapping[str, Any]) -> dic
     if not params:
         raise UserError("No parameter is given", fix=f"Such as: {commands.for_run(folder.path, 'add', 'lr=0.001')}")
     trusted_spaces.check(spec.search.space, settings.home, folder.id)
-    accepted = checked(spec, params)
+    accepted = Points(spec).checked(params)
     folder.request({"add": accepted})
     return accepted
 
@@ -54,7 +54,7 @@ def apply(study: Study, request: str, values: Mapping[str, Any]) -> str:
     """Apply a request in the driver. Returns what was done, or why it was not, which is recorded as well."""
     try:
         if "add" in values:
-            params = checked(study.spec, dict(values["add"]))
+            params = Points(study.spec).checked(dict(values["add"]))
             number = study.add(params, request)
             return f"Trial {number} was added: {'  '.join(f'{name}={value}' for name, value in params.items())}"
         stopped, verdict = values.get("stop"), values.get("verdict")
