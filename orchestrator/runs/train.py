@@ -7,8 +7,16 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+import ray.train
+from ray.exceptions import RayError, RayTaskError
+from ray.train import FailureConfig, LoggingConfig, RunConfig, ScalingConfig, UserCallback, WorkerGroupError
+
+from orchestrator.cluster.preemption import group_nodes
+from orchestrator.cluster.ray_compat import torch_trainer
+from orchestrator.cluster.reservation import has_room_for_more
+from orchestrator.cluster.train_group import START_VARIABLE, Group, bundle, mark
 from orchestrator.config import user_code
 from orchestrator.config.spec import ExperimentSpec, Resources
 from orchestrator.engine import checkpoint
@@ -21,14 +29,10 @@ from orchestrator.runs.report_pace import ReportPace
 from orchestrator.storage import remote
 from orchestrator.storage.look_ledger import Look
 from orchestrator.storage.object_sync import RemoteFolder, download
-from orchestrator.storage.settings import NAMES, Settings
+from orchestrator.storage.settings import NAMES, Timeouts
 
 if TYPE_CHECKING:
     import torch
-    from ray.exceptions import RayError
-    from ray.train import TrainingFailedError
-
-    from orchestrator.cluster.train_group import Group
 
 RETRIES = 3
 """Lost processes or nodes that a run survives. It continues from the last checkpoint."""
@@ -37,17 +41,6 @@ FLUSH_SECONDS = 2.0
 """Pause before an error is raised, in which Train takes the last reports: it drops those it has not seen by then."""
 
 INBOX = "rows.jsonl"
-
-
-class Timeouts(NamedTuple):
-    """Time limits in seconds: of a collective operation, and of a group's start."""
-
-    collective: int
-    start: int
-
-    @classmethod
-    def of(cls, settings: Settings) -> Timeouts:
-        return cls(settings.collective_timeout, settings.start_timeout)
 
 
 def start(
@@ -75,11 +68,7 @@ def start(
     The group's result is the error that ended it, or None. A group that loses a process ends, and its owner starts
     another one.
     """
-    from ray.train import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig
-
-    from orchestrator.cluster.ray_compat import torch_trainer
-    from orchestrator.cluster.train_group import Group, bundle, mark
 
     home.mkdir(parents=True, exist_ok=True)
     (home / INBOX).write_text("")
@@ -111,7 +100,7 @@ def start(
             name=home.name,
             storage_path=str(home.parent),
             failure_config=FailureConfig(max_failures=0, controller_failure_limit=0, max_preemption_failures=0),
-            callbacks=[_forward(home / INBOX)],
+            callbacks=[_Forward(home / INBOX)],
             logging_config=LoggingConfig(log_level="ERROR"),
         ),
     )
@@ -124,7 +113,6 @@ class Stopped(Exception):
 
 def train_worker(config: dict[str, Any]) -> Exception | None:
     """Function of each worker. Returns Stopped or a time limit that was exceeded, or None at the end."""
-    import ray.train
     import ray.train.torch
 
     from workloads import distributed
@@ -194,8 +182,6 @@ def result(group: Group) -> Exception | None:
 
     Raises TrainingFailedError or RayError for other errors and for lost processes.
     """
-    from ray.train import WorkerGroupError
-
     try:
         ended: Exception | None = group.result()
     except WorkerGroupError as error:
@@ -225,9 +211,6 @@ def _stop_when(stop_file: Path, resources: Resources, workers: int) -> Callable[
 
     It must on a stop request, when a node is being taken away, and when an elastic run can grow.
     """
-    from orchestrator.cluster.preemption import group_nodes
-    from orchestrator.cluster.reservation import has_room_for_more
-
     signals = [worker.stop_when(stop_file), group_nodes()]
     if resources.min_workers and workers < resources.workers:
         signals.append(has_room_for_more(resources))
@@ -283,8 +266,6 @@ def _stream(
     Ray gets no checkpoints: it would know the last one but not whether it is valid, and an error of rank 0 while
     writing would leave the others waiting. Raises UserError on every rank when rank 0 cannot write.
     """
-    import ray.train
-
     ended = False
     for report in work.stream(start, selected):
         # Both are collectives: every rank takes part.
@@ -318,23 +299,19 @@ def _write(
             worker.write_table(work.validation_units, home / worker.UNITS)
 
 
-def _forward(inbox: Path) -> Any:
+class _Forward(UserCallback):  # type: ignore[misc]
     """Callback in Train's controller that appends reports to a file. The controller runs on the driver's node."""
-    from ray.train import UserCallback
 
-    class Forward(UserCallback):  # type: ignore[misc]
-        def after_report(self, run_context: Any, metrics: list[dict[str, Any]], checkpoint: Any) -> None:
-            with inbox.open("a") as stream:
-                reports.send(stream, metrics[0])
+    def __init__(self, inbox: Path) -> None:
+        self.inbox = inbox
 
-    return Forward()
+    def after_report(self, run_context: Any, metrics: list[dict[str, Any]], checkpoint: Any) -> None:
+        with self.inbox.open("a") as stream:
+            reports.send(stream, metrics[0])
 
 
-def lost_a_process(error: TrainingFailedError | RayError) -> bool:
+def lost_a_process(error: ray.train.TrainingFailedError | RayError) -> bool:
     """Whether a process of the group has died, so that a retry may succeed. False for errors of workload and memory."""
-    from ray.exceptions import RayError, RayTaskError
-    from ray.train import WorkerGroupError
-
     if not isinstance(error, WorkerGroupError):
         return True  # the controller died, or workers did not start
     failures = [_unwrapped(each) for each in error.worker_failures.values()]
@@ -368,8 +345,6 @@ def _consequence(failure: tuple[int, BaseException]) -> tuple[bool, bool, int]:
 
 def cause(error: BaseException) -> str:
     """The error of the first failed worker, without Ray's wrapper."""
-    from orchestrator.cluster.train_group import START_VARIABLE
-
     failures = getattr(error, "worker_failures", None)
     if failures:
         rank, first = min(failures.items(), key=_consequence)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from orchestrator.config import user_code
@@ -42,6 +42,13 @@ ADDRESSES = ("tracking", "experiment", "ray_address")
 
 INTEGERS = ("priority", "collective_timeout", "start_timeout")
 """Settings that may be numbers in the file; the others are text."""
+
+
+class Timeouts(NamedTuple):
+    """Time limits in seconds: of a collective operation, and of a group's start."""
+
+    collective: int
+    start: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +86,10 @@ class Settings:
     def recorded(self) -> dict[str, str | None]:
         """What the record of a run has of them: ``tracking``, without a database's password, and ``experiment``."""
         return {"tracking": self.tracking and mask(self.tracking), "experiment": self.experiment}
+
+    @property
+    def timeouts(self) -> Timeouts:
+        return Timeouts(self.collective_timeout, self.start_timeout)
 
     @property
     def embedded(self) -> bool:

@@ -17,6 +17,7 @@ from orchestrator.cluster.train_group import Group, remove_groups
 from orchestrator.config.spec import ExperimentSpec
 from orchestrator.engine.loop import EpochReport, Progress
 from orchestrator.runs import heartbeat, micro_batches, reports, train, worker
+from orchestrator.storage.settings import Timeouts
 
 PATIENCE_SECONDS = 60.0
 """Time a group has to save after the sweep was stopped."""
@@ -49,7 +50,7 @@ class GroupTrial(tune.Trainable):  # type: ignore[misc]
         self._home = Path(config["folder"])
         self._data = Path(config["data"])
         self._stop_file = Path(config["stop_file"])
-        self._timeouts = train.Timeouts(*config["timeouts"])
+        self._timeouts = Timeouts(*config["timeouts"])
         self._pace = config.get("pace")
         self._units_at_rungs = config.get("units_at_rungs", False)
         self._stopped = worker.stop_when(self._stop_file)

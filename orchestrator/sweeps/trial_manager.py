@@ -16,7 +16,6 @@ from orchestrator.runs import reports, worker
 from orchestrator.runs.driver_status import DriverStatus
 from orchestrator.runs.live_view import RunningTrial, settings_text, sweep_view
 from orchestrator.runs.session import Session
-from orchestrator.runs.train import Timeouts
 from orchestrator.search import unit_values
 from orchestrator.search.constraints import OF_MODEL, Constraint, unknown_metric
 from orchestrator.search.curves import Curves
@@ -106,7 +105,7 @@ class TrialManager:
             "folder": str(self._study.home(trial.seed_run)),
             "data": str(self._session.settings.data),
             "stop_file": str(self._session.folder.stop_file),
-            "timeouts": list(Timeouts.of(self._session.settings)),
+            "timeouts": list(self._session.settings.timeouts),
             "keep": MEMBER_CHECKPOINTS_KEPT if population else worker.CHECKPOINTS_KEPT,
             "save_at_rungs": population or self._spec.search.ordered,
             "units_at_rungs": self._spec.search.scheduler == "racing",

@@ -19,6 +19,7 @@ from ray.util.placement_group import PlacementGroup, remove_placement_group
 
 from orchestrator.config.spec import ExperimentSpec, Resources
 from orchestrator.runs import train
+from orchestrator.storage.settings import Timeouts
 from tests.support.clusters import busy, groups, logical, named, soon, workers_reserved
 from tests.support.commands import SPACES, Start, Store, starting, trials, typed
 from tests.support.waiting import HANG_SECONDS
@@ -196,9 +197,7 @@ def test_a_group_that_does_not_start_in_time_says_so(address: str, tmp_path: Pat
     """Its room was taken after it was seen to be free."""
     taken = _take_a_cpu()
     spec = ExperimentSpec(workload="recommender", params={}, resources=Resources(workers=2))
-    group = train.start(
-        spec, tmp_path / "train", tmp_path, stop_file=tmp_path / "stop", timeouts=train.Timeouts(600, 1)
-    )
+    group = train.start(spec, tmp_path / "train", tmp_path, stop_file=tmp_path / "stop", timeouts=Timeouts(600, 1))
     assert group.ended(HANG_SECONDS)
     with pytest.raises(ControllerError) as caught:
         group.result()

@@ -14,7 +14,6 @@ import torch
 from ray.exceptions import ActorDiedError, RayTaskError
 from ray.train import WorkerGroupError
 
-from orchestrator.cluster import ray_compat
 from orchestrator.cluster.train_group import START_VARIABLE
 from orchestrator.config.spec import ExperimentSpec
 from orchestrator.engine.loop import Diverged, EpochReport, Progress, Row
@@ -99,11 +98,11 @@ def test_the_time_limits_reach_ray(toy_workload: str, tmp_path: Path, monkeypatc
             parts["start"] = os.environ[START_VARIABLE]
             return SimpleNamespace(return_value=None)
 
-    monkeypatch.setattr(ray_compat, "torch_trainer", lambda: Trainer)
+    monkeypatch.setattr(train, "torch_trainer", lambda: Trainer)
     monkeypatch.setenv("ORCHESTRATOR_COLLECTIVE_TIMEOUT", "17")
     monkeypatch.setenv("ORCHESTRATOR_START_TIMEOUT", "23")
     monkeypatch.setenv(START_VARIABLE, "99")  # also that it is as before afterwards
-    timeouts = train.Timeouts.of(settings.resolve())
+    timeouts = settings.resolve().timeouts
     spec = ExperimentSpec(workload="toy", params={})
     group = train.start(spec, tmp_path / "train", tmp_path, stop_file=tmp_path / "stop", timeouts=timeouts)
     assert group.ended(HANG_SECONDS)

@@ -15,6 +15,7 @@ from orchestrator.config.plan import Plan
 from orchestrator.config.spec import ExperimentSpec, Resources
 from orchestrator.runs import reports
 from orchestrator.runs.train import RETRIES
+from orchestrator.storage.settings import Timeouts
 from orchestrator.sweeps import group
 from orchestrator.sweeps.group import GroupTrial
 
@@ -30,7 +31,7 @@ def trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     trial._spec = SimpleNamespace(resources=Resources(workers=2))  # type: ignore[assignment]
     trial._home = trial._data = tmp_path
     (tmp_path / group.train.INBOX).touch()
-    trial._stop_file, trial._timeouts = tmp_path / "stop", group.train.Timeouts(1, 1)
+    trial._stop_file, trial._timeouts = tmp_path / "stop", Timeouts(1, 1)
     trial._stopped = trial._stop_file.exists
     trial._pace = {"seconds": 4.0}
     trial._units_at_rungs = False
@@ -62,7 +63,7 @@ class Lost:
 def test_a_group_has_the_time_of_its_start_until_its_first_report(trial: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """With --trial-timeout a slow start would otherwise end it as one that hangs."""
     allowances: list[float] = []
-    trial._timeouts = group.train.Timeouts(1, 300)
+    trial._timeouts = Timeouts(1, 300)
     monkeypatch.setattr(group.heartbeat, "announce", lambda home, allowance: allowances.append(allowance))
     monkeypatch.setattr(group.train, "start", lambda *a, **k: Lost())
     trial.step()
@@ -108,9 +109,9 @@ def test_its_workers_report_at_the_drivers_pace(
         loops.append(train_loop_config)
         return SimpleNamespace(fit=None)
 
-    monkeypatch.setattr("orchestrator.cluster.ray_compat.torch_trainer", lambda: trainer)
-    monkeypatch.setattr("orchestrator.cluster.train_group.Group", lambda *parts: None)
-    monkeypatch.setattr("orchestrator.cluster.preemption.group_nodes", lambda: lambda: False)
+    monkeypatch.setattr(group.train, "torch_trainer", lambda: trainer)
+    monkeypatch.setattr(group.train, "Group", lambda *parts: None)
+    monkeypatch.setattr(group.train, "group_nodes", lambda: lambda: False)
     monkeypatch.setattr(group.heartbeat, "announce", lambda home, rank: None)
     context = SimpleNamespace(get_world_rank=lambda: 0, get_world_size=lambda: 1)
     monkeypatch.setattr("ray.train.get_context", lambda: context)
@@ -123,7 +124,7 @@ def test_its_workers_report_at_the_drivers_pace(
             home,
             tmp_path,
             stop_file=tmp_path / "stop",
-            timeouts=group.train.Timeouts(1, 1),
+            timeouts=Timeouts(1, 1),
             pace=pace,
             units_at_rungs=pace is None,
         )

@@ -27,6 +27,7 @@ from orchestrator.search.pbt import Population
 from orchestrator.search.schedulers import rungs
 from orchestrator.search.study import Study
 from orchestrator.storage import records, run_lookup, usage_log
+from orchestrator.storage.settings import Timeouts
 from orchestrator.sweeps import budget as budget_module
 from orchestrator.sweeps import trial_manager
 from orchestrator.sweeps.trial_manager import TrialManager
@@ -92,7 +93,7 @@ class Driver:
         session = SimpleNamespace(
             folder=self.folder,
             tracker=self.tracker,
-            settings=SimpleNamespace(data=Path("data"), collective_timeout=600, start_timeout=300),
+            settings=SimpleNamespace(data=Path("data"), timeouts=Timeouts(600, 300)),
             interrupts=SimpleNamespace(stop_requested=lambda: self.interrupted),
             console=SimpleNamespace(
                 say=self.lines.append,
