@@ -18,6 +18,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 
+import ray
+
+from orchestrator.cluster.ray_compat import kv_delete, kv_get, kv_list, kv_put
 from orchestrator.config.spec import Resources
 from orchestrator.storage.settings import Settings
 
@@ -79,19 +82,13 @@ class ClaimStore:
         self._heard: dict[str, tuple[bytes, float]] = {}
 
     def pin(self, claim: ResourceClaim, beat: int) -> None:
-        from orchestrator.cluster.ray_compat import kv_put
-
         kv_put(PREFIX + claim.id, json.dumps({**asdict(claim), "beat": beat}), namespace=NAMESPACE)
 
     def remove(self, identifier: str) -> None:
-        from orchestrator.cluster.ray_compat import kv_delete
-
         kv_delete(PREFIX + identifier, namespace=NAMESPACE)
 
     def claims(self) -> list[ResourceClaim]:
         """Claims of live drivers. Their age is measured by this process' clock, from when it saw them change."""
-        from orchestrator.cluster.ray_compat import kv_get, kv_list
-
         claims: list[ResourceClaim] = []
         now = time.monotonic()
         for key in kv_list(PREFIX, namespace=NAMESPACE):
@@ -111,8 +108,6 @@ class ClaimStore:
         return claims
 
     def total(self) -> dict[str, float]:
-        import ray
-
         return {kind: float(ray.cluster_resources().get(kind, 0.0)) for kind in ("CPU", "GPU")}
 
 

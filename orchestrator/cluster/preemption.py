@@ -13,9 +13,11 @@ from contextlib import contextmanager, suppress
 
 import ray
 from ray.exceptions import RayActorError
+from ray.util import get_current_placement_group, placement_group_table
 
 from orchestrator.cluster.interrupts import Interrupts
 from orchestrator.cluster.polling import at_intervals
+from orchestrator.cluster.ray_compat import draining_nodes
 
 LOOK_SECONDS = 1.0
 LOST_SECONDS = 5.0
@@ -39,8 +41,6 @@ class Preempted(RayActorError):  # type: ignore[misc]
 
 def nodes_leaving(nodes: Collection[str]) -> Callable[[], bool]:
     """Return a function that says whether one of ``nodes`` is being taken away. It asks Ray at most once a second."""
-    from orchestrator.cluster.ray_compat import draining_nodes
-
     return at_intervals(lambda: not draining_nodes().isdisjoint(nodes), LOOK_SECONDS)
 
 
@@ -51,8 +51,6 @@ def this_node() -> Callable[[], bool]:
 
 def group_nodes() -> Callable[[], bool]:
     """As :func:`nodes_leaving` for the nodes of all workers of this worker's group."""
-    from ray.util import get_current_placement_group, placement_group_table
-
     table = placement_group_table(get_current_placement_group())
     return nodes_leaving(set(table["bundles_to_node_id"].values()))
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from orchestrator.errors import UNAVAILABLE, UserError
 from orchestrator.storage import remote, settings
+from orchestrator.storage.disk import check_writable
 
 
 def check_storage(storage: Path, seconds: float) -> None:
@@ -61,8 +62,6 @@ def check_storage(storage: Path, seconds: float) -> None:
 
 def _reach(mark: Path) -> str | None:
     """The error, if any, of a node that writes object storage or its local copies."""
-    from orchestrator.storage.disk import check_writable
-
     try:
         check_writable(mark.parent)
     except UserError as error:

@@ -11,6 +11,8 @@ import time
 from pathlib import Path
 from uuid import uuid4
 
+import pandas as pd
+
 from orchestrator.errors import UserError
 from workloads.contract import Servable
 from workloads.predictor_sources import copy_sources
@@ -25,8 +27,6 @@ def milliseconds(servable: Servable) -> float:
     The predictor is loaded from copies of its files, with arrays on the CPU, as a served model is. Raises UserError
     for a model that cannot be served.
     """
-    import pandas as pd
-
     if servable.predictor is None:
         raise UserError("The latency of a model without a class Predictor cannot be measured")
     package = f"measured_{uuid4().hex}"

@@ -14,6 +14,7 @@ from orchestrator.cluster import preflight
 from orchestrator.config import objectives
 from orchestrator.config.spec import ExperimentSpec, Resources, SweepSpec
 from orchestrator.console import Console
+from orchestrator.engine import checkpoint
 from orchestrator.engine.loop import Progress, Row
 from orchestrator.errors import DONE, Interrupted, UserError, unknown
 from orchestrator.provenance import record as provenance
@@ -115,8 +116,6 @@ def resume(
 
 def _resume_point(folder: RunFolder, spec: ExperimentSpec) -> str:
     """Where the run continues, in words. Verifies its checkpoint; raises UserError."""
-    from orchestrator.engine import checkpoint
-
     latest = checkpoint.latest(folder.checkpoints) or checkpoint.latest(folder.path / TRAIN)
     if latest is None:
         return "the beginning: it has no checkpoint"

@@ -15,8 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from orchestrator.cluster.leftovers import start_of
+from orchestrator.runs.reports import TrialTimeout
 from orchestrator.storage import disk
 
 PROCESS, STACK, GIVEN_UP = "process.json", "stack.txt", "given-up"
@@ -37,15 +40,6 @@ STACKS_SECONDS = 30.0
 """Time limit for the stacks of all workers of a group."""
 
 
-class TrialTimeout(Exception):
-    """A silent trial was killed, or a worker did not answer the others of its group.
-
-    The message has the time without a report or an answer and, if known, the line where it hung.
-
-    A process that is to start the trial again must not.
-    """
-
-
 def announce(folder: Path, allowance: float = 0.0, rank: int = 0) -> TrialTimeout | None:
     """Register this process in ``folder`` as the one that runs the trial, and prepare to write its stack on request.
 
@@ -53,8 +47,6 @@ def announce(folder: Path, allowance: float = 0.0, rank: int = 0) -> TrialTimeou
     until the first report. In a group every ``rank`` registers: rank 0 reports, but another rank may hang. Returns the
     timeout, without registering, when the trial was already given up.
     """
-    import ray
-
     if hung := given_up(folder):
         return hung
     folder.mkdir(parents=True, exist_ok=True)
@@ -95,8 +87,6 @@ def waited_in_vain(folder: Path, timeout: float) -> TrialTimeout:
 
     Called by a worker that waited, while the processes of the group still exist. Takes seconds.
     """
-    import ray
-
     calls = _on_each_process(folder, _request_stack)
     ray.wait(calls, num_returns=len(calls), timeout=STACKS_SECONDS)
     # A worker whose training has ended is not the one that hung.
@@ -221,9 +211,6 @@ def kill(folder: Path, timeout: float) -> None:
 
 def _on_each_process(folder: Path, signals: Callable[..., object], *arguments: object) -> list[Any]:
     """Call ``signals`` with pid and start of each process of the trial, on its node. Does not wait."""
-    import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
     calls = []
     for file in folder.glob(PROCESS.replace(".", "*.")):
         process = json.loads(file.read_text())
@@ -243,8 +230,6 @@ def _request_stack(pid: int, created: str) -> None:
 
 def _kill(pid: int, created: str, stacks: list[Any]) -> None:
     """Kill a process once the calls of ``stacks`` have ended, or after ``STACKS_SECONDS``."""
-    import ray
-
     ray.wait(stacks, num_returns=len(stacks), timeout=STACKS_SECONDS)
     with suppress(ProcessLookupError):
         if _is_alive(pid, created):

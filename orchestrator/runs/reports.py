@@ -14,7 +14,6 @@ from typing import IO, TYPE_CHECKING, Any
 from orchestrator.config.objectives import Unreported
 from orchestrator.engine.loop import Diverged, EpochReport, Row
 from orchestrator.errors import UNAVAILABLE, RunFailed, UserError, one_line
-from orchestrator.runs.heartbeat import TrialTimeout
 from orchestrator.search import unit_values
 from orchestrator.storage.records import RunFolder
 from workloads.data.errors import DataError
@@ -61,6 +60,15 @@ SAVED = "saved"
 
 _INSTALLED = re.compile(rf"<|{re.escape(sysconfig.get_path('stdlib'))}|.*/(site|dist)-packages/")
 """Matches the files of Python and of installed packages."""
+
+
+class TrialTimeout(Exception):
+    """A silent trial was killed, or a worker did not answer the others of its group.
+
+    The message has the time without a report or an answer and, if known, the line where it hung.
+
+    A process that is to start the trial again must not.
+    """
 
 
 class DeviceLost(Exception):

@@ -12,7 +12,6 @@ from optuna.distributions import BaseDistribution
 
 from orchestrator.cluster import preflight
 from orchestrator.cluster.connection import Node, check_fit, cluster, nodes_by_id
-from orchestrator.cluster.fair_share import SlotLimit, sharing
 from orchestrator.config import objectives, user_code, workload_loader
 from orchestrator.config.spec import SweepSpec
 from orchestrator.console import Console
@@ -40,6 +39,7 @@ from workloads import memory
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
+    from orchestrator.cluster.fair_share import SlotLimit
     from orchestrator.cluster.lost_devices import LostDevices
 
 
@@ -292,6 +292,7 @@ def _in_process(spec: SweepSpec, session: Session, study: Study, manager: TrialM
 
 
 def _on_ray(spec: SweepSpec, session: Session, study: Study, manager: TrialManager) -> Winner | None:
+    from orchestrator.cluster.fair_share import sharing
     from orchestrator.cluster.lost_devices import LostDevices
     from orchestrator.cluster.preemption import stop_with_node
 

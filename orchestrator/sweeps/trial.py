@@ -11,7 +11,7 @@ from orchestrator.cluster.preemption import Preempted
 from orchestrator.config.spec import Resources
 from orchestrator.engine.loop import EpochReport, Progress
 from orchestrator.runs import heartbeat, reports, worker
-from orchestrator.runs.heartbeat import TrialTimeout
+from orchestrator.runs.reports import TrialTimeout
 from orchestrator.sweeps.pack import PackActor
 
 

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import http.client
+import tempfile
+import urllib.error
+import urllib.request
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -50,9 +55,6 @@ def download(source: SourceFile, folder: Path) -> Path:
 
 def _member(source: SourceFile, folder: Path) -> Iterator[bytes]:
     """Download one file of an archive."""
-    import tempfile
-    import zipfile
-
     with tempfile.TemporaryFile(dir=folder) as archive:
         for chunk in _chunks(source.url, folder):
             archive.write(chunk)
@@ -70,11 +72,6 @@ def _member(source: SourceFile, folder: Path) -> Iterator[bytes]:
 
 
 def _chunks(url: str, folder: Path) -> Iterator[bytes]:
-    # Imported here: urllib.request is slow to import, and most commands do not need it.
-    import http.client
-    import urllib.error
-    import urllib.request
-
     try:
         with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as answer:
             remaining = int(answer.headers.get("Content-Length", 0))

@@ -123,13 +123,12 @@ class Store:
 
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
-    from orchestrator.cluster import ray_compat
 
     store = Store()
-    monkeypatch.setattr(ray_compat, "kv_put", store.put)
-    monkeypatch.setattr(ray_compat, "kv_get", store.get)
-    monkeypatch.setattr(ray_compat, "kv_list", store.keys)
-    monkeypatch.setattr(ray_compat, "kv_delete", store.remove)
+    monkeypatch.setattr(fair_share, "kv_put", store.put)
+    monkeypatch.setattr(fair_share, "kv_get", store.get)
+    monkeypatch.setattr(fair_share, "kv_list", store.keys)
+    monkeypatch.setattr(fair_share, "kv_delete", store.remove)
     monkeypatch.setattr(ClaimStore, "total", lambda self: NODE)
     return store
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from orchestrator.cluster import polling, preemption, preflight, ray_compat, reservation
+from orchestrator.cluster import polling, preemption, preflight, reservation
 from orchestrator.cluster.connection import check_fit
 from orchestrator.config.parsing import read_experiment, read_overrides, validate
 from orchestrator.config.plan import Plan
@@ -227,7 +227,7 @@ def test_devices_are_counted_as_they_were_held(tmp_path: Path, monkeypatch: pyte
 def test_a_node_that_is_taken_away_is_a_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     going: set[str] = set()
     now = [0.0]
-    monkeypatch.setattr(ray_compat, "draining_nodes", lambda: going)
+    monkeypatch.setattr(preemption, "draining_nodes", lambda: going)
     monkeypatch.setattr(polling.time, "monotonic", lambda: now[0])
     stop = preemption.nodes_leaving(["mine", "ours"])
     now[0] += 2

@@ -21,7 +21,8 @@ from orchestrator.config.plan import Plan
 from orchestrator.config.spec import ExperimentSpec, Resources
 from orchestrator.errors import RunFailed
 from orchestrator.runs import heartbeat, micro_batches, reports, worker
-from orchestrator.runs.heartbeat import GIVEN_UP, PROCESS, TrialMonitor, TrialTimeout
+from orchestrator.runs.heartbeat import GIVEN_UP, PROCESS, TrialMonitor
+from orchestrator.runs.reports import TrialTimeout
 from orchestrator.sweeps import pack
 from orchestrator.sweeps.trial import TrialActor
 from orchestrator.sweeps.tune import (
