@@ -232,10 +232,9 @@ def _read(file: Path) -> list[Event]:
     return [event for event in disk.json_lines(file) if _is_event(event)]
 
 
-def _is_event(event: Any) -> bool:
+def _is_event(event: Event) -> bool:
     return (
-        isinstance(event, dict)
-        and isinstance(event.get("time"), float | int)
+        isinstance(event.get("time"), float | int)
         and event.get("event") in ("start", "stop", "beat")
         and isinstance(event.get("unit", ""), str)
         and (event["event"] != "start" or all(isinstance(event.get(kind), float | int) for kind in KINDS))
