@@ -177,7 +177,7 @@ def _buffers(value: Any, seen: set[int]) -> Iterator[tuple[torch.device, int, in
 
 
 class BoundedCache(Generic[P, R]):
-    """A function that keeps its results, those used last, while they fit into memory.
+    """Decorator: the function keeps its results, those used last, while they fit into memory.
 
     On each device the results of all such functions together occupy at most :data:`CACHED_SHARE` of
     :func:`process_bytes`, memory-mapped files included. The newest result is kept whatever its size. Arguments are
@@ -212,8 +212,3 @@ _KEPT: OrderedDict[tuple[BoundedCache[..., Any], Hashable, Hashable], Any] = Ord
 def _is_too_large(kept: Mapping[Any, Any]) -> bool:
     occupied = bytes_by_device(list(kept.values()))
     return any(size > CACHED_SHARE * process_bytes(device) for device, size in occupied.items())
-
-
-def bounded_cache(function: Callable[P, R]) -> BoundedCache[P, R]:
-    """Decorator that makes a :class:`BoundedCache` of a function."""
-    return BoundedCache(function)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from workloads.data.pairs.types import HIGHEST, Pairs, SentencePairs
 from workloads.encoders.tokens import Tokenizer, Tokens
-from workloads.memory import bounded_cache
+from workloads.memory import BoundedCache
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +49,7 @@ def sentences(part: Part) -> Part:
     return Part(part.tokens, np.stack([own, own], 1), np.full(len(own), HIGHEST, np.float32))
 
 
-@bounded_cache
+@BoundedCache
 def prepare(pairs: SentencePairs, holdout: bool, tokenizer: Tokenizer, joined: bool = False) -> BiEncoderData:
     """Tokenise the dataset, each text or, ``joined``, each pair as one sequence. Cached in the process."""
     parts = (training_texts(pairs, holdout), pairs.validation, pairs.test)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from workloads.data.cache import cache_dir, cache_errors, file_lock, replacing
 from workloads.data.datasets import check, dataset, fingerprint, read
 from workloads.data.errors import DataError
-from workloads.memory import bounded_cache
+from workloads.memory import BoundedCache
 
 T = TypeVar("T")
 
@@ -38,7 +38,7 @@ def cache_path(folder: str, name: str, fingerprint: str, ending: str) -> Path:
     return cache_dir() / folder / f"{short}-{fingerprint[:32]}-{ending}"
 
 
-@bounded_cache
+@BoundedCache
 def load_or_convert(
     name: str, root: Path, path: Path, mapped: Callable[[Path], Any], write: Callable[[Path, Any], None]
 ) -> Any:

@@ -18,7 +18,7 @@ from workloads.data.retrieval.types import Queries, Retrieval
 from workloads.encoders.tokens import Tokenizer, Tokens
 from workloads.lifelong.params import Params
 from workloads.lifelong.sessions import Sessions, Stream, arrivals, load_sessions, query_topics
-from workloads.memory import bounded_cache
+from workloads.memory import BoundedCache
 
 DEPTH = 100
 """Length of the rankings that are stored and evaluated."""
@@ -85,7 +85,7 @@ def prepare(params: Params, root: Path, holdout: bool, abstention_part: float = 
     return _prepare(params.dataset, root, data, stream, *parts, params.candidates, params.update == "retrain")
 
 
-@bounded_cache
+@BoundedCache
 def _prepare(
     dataset: str,
     root: Path,
@@ -146,7 +146,7 @@ def _ranked(
     return ranked
 
 
-@bounded_cache
+@BoundedCache
 def tokens(data: Retrieval, tokenizer: Tokenizer) -> Tokens:
     """Tokenise all documents, then all queries. Cached per process and tokenizer."""
     return tokenizer(data.docs.to_pylist() + data.queries.to_pylist())

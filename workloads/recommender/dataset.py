@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from workloads.data import Interactions
 from workloads.data.interactions.splits import hold_out, user_csr
 from workloads.data.interactions.truth import false_positives
-from workloads.memory import bounded_cache
+from workloads.memory import BoundedCache
 from workloads.recommender.model import Graph, normalised_graph
 from workloads.sampling.lists import Lists
 from workloads.sampling.negatives import Unobserved
@@ -166,7 +166,7 @@ class RecommenderData:
         return PairSet(history.users, history.items, self.n_users, self.n_items)
 
 
-@bounded_cache
+@BoundedCache
 def prepare(data: Interactions, split_seed: int, holdout: bool, device: torch.device) -> RecommenderData:
     """As :func:`divide`; results are cached in the process."""
     return divide(data, split_seed, holdout, device)

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from workloads.data import Interactions
 from workloads.data.cache import cache_dir, replacing
 from workloads.data.conversion_cache import build_once
-from workloads.memory import bounded_cache
+from workloads.memory import BoundedCache
 from workloads.recommender.dataset import History, RecommenderData, divide, prepare
 from workloads.recommender.shared_writer import HISTORIES, write_by_users
 from workloads.sampling.negatives import Unobserved
@@ -46,7 +46,7 @@ def prepare_on_node(
     return _shared(data, split_seed, holdout, device, identity)
 
 
-@bounded_cache
+@BoundedCache
 def _shared(data: Interactions, split_seed: int, holdout: bool, device: torch.device, identity: str) -> RecommenderData:
     name = hashlib.sha256(f"{FORMAT} {identity} {split_seed} {holdout}".encode()).hexdigest()[:32]
     path = cache_dir() / "prepared" / f"{name}.safetensors"

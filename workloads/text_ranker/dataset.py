@@ -17,7 +17,7 @@ from workloads.data.retrieval.runs import read_run
 from workloads.data.retrieval.types import Queries, Retrieval
 from workloads.encoders.served_text import passages
 from workloads.encoders.tokens import Tokenizer, Tokens
-from workloads.memory import bounded_cache
+from workloads.memory import BoundedCache
 from workloads.text_ranker.params import Params
 
 
@@ -97,7 +97,7 @@ def prepare(params: Params, root: Path, holdout: bool, abstention_part: float = 
     )
 
 
-@bounded_cache
+@BoundedCache
 def _prepare(
     dataset: str,
     root: Path,
@@ -116,7 +116,7 @@ def _prepare(
     return RankerData(data, queries, listed, abstention[listed.counts[abstention] > 0], held)
 
 
-@bounded_cache
+@BoundedCache
 def texts(data: Retrieval, definition: str, split: tuple[int, int, int] | None = None) -> Texts:
     """Tokenise all queries and documents. Cached per process and tokenizer.
 

@@ -22,7 +22,7 @@ from workloads.encoders.packing import pack
 from workloads.encoders.pooling import normalised
 from workloads.encoders.text import TextEncoder, encode
 from workloads.encoders.tokens import Tokenizer, Tokens, spans
-from workloads.memory import bounded_cache
+from workloads.memory import BoundedCache
 from workloads.seeding import derive
 from workloads.transfer import all_to_device
 from workloads.vera.features import Pool, collection_pool, graph_pool
@@ -197,7 +197,7 @@ def prepare(params: Params, runtime: Runtime) -> VeraData:
     return _prepare(key, runtime.data, identity, kind, seed, runtime.device, runtime.precision, runtime.abstention_part)
 
 
-@bounded_cache
+@BoundedCache
 def _prepare(
     params: Params, root: Path, _: str, kind: str, seed: int, device: torch.device, precision: Precision, share: float
 ) -> VeraData:

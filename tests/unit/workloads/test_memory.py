@@ -138,7 +138,7 @@ def test_a_cache_holds_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "process_bytes", lambda device: 1000)  # caches may hold 500 bytes
     made: list[int] = []
 
-    @memory.bounded_cache
+    @memory.BoundedCache
     def table(size: int) -> torch.Tensor:
         made.append(size)
         return torch.zeros(size, dtype=torch.uint8)
@@ -164,7 +164,7 @@ def test_all_caches_together_hold_what_fits(monkeypatch: pytest.MonkeyPatch) -> 
     """Three of 200 bytes are more than the 500: the one used longest ago is dropped, whichever function's it is."""
     monkeypatch.setattr(memory, "_KEPT", OrderedDict())
     monkeypatch.setattr(memory, "process_bytes", lambda device: 1000)
-    functions = [memory.bounded_cache(lambda size: torch.zeros(size, dtype=torch.uint8)) for _ in range(3)]
+    functions = [memory.BoundedCache(lambda size: torch.zeros(size, dtype=torch.uint8)) for _ in range(3)]
     for function in functions:
         function(200)
     assert sum(memory.bytes_by_device(list(memory._KEPT.values())).values()) == 400

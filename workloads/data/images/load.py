@@ -21,7 +21,7 @@ from workloads.data.images.convert import convert, refused
 from workloads.data.images.progress import Progress
 from workloads.data.images.types import Corrupt, Images, ImageSource, Pixels
 from workloads.data.source import Dataset, ReadOptions
-from workloads.memory import bounded_cache
+from workloads.memory import BoundedCache
 
 FORMAT = 2
 """Version of the layout and of the decoding, in the names of cache folders."""
@@ -56,7 +56,7 @@ def load_images(name: str, root: Path, size: int | None = None, corrupt: Corrupt
     return images
 
 
-@bounded_cache
+@BoundedCache
 def _load(name: str, root: Path, size: int | None, corrupt: Corrupt, folder: Path) -> Images:
     if not dataset(name).files:  # a generated one is small, and generating is as fast as loading
         return convert(read(name, root), size, corrupt, lambda _part, shape: np.zeros(shape, np.uint8))

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from workloads.data.images.blocks import ImageFile
 from workloads.data.images.splits import split
 from workloads.data.images.types import Images, Pixels
-from workloads.memory import CACHED_SHARE, available_bytes, bounded_cache, process_bytes
+from workloads.memory import CACHED_SHARE, BoundedCache, available_bytes, process_bytes
 from workloads.transfer import to_device
 
 T = TypeVar("T")
@@ -117,7 +117,7 @@ def fits_memory(data: Images, device: torch.device) -> bool:
     return any(size <= CACHED_SHARE * process_bytes(where) for where in (device, torch.device("cpu")))
 
 
-@bounded_cache
+@BoundedCache
 def prepare(data: Images, split_seed: int, holdout: bool, device: torch.device, from_file: bool = False) -> ImageData:
     """Split, and move to the device what fits. All splits of a dataset share its images.
 
@@ -153,7 +153,7 @@ def prepare(data: Images, split_seed: int, holdout: bool, device: torch.device, 
     )
 
 
-@bounded_cache
+@BoundedCache
 def _on_device(data: Images, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """The images of both parts, on the device if they fit; on a CPU they stay in the cache's files."""
     images = torch.from_numpy(data.train.images), torch.from_numpy(data.test.images)

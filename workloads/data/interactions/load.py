@@ -11,7 +11,7 @@ from workloads.data.datasets import dataset, fingerprint
 from workloads.data.interactions.arrow import FORMAT, read_interactions, write_interactions
 from workloads.data.interactions.types import Interactions
 from workloads.data.source import Dataset, ReadOptions
-from workloads.memory import bounded_cache
+from workloads.memory import BoundedCache
 
 if TYPE_CHECKING:
     from workloads.data.interactions.variants import Split
@@ -63,7 +63,7 @@ def _rated(min_rating: float | None, separator: str) -> str:
     return "" if min_rating is None else f"{separator}from{separator}{min_rating}"
 
 
-@bounded_cache
+@BoundedCache
 def _variant(
     name: str, data: Interactions, split: Split, noise: float, min_rating: float | None, path: Path
 ) -> Interactions:

@@ -12,7 +12,7 @@ from workloads.data.datasets import read
 from workloads.data.errors import DataError
 from workloads.data.pairs.types import KIND, Pairs, SentencePairs
 from workloads.data.source import Dataset, ReadOptions
-from workloads.memory import bounded_cache
+from workloads.memory import BoundedCache
 
 PairSplit: TypeAlias = Literal["official", "dev"]
 """The source's own parts, or its dev part as the test part and a validation part drawn from train."""
@@ -40,7 +40,7 @@ def load_pairs(name: str, root: Path, split: PairSplit = "official", *, seed: in
     return _load(name, root, checked_fingerprint(name, root, KIND, "pairs of sentences"), split, seed)
 
 
-@bounded_cache
+@BoundedCache
 def _load(name: str, root: Path, fingerprint: str, split: PairSplit, seed: int) -> SentencePairs:
     data: SentencePairs = read(name, root)
     if split == "dev":
