@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from workloads.abstention.decision import KEY
 from workloads.abstention.scores import BM25, MARGIN, SOFTMAX, TEMPERATURE, by, mass
-from workloads.data.errors import DataError
 
 KS = (1, 3, 5, 10)
 """Successes of :func:`abstention_table`: a relevant document among the first k."""
@@ -65,14 +64,9 @@ def fit_temperature(scores: NDArray[np.floating[Any]], losses: NDArray[np.float6
 
 
 def best_temperature(loss: Callable[[float], float]) -> float:
-    """The temperature from exp(-5) to exp(5) with the lowest loss. Raises DataError without scipy."""
-    try:
-        from scipy.optimize import minimize_scalar
-    except ImportError:
-        raise DataError(
-            "a temperature is fitted with the package scipy, which is missing",
-            fix="Install it, or leave out abstention_part or recalibration",
-        ) from None
+    """The temperature from exp(-5) to exp(5) with the lowest loss."""
+    from scipy.optimize import minimize_scalar
+
     return math.exp(minimize_scalar(lambda log: loss(math.exp(log)), bounds=_LOG_TEMPERATURES, method="bounded").x)
 
 

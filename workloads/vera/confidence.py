@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy import optimize
 from torch.nn import functional
 
 from workloads.abstention.calibration import best_temperature
-from workloads.data.errors import DataError
 from workloads.losses.evidential import log_failure, log_miss, top
 from workloads.metrics.calibration import nll
 from workloads.vera.model import Evidence
@@ -121,7 +120,7 @@ def _platt(plain: torch.Tensor, success: torch.Tensor) -> Map:
 
     return Map(
         "platt",
-        torch.from_numpy(_scipy().minimize(loss, np.zeros(2), jac=True, method="BFGS", options={"gtol": 1e-10}).x),
+        torch.from_numpy(optimize.minimize(loss, np.zeros(2), jac=True, method="BFGS", options={"gtol": 1e-10}).x),
     )
 
 
@@ -130,13 +129,5 @@ def _isotonic(plain: torch.Tensor, success: torch.Tensor) -> Map:
     x, index = torch.unique(plain.cpu(), return_inverse=True)
     zeros = torch.zeros_like(x)
     counts, sums = (zeros.index_add(0, index, side.cpu()) for side in (torch.ones_like(plain), success))
-    y = _scipy().isotonic_regression((sums / counts).numpy(), weights=counts.numpy()).x
+    y = optimize.isotonic_regression((sums / counts).numpy(), weights=counts.numpy()).x
     return Map("isotonic", torch.stack([x, torch.from_numpy(np.ascontiguousarray(y))]))
-
-
-def _scipy() -> Any:
-    try:
-        from scipy import optimize
-    except ImportError:
-        raise DataError("recalibration needs the package scipy", fix="Install it, or set recalibration=none") from None
-    return optimize
