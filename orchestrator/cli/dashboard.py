@@ -9,6 +9,9 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+
 from orchestrator.cli.ui import check_port
 from orchestrator.errors import UNAVAILABLE, UserError
 from orchestrator.search.journal import JOURNAL
@@ -33,8 +36,6 @@ def serve(settings: Settings, reference: str, port: int) -> None:
     if not original.exists():
         raise UserError(f"{folder.id} has no trial yet", fix="Wait for the first one")
     check_port(HOST, port)
-    from optuna.storages import JournalStorage
-    from optuna.storages.journal import JournalFileBackend
     from optuna_dashboard import run_server
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)

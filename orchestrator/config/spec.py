@@ -26,7 +26,10 @@ ORIGIN = "The state that training goes on from: RUN@EPOCH#DIGEST."
 Scheduler = Literal["asha", "hyperband", "median", "racing", "pbt", "none"]
 
 
-ON_WHAT = ("dataset", "split", "eval", "first_stage")
+DATA = ("dataset", "split", "eval")
+"""Prefixes of the parameters that define the data (see the contract)."""
+
+ON_WHAT = (*DATA, "first_stage")
 """Prefixes of parameters that define the evaluation data, where they are set; all others may differ between models."""
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from orchestrator.cluster import preflight
 from orchestrator.config import workload_loader
-from orchestrator.config.spec import ExperimentSpec, SweepSpec
+from orchestrator.config.spec import DATA, ExperimentSpec, SweepSpec
 from orchestrator.engine import checkpoint
 from orchestrator.engine.checkpoint import Checkpoint
 from orchestrator.engine.loop import Progress
@@ -48,8 +48,6 @@ _STATE = "state"
 _DATASET = "data"
 _EXPECTED = "fingerprint.json"
 _DIGITS = 16
-_DATA = ("dataset", "split", "eval")
-"""Prefixes of the parameters that define the data (see the contract)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +119,7 @@ def check(origin: Source, spec: ExperimentSpec | SweepSpec) -> None:
         )  # fmt: skip
     params = spec.params if isinstance(spec, ExperimentSpec) else spec.fixed
     for name, value in params.items():
-        if name.startswith(_DATA) and value != (before := origin.spec.params.get(name)):
+        if name.startswith(DATA) and value != (before := origin.spec.params.get(name)):
             raise UserError(
                 f"A run that goes on from {origin.id} keeps its data", got=f"{name}={value}", allowed=before,
                 fix=f"Start from its weights alone: init={origin.id}",

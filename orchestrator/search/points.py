@@ -12,15 +12,12 @@ from pydantic import BaseModel
 
 from orchestrator.config import workload_loader
 from orchestrator.config.parsing import validate
-from orchestrator.config.spec import SweepSpec
+from orchestrator.config.spec import DATA, SweepSpec
 from orchestrator.errors import UserError, unknown
 from orchestrator.search import spaces
 from workloads.published import Table
 
 _OUTSIDE = object()
-
-DATA = ("dataset", "split", "eval")
-"""Prefixes of parameters that define the data."""
 
 
 def published(spec: SweepSpec) -> dict[str, dict[str, Any]]:

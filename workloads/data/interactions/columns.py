@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -95,15 +96,13 @@ def check_columns(file: Path) -> None:
 
 def _text_roles(file: Path) -> tuple[dict[str, str], bool]:
     """The column of each role, and whether nothing follows the first line."""
-    import csv as lines
-
     with opened(file) as text:
         first = text.readline().removeprefix(b"\xef\xbb\xbf").decode(errors="backslashreplace").rstrip("\r\n")
         is_empty = not text.read(1)
     shown = repr(first[:_SHOWN])
     try:
-        names = next(lines.reader([first], delimiter=_separator(file)), [])
-    except lines.Error:
+        names = next(csv.reader([first], delimiter=_separator(file)), [])
+    except csv.Error:
         fix = "End the lines with LF or CR LF" if "\r" in first else None
         raise DataError(
             "the first line cannot be read", file=file, line=1, got=shown, expected=_EXPECTED, fix=fix
@@ -114,7 +113,7 @@ def _text_roles(file: Path) -> tuple[dict[str, str], bool]:
 def _text(file: Path) -> Iterator[Mapping[str, Any]]:
     """Columns of a CSV or TSV file by role, as text."""
     import pyarrow as pa
-    from pyarrow import csv
+    from pyarrow import csv as arrow_csv
 
     roles, is_empty = _text_roles(file)
     if is_empty:
@@ -124,15 +123,15 @@ def _text(file: Path) -> Iterator[Mapping[str, Any]]:
     with opened(file) as text:
         counted = _CountedLines(text)
         try:
-            batches = csv.open_csv(
+            batches = arrow_csv.open_csv(
                 counted,
                 # One thread: with more, Arrow does not number the rows.
-                read_options=csv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES),
-                parse_options=csv.ParseOptions(
+                read_options=arrow_csv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES),
+                parse_options=arrow_csv.ParseOptions(
                     delimiter=_separator(file),
                     invalid_row_handler=lambda row: uneven.append(row) or "skip",  # type: ignore[func-returns-value]
                 ),
-                convert_options=csv.ConvertOptions(
+                convert_options=arrow_csv.ConvertOptions(
                     column_types=dict.fromkeys(roles.values(), pa.large_string()),
                     include_columns=list(roles.values()),
                 ),
@@ -186,13 +185,11 @@ class _CountedLines:
 
 def _spanning(file: Path, until: int | None = None) -> DataError | None:
     """The error for the first quoted value that spans lines, if it begins before line ``until``."""
-    import csv as lines
-
     if until == 1:
         return None
     with opened(file) as text:
         line = 1
-        reader = lines.reader(TextIOWrapper(text, "utf-8", "replace", newline=""), delimiter=_separator(file))
+        reader = csv.reader(TextIOWrapper(text, "utf-8", "replace", newline=""), delimiter=_separator(file))
         try:
             for _ in reader:
                 if reader.line_num > line:
@@ -202,7 +199,7 @@ def _spanning(file: Path, until: int | None = None) -> DataError | None:
                     return None
             else:
                 return None
-        except lines.Error:  # longer than Python allows
+        except csv.Error:  # longer than Python allows
             pass
     return DataError(
         "a quoted value spans lines, or its quote is not closed", file=file, line=line,

@@ -7,6 +7,8 @@ scores are hidden (E-S1).
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -117,9 +119,6 @@ def _rows(file: Path, text: str) -> Iterator[tuple[int, list[str]]]:
 
     CSV fields may be quoted. In a TSV a quote is an ordinary character, as in GLUE's files.
     """
-    import csv
-    import io
-
     lines = io.StringIO(text, newline="")
     tabs = ".tsv" in Path(file.name.lower()).suffixes
     line = 1
