@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cached_property
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -59,10 +58,8 @@ class SequentialSGD:
         """``table``: embeddings of all nodes (N, d), updated in place.
 
         Raises:
-            ValueError: the device is no CPU, or numba is missing.
+            ValueError: the device is no CPU.
         """
-        if find_spec("numba") is None:
-            raise ValueError("optimizer=sgd needs numba, which is not installed. Install numba, or set optimizer=adam")
         if runtime.device.type != "cpu":
             raise ValueError(
                 f"optimizer=sgd runs on a CPU, not on {runtime.device.type}. "
@@ -102,6 +99,7 @@ class SequentialSGD:
         groups = None
         if params.bns_prior not in (None, "label"):
             prior, groups = prior_table(params, data, self.runtime.data)
+        planted = None if data.truth is None else user_csr(np.argwhere(data.truth), data.n_users)
         return SequentialMF(
             users,
             items,
@@ -111,20 +109,18 @@ class SequentialSGD:
             self.runtime.seed,
             prior=None if prior is None else prior.numpy(),
             group=None if groups is None else groups.numpy(),
-            truth=self._truth(),
-            planted=None if data.truth is None else user_csr(np.argwhere(data.truth), data.n_users),
+            truth=self._truth(planted),
+            planted=planted,
         )
 
-    def _truth(self) -> Lists | None:
+    def _truth(self, planted: Lists | None) -> Lists | None:
         """Items that users like besides training items; None if neither the sampler nor a measure needs them."""
-        data = self.data
         truth = self.params.truth
         if truth is None or not (self.params.sampler == "bns_oracle" or can_measure_quality(self.params, self.runtime)):
             return None
         if truth == "planted":
-            assert data.truth is not None  # checked by Params
-            return user_csr(np.argwhere(data.truth), data.n_users)
-        history = data.test if truth == "test" else data.validation
+            return planted
+        history = self.data.test if truth == "test" else self.data.validation
         return history.indptr, history.items
 
 
