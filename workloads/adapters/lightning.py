@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import logging
+import re
 import warnings
 from collections.abc import Generator, Mapping
 from functools import partial
@@ -184,12 +185,9 @@ def named(metrics: Mapping[str, Any], split: str) -> dict[str, float]:
 
 
 def _split_name(name: str) -> tuple[str, str]:
-    for split, beginnings in SPLITS.items():
-        for beginning in beginnings:
-            for separator in "_/":
-                if name.startswith(beginning + separator):
-                    return split, name[len(beginning) + 1 :]
-    return "train", name
+    beginning, *rest = re.split("[_/]", name, maxsplit=1)
+    split = next((split for split, beginnings in SPLITS.items() if beginning in beginnings), None)
+    return (split, rest[0]) if split and rest else ("train", name)
 
 
 def _trainer(library: ModuleType, ctx: Context, **settings: Any) -> Any:
