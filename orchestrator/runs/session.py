@@ -277,8 +277,9 @@ class Session:
             # The signal may have stopped Ray too, which is no failure of the run.
             reported = Interrupted(commands.for_run(self.folder.path, f"{self.folder.record['kind']} --resume"))
         status, code, values = self._ending(reported)
+        cause = f": {values['error']}" if "error" in values else ""
         try:
-            self._notify_end(status, values)
+            self._notify_end(status, values, cause)
             if error is not None and not isinstance(error, UserError | Interrupted):
                 with suppress(OSError), self.folder.log.open("a") as log:
                     log.write(mask("".join(traceback.format_exception(error))))
@@ -286,7 +287,6 @@ class Session:
                 self._system.__exit__(kind, error, trace)
             if self.tracker is not None:
                 if error is not None:
-                    cause = f": {values['error']}" if "error" in values else ""
                     self.tracker.tag(self.folder.id, self._description(f"{status.capitalize()}{cause}"))
                 self.tracker.end(self.folder.id, ENDS[status])
                 if trouble := self.tracker.close():
@@ -309,8 +309,7 @@ class Session:
         if reported is not None and reported is not error:
             raise reported from error
 
-    def _notify_end(self, status: Status, values: Mapping[str, Any]) -> None:
-        cause = f": {values['error']}" if "error" in values else ""
+    def _notify_end(self, status: Status, values: Mapping[str, Any], cause: str) -> None:
         tracking = self.settings.tracking or ""
         run_id = values.get("run_id")
         self.notify(

@@ -219,8 +219,7 @@ def state(spec: ExperimentSpec, folder: Path, latest: Path | None) -> Checkpoint
 
 def progress(spec: ExperimentSpec, folder: Path) -> Progress:
     """The progress that a run goes on from with ``--from``. ``folder`` is the run's folder."""
-    stated = checkpoint.progress(folder / FOLDER / _STATE) if spec.origin else {}
-    return Progress.from_json(stated)
+    return Progress.from_json(checkpoint.progress(folder / FOLDER / _STATE) if spec.origin else {})
 
 
 def tags(spec: ExperimentSpec | SweepSpec) -> dict[str, str]:
