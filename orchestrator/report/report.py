@@ -16,10 +16,8 @@ PAGE = "report.html"
 IMAGES = ("history", "learning", "seeds", "parallel", "importance", "pareto")
 FILES = ("trials.csv", TRIALS, "best.json", PAGE, *(f"{name}.png" for name in IMAGES))
 
-Rows = Sequence[Mapping[str, Any]]
 
-
-def write_trials(rows: Rows, folder: Path) -> None:
+def write_trials(rows: Sequence[Mapping[str, Any]], folder: Path) -> None:
     """Write ``trials.csv`` and ``trials.json``, with one row a trial."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     with (folder / "trials.csv").open("w", newline="") as stream:
@@ -29,7 +27,7 @@ def write_trials(rows: Rows, folder: Path) -> None:
     (folder / TRIALS).write_text(json.dumps(list(rows), indent=1))
 
 
-def write_page(folder: RunFolder, rows: Rows, result: Mapping[str, Any]) -> None:
+def write_page(folder: RunFolder, rows: Sequence[Mapping[str, Any]], result: Mapping[str, Any]) -> None:
     """Write ``report.html`` and its plots as PNG; ``result`` will be the result in the sweep's record."""
     from orchestrator.report import figures, run_page
     from orchestrator.runs import plot_style

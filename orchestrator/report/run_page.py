@@ -17,7 +17,6 @@ from orchestrator.provenance.record import recorded_environment
 from orchestrator.report import plots, trials
 from orchestrator.report.figures import of_sweep as draw
 from orchestrator.report.html import Plot, Section, Table, render
-from orchestrator.report.report import Rows
 from orchestrator.report.statistics import summary
 from orchestrator.runs import plot_style
 from orchestrator.search import recorded, winners
@@ -35,6 +34,8 @@ CAPTIONS = {
     "violate a constraint",
     "importance": "Parameter importance",
 }
+
+Rows = Sequence[Mapping[str, Any]]
 
 
 def of_sweep(folder: RunFolder, rows: Rows, drawn: Mapping[str, Figure | str] | None = None) -> str:
