@@ -23,7 +23,7 @@ LOSSES = (
     "denoise_reweighted", "denoise_truncated_bpr", "bprac",
 )  # fmt: skip
 
-SAMPLERS = ("popularity", "aobpr", "dns", "srns", "bns", "in_batch")
+SAMPLERS = ("popularity", "aobpr", "dns", "srns", "bns")
 CONTRASTS = ("sgl", "simgcl", "lightgcl", "ncl")
 
 ROWS: dict[str, tuple[str, ...]] = {
