@@ -196,10 +196,7 @@ def lightgcl(trial: optuna.Trial) -> dict[str, Any]:
 
 
 def ncl(trial: optuna.Trial) -> dict[str, Any]:
-    """NCL on LightGCN (its code: 1,000 clusters, item weight 1.5, 20 epochs without prototypes).
-
-    Weights around RecBole's 1e-7, 2e-4 as a mean over its batch; with .01 a model may never learn (measured).
-    """
+    """NCL on LightGCN (its code: 1,000 clusters, item weight 1.5, 20 epochs without prototypes; E-GCL: weight 2e-4)."""
     return {
         **_contrast(trial, "ncl", (1e-5, 1e-2)),
         "item_weight": trial.suggest_float("item_weight", 0.5, 2.0),
