@@ -47,9 +47,10 @@ def _compiled(function: _Function, inline: bool) -> _Function:
     given = numba.config.CACHE_DIR
     numba.config.CACHE_DIR = given or str(_folder(function))
     try:
-        return numba.njit(
+        result: _Function = numba.njit(
             function, nogil=True, error_model="numpy", fastmath=_MATH, cache=_writable(), forceinline=inline
         )
+        return result
     finally:
         numba.config.CACHE_DIR = given
 

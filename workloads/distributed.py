@@ -86,7 +86,8 @@ def gather(rows: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
     """
     if world_size() == 1:
         return rows
-    return _Gather.apply(rows, tuple(counts))
+    gathered: torch.Tensor = _Gather.apply(rows, tuple(counts))
+    return gathered
 
 
 def share_rows(rows: torch.Tensor, counts: Sequence[int]) -> None:
@@ -127,7 +128,8 @@ def summed(value: torch.Tensor) -> torch.Tensor:
     """The sum of ``value`` over ranks; differentiable, with the gradient of the sum of all ranks' losses."""
     if world_size() == 1:
         return value
-    return _Sum.apply(value)
+    total: torch.Tensor = _Sum.apply(value)
+    return total
 
 
 class _Sum(torch.autograd.Function):

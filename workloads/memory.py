@@ -197,7 +197,8 @@ class BoundedCache(Generic[P, R]):
             while len(_KEPT) > 1 and _is_too_large(_KEPT):
                 _KEPT.popitem(last=False)
         _KEPT.move_to_end(key)
-        return _KEPT[key]
+        result: R = _KEPT[key]
+        return result
 
     def cache_clear(self) -> None:
         for key in [key for key in _KEPT if key[0] is self]:

@@ -25,7 +25,8 @@ def node_scores(table: torch.Tensor, nodes: torch.Tensor) -> torch.Tensor:
         (n, B).
     """
     if table.device.type == "cpu" and len(nodes) > 3 and nodes.numel() * table.shape[1] > _CACHED:
-        return _InBlocks.apply(table, nodes)
+        scores: torch.Tensor = _InBlocks.apply(table, nodes)
+        return scores
     # One gather for all rows: index_select scatters its gradient in one pass as well.
     return dots(table.index_select(0, nodes.flatten()).view(*nodes.shape, table.shape[1]))
 
@@ -100,7 +101,8 @@ def dots(rows: torch.Tensor) -> torch.Tensor:
     Returns:
         (n, B).
     """
-    return _Dots.apply(rows)
+    scores: torch.Tensor = _Dots.apply(rows)
+    return scores
 
 
 class _Dots(torch.autograd.Function):

@@ -52,7 +52,10 @@ class Trained:
 
 
 def build_workload(workload: type[Any], params: Mapping[str, Any], data: Path, runtime: Mapping[str, Any]) -> Workload:
-    return workload(workload.Params(**params), Runtime(device=torch.device("cpu"), data=data, **{"seed": 7, **runtime}))
+    built: Workload = workload(
+        workload.Params(**params), Runtime(device=torch.device("cpu"), data=data, **{"seed": 7, **runtime})
+    )
+    return built
 
 
 def train_on_rank(

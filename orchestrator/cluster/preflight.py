@@ -204,7 +204,8 @@ def micro_batches(name: str, params: Mapping[str, Any], plan: Plan) -> str | Non
     if plan.accumulate != "auto" or not hasattr(model, "check_accumulate"):
         return None
     with _as_user_errors():
-        return model.model_validate(dict(params)).check_accumulate()
+        note: str | None = model.model_validate(dict(params)).check_accumulate()
+        return note
 
 
 @contextmanager

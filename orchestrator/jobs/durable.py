@@ -34,7 +34,8 @@ def status(name: str, storage: Sequence[str] = ()) -> dict[str, Any] | None:
     command = ["orchestrator", "status", name, "--wait", "--json", *storage]
     answer = subprocess.run(command, env=environment, capture_output=True, text=True)
     if answer.stdout.strip():
-        return json.loads(answer.stdout)
+        values: dict[str, Any] = json.loads(answer.stdout)
+        return values
     if answer.returncode == USAGE:  # no such run
         return None
     sys.exit(answer.stderr or answer.returncode)

@@ -50,7 +50,8 @@ def project(folder: Path, root: Path) -> str | None:
 
 def _pyproject(file: Path) -> dict[str, Any]:
     with suppress(OSError, ValueError):
-        return tomllib.loads(file.read_text()).get("project", {})
+        about: dict[str, Any] = tomllib.loads(file.read_text()).get("project", {})
+        return about
     return {}
 
 

@@ -155,7 +155,8 @@ def trial_rows(folder: RunFolder) -> list[dict[str, Any]]:
     """A sweep's trials as rows, from its report if it is finished, else from its journal. Raises UserError if none."""
     file = folder.path / TRIALS
     if folder.status() in SETTLED and file.exists():
-        return json.loads(file.read_text())
+        rows: list[dict[str, Any]] = json.loads(file.read_text())
+        return rows
     return trials.rows(
         recorded.trials(folder), recorded.objectives(folder), recorded.spec(folder)["search"].get("seeds", 1)
     )

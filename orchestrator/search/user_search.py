@@ -81,10 +81,12 @@ class _Sampler(BaseSampler):  # type: ignore[misc]
         return _running(self._text, "sampler", lambda: getattr(self._own, method)(*arguments))
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> Mapping[str, Any]:
-        return self._call("infer_relative_search_space", study, trial)
+        suggested: Mapping[str, Any] = self._call("infer_relative_search_space", study, trial)
+        return suggested
 
     def sample_relative(self, study: Study, trial: FrozenTrial, search_space: Mapping[str, Any]) -> Mapping[str, Any]:
-        return self._call("sample_relative", study, trial, search_space)
+        suggested: Mapping[str, Any] = self._call("sample_relative", study, trial, search_space)
+        return suggested
 
     def sample_independent(self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: Any) -> Any:
         return self._call("sample_independent", study, trial, param_name, param_distribution)

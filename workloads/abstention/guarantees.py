@@ -227,4 +227,5 @@ def divergence(a: NDArray[np.float64], b: float) -> NDArray[np.float64]:
     with np.errstate(divide="ignore", invalid="ignore"):
         left = np.where(a > 0, a * np.log(a / b), 0)
         right = np.where(a < 1, (1 - a) * np.log((1 - a) / (1 - b)), 0)
-    return left + right
+    divergence: NDArray[np.float64] = left + right
+    return divergence

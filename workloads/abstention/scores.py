@@ -20,7 +20,8 @@ def mass(scores: Rows, k: int, temperature: float) -> NDArray[np.float64]:
     best = np.where(np.isfinite(ordered[:, :1]), ordered[:, :1], 0)
     raised = np.exp(ordered - best)
     total = raised.sum(1)
-    return raised[:, :k].sum(1) / np.where(total > 0, total, 1)
+    share: NDArray[np.float64] = raised[:, :k].sum(1) / np.where(total > 0, total, 1)
+    return share
 
 
 def margin(scores: Rows) -> NDArray[np.float64]:

@@ -67,7 +67,8 @@ def grayscale(planes: torch.Tensor, rows: torch.Tensor) -> None:
 def luma(planes: torch.Tensor) -> torch.Tensor:
     """Gray value of each pixel: (3, ...) to (...)."""
     red, green, blue = planes
-    return (red * _LUMA[0]).add_(green, alpha=_LUMA[1]).add_(blue, alpha=_LUMA[2])
+    gray: torch.Tensor = (red * _LUMA[0]).add_(green, alpha=_LUMA[1]).add_(blue, alpha=_LUMA[2])
+    return gray
 
 
 def shift_hue(planes: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:

@@ -64,7 +64,8 @@ def batch_loss(embedded: EmbeddedBatch, loss: str, settings: Mapping[str, Any]) 
     row = LOSSES[loss]
     if row.in_batch:
         return in_batch_loss(embedded, row.load(), **settings)
-    return row.load()(embedded, **settings)
+    value: torch.Tensor = row.load()(embedded, **settings)
+    return value
 
 
 def mse_loss(embedded: EmbeddedBatch, *, lowest_cosine: float) -> torch.Tensor:

@@ -23,4 +23,5 @@ class CrossEncoder(nn.Module):
 
     def similarity(self, vectors: torch.Tensor) -> torch.Tensor:
         """Similarities of vectors of pairs, (n, d) to (n,)."""
-        return self.head(vectors).squeeze(1).sigmoid()
+        similarity: torch.Tensor = self.head(vectors).squeeze(1).sigmoid()
+        return similarity

@@ -40,7 +40,8 @@ class ImageEncoder(nn.Module):
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Features (B, ``features``) of normalised images (B, 3, H, W)."""
-        return self.layers(images)
+        features: torch.Tensor = self.layers(images)
+        return features
 
 
 def image_encoder(name: str, stem: Stem = "cifar", *, seed: int, side: int = 32) -> ImageEncoder:

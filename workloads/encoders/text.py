@@ -195,11 +195,14 @@ def _pretrained(folder: Path, dropout: float | None) -> PreTrainedModel:
             )  # fmt: skip
         _set_dropout(folder, config, dropout)
         with _quiet():
-            return AutoModel.from_pretrained(folder, config=config, dtype=torch.float32, use_safetensors=True, **local)
+            model: PreTrainedModel = AutoModel.from_pretrained(
+                folder, config=config, dtype=torch.float32, use_safetensors=True, **local
+            )
     except DataError:
         raise
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise DataError("the encoder cannot be loaded", file=folder, got=str(error).splitlines()[0]) from error
+    return model
 
 
 def _check_vocabulary(folder: Path, tokenizer: Tokenizer, model: PreTrainedModel) -> None:
@@ -232,7 +235,8 @@ def _initial(config: dict[str, Any], seed: int, dropout: float | None) -> PreTra
         torch.manual_seed(derive(seed, "init"))
         settings = AutoConfig.for_model(**config)
         _set_dropout(None, settings, dropout)
-        return AutoModel.from_config(settings)  # type: ignore[no-untyped-call]
+        model: PreTrainedModel = AutoModel.from_config(settings)  # type: ignore[no-untyped-call]
+    return model
 
 
 def _set_dropout(folder: Path | None, config: PretrainedConfig, dropout: float | None) -> None:

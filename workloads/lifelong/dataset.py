@@ -156,7 +156,8 @@ def _relevant(data: Retrieval, sessions: Sessions, query: int) -> NDArray[np.int
     """A query's relevant documents in session 0, highest grade first."""
     rows = data.judgements[data.indptr[query] : data.indptr[query + 1]]
     rows = rows[(rows[:, 2] > 0) & (sessions.session[rows[:, 1]] == 0)]
-    return rows[np.argsort(-rows[:, 2], kind="stable"), 1].astype(np.int64)
+    docs: NDArray[np.int64] = rows[np.argsort(-rows[:, 2], kind="stable"), 1].astype(np.int64)
+    return docs
 
 
 def _numbers(found: Candidates, docs: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -53,13 +53,15 @@ def fit_map(source: Array, target: Array, ridges: Sequence[float] = RIDGES) -> A
         error = float(((residual / np.maximum(1 - leverage, _FLOOR)[:, None]) ** 2).sum())
         if error < best:
             best, chosen = error, ridge
-    return vt.T @ ((singular / (singular**2 + chosen))[:, None] * projected)
+    result: Array = vt.T @ ((singular / (singular**2 + chosen))[:, None] * projected)
+    return result
 
 
 def unit(vectors: Array) -> Array:
     """Rows divided by their lengths, (n, d)."""
     lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
-    return vectors / np.maximum(lengths, _FLOOR)
+    result: Array = vectors / np.maximum(lengths, _FLOOR)
+    return result
 
 
 def standardised(scores: Array, reference: Array) -> Array:
@@ -74,7 +76,8 @@ def standardised(scores: Array, reference: Array) -> Array:
     """
     mean = reference.mean(1, keepdims=True)
     deviation = reference.std(1, keepdims=True)
-    return (scores - mean) / np.maximum(deviation, _FLOOR)
+    result: Array = (scores - mean) / np.maximum(deviation, _FLOOR)
+    return result
 
 
 def fit_affine(scores: Array, target: Array) -> tuple[float, float]:
@@ -101,7 +104,8 @@ def mixed(old: Array, new: Array, again: NDArray[np.bool_]) -> Array:
         new: by the new rows, (Q, n).
         again: (n,).
     """
-    return np.where(again[None, :], new, old)
+    result: Array = np.where(again[None, :], new, old)
+    return result
 
 
 def by_expected_gain(ranked: NDArray[np.int64], documents: int) -> NDArray[np.int64]:

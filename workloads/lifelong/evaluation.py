@@ -155,7 +155,8 @@ def saved(embedded: Sequence[int], arriving: Sequence[int]) -> NDArray[np.float6
         arriving: documents that arrive in each session, (T + 1,).
     """
     rebuilt = np.cumsum(np.cumsum(arriving))
-    return 1 - np.cumsum(embedded) / np.maximum(1, rebuilt)
+    share: NDArray[np.float64] = 1 - np.cumsum(embedded) / np.maximum(1, rebuilt)
+    return share
 
 
 def forgetting(matrix: NDArray[np.float64]) -> float:

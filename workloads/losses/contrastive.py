@@ -61,7 +61,8 @@ def view_infonce_loss(
     Returns:
         A scalar in nats, the sum of ``weights`` times losses that are at least 0.
     """
-    return _ViewInfoNCE.apply(anchors, candidates, own, weights, temperature, repeated)
+    loss: torch.Tensor = _ViewInfoNCE.apply(anchors, candidates, own, weights, temperature, repeated)
+    return loss
 
 
 class _ViewInfoNCE(torch.autograd.Function):

@@ -9,7 +9,8 @@ def average_ranks(values: torch.Tensor) -> torch.Tensor:
     """Ranks from 1, ascending; equal values share the average of their ranks (E-S3). (n,) to (n,) float64."""
     _, group, counts = torch.unique(values, return_inverse=True, return_counts=True)
     average = counts.cumsum(0).double() - (counts.double() - 1) / 2
-    return average[group]
+    ranks: torch.Tensor = average[group]
+    return ranks
 
 
 def influences(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

@@ -219,7 +219,8 @@ def _mid_ranks(rows: torch.Tensor) -> torch.Tensor:
     """Ranks within each row from 1, ties sharing the mean of theirs; (B, n) float64."""
     ordered = rows.sort(1).values.contiguous()
     below, through = (torch.searchsorted(ordered, rows, right=right) for right in (False, True))
-    return (below + through + 1).double() / 2
+    ranks: torch.Tensor = (below + through + 1).double() / 2
+    return ranks
 
 
 def _blocks(rows: int, columns: int, device: torch.device) -> Iterator[tuple[int, int]]:

@@ -256,7 +256,8 @@ def _aucs(
 def _drawn_items(n_items: int, device: torch.device) -> torch.Tensor:
     """The items that each user's relevant ones are compared with, (m,), ascending; the same for all models."""
     draws = random_bits(derive(0, "auc"), torch.arange(AUC_ITEMS, device=device))
-    return ((draws * n_items) >> 32).unique()  # type: ignore[no-untyped-call]
+    items: torch.Tensor = ((draws * n_items) >> 32).unique()  # type: ignore[no-untyped-call]
+    return items
 
 
 def _rows(device: torch.device, n_items: int) -> int:

@@ -36,7 +36,8 @@ class RecommenderLoss(Loss):
     def counts(self, values: Mapping[str, Any]) -> tuple[int, int]:
         """N and M for these parameters."""
         if isinstance(self.draws, Computed):
-            return self.draws(values)
+            drawn: tuple[int, int] = self.draws(values)
+            return drawn
         negatives, positives = self.draws
         return (values[negatives] or 1 if negatives else 1), (values[positives] or 0 if positives else 0)
 

@@ -152,7 +152,8 @@ def propagate(x: torch.Tensor, graphs: Sequence[Graph], dtype: torch.dtype = tor
 
 def linear(x: torch.Tensor, forward: Map, transposed: Map) -> torch.Tensor:
     """``forward(x)``, differentiated by its transpose."""
-    return _Linear.apply(x, forward, transposed)
+    mapped: torch.Tensor = _Linear.apply(x, forward, transposed)
+    return mapped
 
 
 class _Linear(torch.autograd.Function):

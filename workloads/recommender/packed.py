@@ -131,7 +131,8 @@ class RecommenderPack:
 
         def loss_of(positive: torch.Tensor, negative: torch.Tensor) -> torch.Tensor:
             scores = Scores(positive, positive.new_empty(len(positive), 0), negative.unsqueeze(1), 0)
-            return loss.compute(scores, settings)
+            values: torch.Tensor = loss.compute(scores, settings)
+            return values
 
         table = MatrixFactorisation(stack[0].flatten(0, 1))
         offsets = torch.arange(len(members), device=data.pairs.device)[:, None] * (data.n_users + data.n_items)

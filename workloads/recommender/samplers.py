@@ -39,7 +39,8 @@ def sampler(params: Params, data: RecommenderData, root: Path) -> Sampler:
         workloads.data.DataError: the prior needs the users' occupations, and the dataset has none.
         ValueError: the truth is needed, and this dataset has none.
     """
-    return SAMPLERS[params.sampler].load()(params, data, root)
+    built: Sampler = SAMPLERS[params.sampler].load()(params, data, root)
+    return built
 
 
 def uniform(params: Params, data: RecommenderData, root: Path) -> Sampler:

@@ -97,7 +97,8 @@ def _write_bits(tensors: _TensorFile, members: int) -> None:
     """Write the bit table of the set of keys, a part of it after the other."""
 
     def slots(rows: slice) -> NDArray[np.int64]:
-        return table_slots(tensors.part("unobserved.keys", rows), members).numpy()
+        slots: NDArray[np.int64] = table_slots(tensors.part("unobserved.keys", rows), members).numpy()
+        return slots
 
     size = table_bytes(members)
     firsts = np.append(np.arange(0, size, TABLE_BYTES), size)

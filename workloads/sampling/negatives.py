@@ -40,7 +40,8 @@ def permutation(key: int, n: int, device: torch.device) -> torch.Tensor:
     ``torch.randperm`` on CUDA depends on the number of multiprocessors if n is above about 900,000.
     """
     upper, lower = random_bits(key, torch.arange(2 * n, device=device)).view(2, n)
-    return ((upper << 31) | (lower >> 1)).sort(stable=True).indices
+    order: torch.Tensor = ((upper << 31) | (lower >> 1)).sort(stable=True).indices
+    return order
 
 
 def _signed(value: int) -> int:

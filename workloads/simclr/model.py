@@ -59,7 +59,8 @@ class SimCLR(nn.Module):
 
     def _embed(self, features: torch.Tensor) -> torch.Tensor:
         """Embeddings (B, d): by the head, or DirectCLR's first features (thesis 2.2.4.2)."""
-        return self.head(features) if self.subvector is None else features[:, : self.subvector]
+        embeddings: torch.Tensor = self.head(features) if self.subvector is None else features[:, : self.subvector]
+        return embeddings
 
 
 class Target:
@@ -81,7 +82,8 @@ class Target:
     def __call__(self, views: torch.Tensor) -> torch.Tensor:
         """Normalised embeddings (B, d) of views (B, 3, H, W), normalised by the batch as in training."""
         self.network.train()
-        return self.network(views)
+        embeddings: torch.Tensor = self.network(views)
+        return embeddings
 
     @torch.no_grad()
     def follow(self, momentum: float) -> None:

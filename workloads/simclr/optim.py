@@ -39,7 +39,8 @@ def optimizer_of(model: nn.Module, params: Params) -> torch.optim.Optimizer:
     own = {name: getattr(params, name) for name in row.params}
     if row.fused:
         own["fused"] = all(parameter.is_cuda for parameter in model.parameters())
-    return row.load()(groups, lr=params.lr, **own)
+    optimizer: torch.optim.Optimizer = row.load()(groups, lr=params.lr, **own)
+    return optimizer
 
 
 class LARS(torch.optim.Optimizer):

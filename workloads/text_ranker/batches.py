@@ -39,7 +39,8 @@ class Groups:
     def alike(self) -> NDArray[np.bool_]:
         """Which groups have nothing to compare because all their documents have the same grade, (n,)."""
         lowest = np.where(self.docs < 0, np.inf, self.grades).min(1)
-        return self.grades.max(1) == lowest
+        alike: NDArray[np.bool_] = self.grades.max(1) == lowest
+        return alike
 
     def take(self, rows: NDArray[np.int64]) -> Groups:
         """The groups at ``rows``."""

@@ -58,7 +58,8 @@ class RankerData:
 
     def vocabulary(self) -> list[str]:
         """The texts whose words make the vocabulary of an encoder from scratch: documents and training queries."""
-        return self.data.docs.to_pylist() + self.data.queries.take(self.queries.train).to_pylist()
+        texts: list[str] = self.data.docs.to_pylist() + self.data.queries.take(self.queries.train).to_pylist()
+        return texts
 
     def lists(self, queries: NDArray[np.int64], depth: int) -> Lists:
         """The first ``depth`` candidates of each of some queries."""

@@ -59,8 +59,10 @@ def query_losses(block: Block, loss: str, scale: torch.Tensor | float, gap_max: 
         gap_max: the largest difference between two grades.
     """
     row = LOSSES[loss]
+    values: torch.Tensor
     if not row.pairs:
-        return row.compute(ListScores(block.scores, block.grades, scale), {})
+        values = row.compute(ListScores(block.scores, block.grades, scale), {})
+        return values
     group, i, j = block.pairs
     s_i = block.scores[group, i]
     s_j = block.scores[group, j]

@@ -92,7 +92,8 @@ class Ranker(nn.Module):
     def scores(self, vectors: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """Scores of n pairs from the vectors of the sequences, (n,)."""
         if self.head is not None:
-            return self.head(vectors).squeeze(1)
+            scores: torch.Tensor = self.head(vectors).squeeze(1)
+            return scores
         queries, docs = normalised(vectors)[rows].unbind(0)
         return (queries * docs).sum(1) / self.temperature
 

@@ -54,7 +54,8 @@ class Pool:
     @property
     def lengths(self) -> NDArray[np.int64]:
         """Number of candidates of each query, (Q,)."""
-        return np.diff(self.indptr)[self.list_of]
+        lengths: NDArray[np.int64] = np.diff(self.indptr)[self.list_of]
+        return lengths
 
 
 def graph_pool(data: GraphQuestions, around: Neighbourhoods) -> Pool:

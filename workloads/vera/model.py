@@ -133,7 +133,8 @@ class Backbone(nn.Module):
         """``M (q ⊙ c) + O c + A q`` for each candidate c (P, h) and its query q (B, h), (P, h)."""
         own = self.own(candidate)
         query_part = self.asked(query)
-        return self.match(query[block.row] * candidate) + own + query_part[block.row]
+        interacted: torch.Tensor = self.match(query[block.row] * candidate) + own + query_part[block.row]
+        return interacted
 
     def interact_by_query(self, query: torch.Tensor, candidate: torch.Tensor, block: Block) -> torch.Tensor:
         """The same as ``(M diag(q) + O) c + A q``: half the arithmetic, with one matrix and one call per query."""

@@ -327,7 +327,8 @@ def _numbers(role: str, column: Any, kind: str, fault: Fault) -> NDArray[Any]:
     row = pc.index(column.is_null(), True).as_py()
     try:
         if row < 0:
-            return _cast(column, kind).to_numpy(zero_copy_only=False)
+            numbers: NDArray[Any] = _cast(column, kind).to_numpy(zero_copy_only=False)
+            return numbers
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         # Find the value that failed.
         row = next((at for at, value in enumerate(column) if not _casts(value, kind)), 0)

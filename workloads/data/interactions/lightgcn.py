@@ -69,7 +69,8 @@ def read_trust_network(folder: Path) -> NDArray[np.int32]:
         pairs.append((int(fields[0]) - 1, int(fields[1]) - 1))
     both = np.array(pairs, np.int32).reshape(-1, 2)
     both = np.unique(np.concatenate([both, both[:, ::-1]]), axis=0)
-    return both[both[:, 0] != both[:, 1]]
+    unequal: NDArray[np.int32] = both[both[:, 0] != both[:, 1]]
+    return unequal
 
 
 def read_item_lists(folder: Path, sizes: tuple[int, int] | None = None, rows: tuple[int, ...] = ()) -> Interactions:

@@ -139,7 +139,8 @@ class _Numbering:
         is_new = numbers < 0
         numbers[is_new] = len(self.ids) + np.arange(is_new.sum())
         self.ids = pa.concat_arrays([self.ids, encoded.dictionary.filter(pa.array(is_new))])
-        return numbers[encoded.indices.to_numpy()]
+        numbered: NDArray[np.int32] = numbers[encoded.indices.to_numpy()]
+        return numbered
 
     def sorted(self) -> tuple[NDArray[np.int64], NDArray[Any]]:
         """The place of each number among the ids in ascending order, and these ids.

@@ -30,4 +30,5 @@ def untrusted(data: Interactions) -> NDArray[np.bool_]:
     """
     if data.train_ratings is None:
         raise ValueError("the dataset has no ratings, so untrusted interactions are unknown")
-    return data.train_ratings <= 1  # noise has rating 0
+    mask: NDArray[np.bool_] = data.train_ratings <= 1  # noise has rating 0
+    return mask

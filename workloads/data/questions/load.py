@@ -31,7 +31,8 @@ def load_questions(name: str, root: Path) -> GraphQuestions:
     path = cache_path(
         "questions", name, checked_fingerprint(name, root, KIND, "questions over a graph"), f"v{FORMAT}.arrow"
     )
-    return load_or_convert(name, root, path, _read, _write)
+    data: GraphQuestions = load_or_convert(name, root, path, _read, _write)
+    return data
 
 
 def _write(path: Path, data: GraphQuestions) -> None:

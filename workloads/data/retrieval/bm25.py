@@ -46,7 +46,8 @@ class Candidates(NamedTuple):
     @property
     def counts(self) -> NDArray[np.int64]:
         """Number of candidates of each query, (Q,)."""
-        return (self.docs >= 0).sum(1)
+        counts: NDArray[np.int64] = (self.docs >= 0).sum(1)
+        return counts
 
 
 class Tokenised:

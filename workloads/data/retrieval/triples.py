@@ -69,7 +69,8 @@ def _texts(path: Path, name: str, column: Any) -> list[str]:
     if column.null_count:
         line = column.is_null().to_pylist().index(True) + 1
         raise DataError(f"column {name} has a gap", file=path, line=line, got="no value")
-    return column.to_pylist()
+    texts: list[str] = column.to_pylist()
+    return texts
 
 
 def _numbered(texts: dict[str, int]) -> tuple[list[str], list[str]]:

@@ -202,9 +202,10 @@ class SequentialMF:
         def part(number: int) -> NDArray[np.float64]:
             first, last = (total * at // settings.threads for at in (number, number + 1))
             shuffle(order[first:last], order_key)
-            return kernel.train(
+            tally: NDArray[np.float64] = kernel.train(
                 tables, self._feedback, order, first, last, keys, proposal, choice, bayes, rule, weights
             )
+            return tally
 
         return self._measures(_in_threads(part, settings.threads), total)
 
@@ -263,7 +264,8 @@ def _table(tensor: torch.Tensor) -> Floats:
     """View a tensor as an array that shares its memory."""
     if tensor.dtype != torch.float32 or tensor.device.type != "cpu" or not tensor.is_contiguous():
         raise ValueError("tables must be contiguous float32 tensors on the CPU")
-    return tensor.detach().numpy()
+    table: Floats = tensor.detach().numpy()
+    return table
 
 
 def _array(values: NDArray[Any] | torch.Tensor) -> NDArray[Any]:
