@@ -229,12 +229,20 @@ def _replay(events: list[Event]) -> tuple[list[tuple[str, Event, float]], float,
 
 def _read(file: Path) -> list[Event]:
     """Read the events; skip incomplete or damaged lines."""
+    if not file.exists():
+        return []
+    lines = file.read_text(errors="replace").splitlines()
+    with suppress(ValueError):  # all at once if none is damaged: a sweep of 5,000 trials has 10,000
+        values = json.loads(f"[{','.join(lines)}]")
+        if len(values) == len(lines):
+            return [event for event in values if _is_event(event)]
     return [event for event in disk.json_lines(file) if _is_event(event)]
 
 
-def _is_event(event: Event) -> bool:
+def _is_event(event: Any) -> bool:
     return (
-        isinstance(event.get("time"), float | int)
+        isinstance(event, dict)
+        and isinstance(event.get("time"), float | int)
         and event.get("event") in ("start", "stop", "beat")
         and isinstance(event.get("unit", ""), str)
         and (event["event"] != "start" or all(isinstance(event.get(kind), float | int) for kind in KINDS))
