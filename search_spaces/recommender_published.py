@@ -17,11 +17,11 @@ def around(trial: optuna.Trial) -> dict[str, Any]:
     """
     backbone = trial.suggest_categorical("backbone", ["mf", "lightgcn"])
     low, high = (1e-3, 5e-3) if backbone == "mf" else (1e-3, 1e-2)
-    users = 6.4 if getattr(trial, "fixed", {}).get("dataset") == "ml-1m" else 1.0
+    times_users = 6.4 if getattr(trial, "fixed", {}).get("dataset") == "ml-1m" else 1.0
     return {
         "backbone": backbone,
         "lr": trial.suggest_float("lr", low, high, log=True),
-        "weight_decay": trial.suggest_float("weight_decay", 3e-6 / users, 1e-4 / users, log=True),
+        "weight_decay": trial.suggest_float("weight_decay", 3e-6 / times_users, 1e-4 / times_users, log=True),
         "negatives": trial.suggest_categorical("negatives", [16, 64, 128]),  # E-6.B: as many as fit
         "tau": trial.suggest_categorical("tau", ["density", 0.1, 0.2]),  # 5.6.2.2: density is too low
         "beta": trial.suggest_categorical("beta", [0.5, 0.7, 0.9, 1.0]),  # E-6.B; HCL: 0.5 to 2 in its paper

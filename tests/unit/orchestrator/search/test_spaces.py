@@ -47,6 +47,15 @@ def test_every_preset_of_every_workload_gives_valid_parameters(workload: str) ->
         assert spaces.probe(spaces.load(workload, name), {}, catalog()[workload].load_params(), seed=0)
 
 
+@pytest.mark.parametrize(("dataset", "low", "high"), [("ml-100k", 3e-6, 1e-4), ("ml-1m", 3e-6 / 6.4, 1e-4 / 6.4)])
+def test_the_published_weight_decay_falls_with_the_number_of_users(dataset: str, low: float, high: float) -> None:
+    trial = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=1)).ask()
+    published = spaces.load("recommender", "search_spaces.recommender_published:around")
+    spaces.suggest(published, trial, {"dataset": dataset})
+    decay = trial.distributions["weight_decay"]
+    assert (decay.low, decay.high) == pytest.approx((low, high))
+
+
 def test_everything_of_the_recommender_is_searched_but_data_and_device() -> None:
     params = catalog()["recommender"].load_params()
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=2))
