@@ -1,8 +1,8 @@
 """Spearman and Pearson on STS-B of the packaged MiniLM, without and with fine-tuning: means over seeds.
 
 Every row goes through ``orchestrator.run``: the epoch is selected on the dev part, and test is evaluated once. Finished
-runs are not repeated, so the script can be interrupted; ``--only`` selects rows by their beginning. The learning rates of
-the cross-encoder were compared on dev with ``--seeds 1``, and the best one has three.
+runs are not repeated, so the script can be interrupted; ``--only`` selects rows by their beginning. The learning rates
+of the cross-encoder were compared on dev with ``--seeds 1``, and the best one has three.
 """
 
 from __future__ import annotations
