@@ -131,13 +131,16 @@ def run(spec: ExperimentSpec | SweepSpec, settings: Settings, local: bool, about
 
 
 def name_of(spec: ExperimentSpec | SweepSpec, settings: Settings, about: str) -> str:
-    """The name ``about-seed0-1a2b3c4d5e``, whose digest depends on the spec and on the content of the dataset."""
-    params = spec.fixed if isinstance(spec, SweepSpec) else spec.params
-    part = "search" if isinstance(spec, SweepSpec) else f"seed{spec.seed}"
-    identity = digest([spec.fingerprint(), spec.search.trials]) if isinstance(spec, SweepSpec) else spec.fingerprint()
+    """The name ``about-seed0-1a2b3c4d5e``. Its digest depends on the spec, on the dataset and on a search's ranges."""
+    identity: list[Any] = [spec.fingerprint()]
+    if isinstance(spec, SweepSpec):
+        params, part = spec.fixed, "search"
+        identity += [spec.search.trials, sweeps.search_identity(spec)]
+    else:
+        params, part = spec.params, f"seed{spec.seed}"
     data = preflight.fingerprint(spec.workload, params, settings.data)
     inputs = preflight.input_files(spec.workload, params)
-    return f"{about[:70]}-{part}-{digest([identity, data, *inputs.values()])[:10]}"
+    return f"{about[:70]}-{part}-{digest([*identity, data, *inputs.values()])[:10]}"
 
 
 def finished(name: str, settings: Settings) -> Done | None:

@@ -80,7 +80,7 @@ def sweep(spec: SweepSpec, settings: Settings, options: Options, console: Consol
         warm_start.earlier_trials(
             spec, settings, objectives.of(spec.workload, spec.plan), _distributions(_survey(spec))
         )
-    folder = create(spec, settings, options, contract=_search_identity(spec))
+    folder = create(spec, settings, options, contract=search_identity(spec))
     with folder.guarded():
         return _drive(folder, spec, settings, options, console, ResumeOptions(), resuming=False)
 
@@ -131,8 +131,8 @@ def _check_start(spec: SweepSpec, settings: Settings, options: Options) -> None:
             _check_cluster(spec, settings, nodes)
 
 
-def _search_identity(spec: SweepSpec) -> dict[str, Any]:
-    """The parts that must not change before a resume: the search space and the objectives."""
+def search_identity(spec: SweepSpec) -> dict[str, Any]:
+    """What must be the same for the trials of a sweep to be compared: the search space and the objectives."""
     return {
         "space": _survey(spec).text(),
         "objectives": [f"{o.metric}:{o.direction}" for o in objectives.of(spec.workload, spec.plan)],
@@ -140,7 +140,7 @@ def _search_identity(spec: SweepSpec) -> dict[str, Any]:
 
 
 def _check_unchanged(folder: RunFolder, spec: SweepSpec) -> None:
-    now = _search_identity(spec)
+    now = search_identity(spec)
     then = folder.record["spec"].get("contract", now)  # old sweeps have none
     changes = []
     for name in sorted({**then["space"], **now["space"]}):
