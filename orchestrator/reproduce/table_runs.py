@@ -84,8 +84,9 @@ class Runner:
         fixed = {name: value for name, value in params.items() if name not in method.searched}
         # No scheduler: at early rungs the fastest learner leads, which often is not the best in the end.
         search = {"space": space(self.regime), "trials": self.budget.trials, "scheduler": "none"}
+        plan = {**self._plan(method), "refit": False}  # the final models are trained for each seed
         return request.sweep(
-            self.regime.workload, self.settings, overrides={**fixed, **self._plan(method)}, search=search,
+            self.regime.workload, self.settings, overrides={**fixed, **plan}, search=search,
             resources=method.resources, local=self.budget.local,
         )  # fmt: skip
 

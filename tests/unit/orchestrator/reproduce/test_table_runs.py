@@ -96,6 +96,18 @@ def test_a_quick_look_trains_as_little_as_the_regime_says(settings: Settings) ->
     assert [(spec.plan.refit, spec.plan.patience) for spec in specs] == [(False, 3)] * 2  # selected on validation
 
 
+def test_a_search_has_no_refit_and_its_epochs_are_those_of_the_final_models(settings: Settings) -> None:
+    runner = Runner(replace(REGIME, refit=True), settings, ReproductionBudget(trials=2, local=True))
+    method = Method({}, ("lr",), 40)
+    spec = runner.search_spec(method)
+    assert spec is not None
+    assert not spec.plan.refit
+    choice = runner.choose(method)
+    assert choice.epochs < 40, "selected on validation"
+    final = runner.final_spec(method, choice.params, choice.epochs, 0)
+    assert (final.plan.refit, final.plan.epochs) == ("only", choice.epochs)
+
+
 def test_a_source_that_selects_nothing_on_test_has_no_as_published(settings: Settings) -> None:
     with pytest.raises(UserError, match="Leave out --as-published"):
         ask("toy-main", settings, as_published=True)
