@@ -39,6 +39,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "cross-encoder, at most 4 epochs, lr 2e-5": {**CROSS, "lr": 2e-5},
     "cross-encoder, at most 4 epochs, lr 5e-5": {**CROSS, "lr": 5e-5},
     "cross-encoder, at most 4 epochs, lr 1e-4": {**CROSS, "lr": 1e-4},
+    "cross-encoder, at most 10 epochs, lr 1e-4": {**CROSS, "lr": 1e-4, "epochs": 10},
 }
 """Names of rows and their settings, in addition to :data:`COMMON`."""
 
