@@ -164,7 +164,8 @@ def _shapes(count: int, free: dict[int, str]) -> tuple[Any, ...]:
     dimensions = dict.fromkeys(free, torch.export.Dim.DYNAMIC)
     if "tokens" not in free.values():
         return (dimensions,)
-    return (dimensions, dimensions, tuple(dimensions for _ in range(count - 2)))
+    further = (tuple(dimensions for _ in range(count - 2)),) if count > 2 else ()
+    return (dimensions, dimensions, *further)
 
 
 def _compare(
