@@ -98,12 +98,14 @@ def _write(encoder: ServedTextEncoder, config: dict[str, Any], target: Path) -> 
 
     tokens = encoder.tokenizer.get_vocab(with_added_tokens=True)
     special = {role: name for role, names in SPECIAL.items() for name in names if name in tokens}
-    pad = encoder.tokenizer.id_to_token(encoder.model.config.pad_token_id or 0)
+    pad = encoder.model.config.pad_token_id
+    if pad is None:  # a word as the padding would be split off the texts that have it
+        pad = next((number for number, one in encoder.tokenizer.get_added_tokens_decoder().items() if one.special), 0)
     encoder.tokenizer.no_truncation()
     tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=encoder.tokenizer,
         model_max_length=int(config["max_length"]),
-        pad_token=pad,
+        pad_token=encoder.tokenizer.id_to_token(pad),
         model_input_names=["input_ids", *(["token_type_ids"] if encoder.typed else []), "attention_mask"],
         **special,
     )
