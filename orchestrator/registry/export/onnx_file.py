@@ -17,7 +17,7 @@ from torch import nn
 
 from orchestrator.errors import RunFailed, UserError, one_line
 from orchestrator.registry.export.model import Model, Written
-from orchestrator.registry.export.text import is_similarity, text_encoder
+from orchestrator.registry.export.text import is_similarity, limits_of, text_encoder
 
 TOLERANCE = 1e-4
 """Largest difference of a value of the exported model from that of the model."""
@@ -48,6 +48,7 @@ class TextVector(nn.Module):
             vector = (hidden + (real - 1) * 1e9).amax(1)
         else:
             vector = (hidden * real).sum(1) / real.sum(1)
+        vector = torch.where(real.amax(1) > 0, vector, 0.0)  # as the model has it; a mean of no tokens is no number
         scores: torch.Tensor = vector if self.head is None else self.head(vector).squeeze(1)
         return scores
 
@@ -105,8 +106,7 @@ def _texts(model: Model, target: Path) -> Written:
         "inputs = {name: np.array([getattr(text, sides[name]) for text in texts]) for name in names}\n"
         "(values,) = session.run(None, inputs)"
     )
-    limits = [f"Texts are cut after {limit} tokens by the tokenizer, special ones included.", _difference(worst)]
-    return Written(usage, "onnx", limits, [_difference(worst)])
+    return Written(usage, "onnx", [*limits_of(model), _difference(worst)], [_difference(worst)])
 
 
 def _images(model: Model, target: Path) -> Written:

@@ -38,7 +38,7 @@ def transformers(model: Model, target: Path) -> Written:
         "hidden = model(**tokens).last_hidden_state"
     )
     pooled = f"The vector of a text is the {encoder.pooling} of `hidden` over its tokens."
-    limits = [_length(model), pooled, EMPTY, *_apart(model)]
+    limits = [pooled, *limits_of(model)]
     return Written(usage, "transformers", limits, task="feature-extraction")
 
 
@@ -60,8 +60,7 @@ def sentence_transformers(model: Model, target: Path) -> Written:
                 'model = SentenceTransformer("FOLDER")\n'
                 'vectors = model.encode(["a text", "another one"])\nmodel.similarity(vectors, vectors)'
             )
-            limits = [_length(model), EMPTY, *_apart(model)]
-            return Written(usage, "sentence-transformers", limits, task="sentence-similarity")
+            return Written(usage, "sentence-transformers", limits_of(model), task="sentence-similarity")
         weight, bias = (torch.from_numpy(model.weights[f"head.{name}"]) for name in ("weight", "bias"))
         head = Dense(
             encoder.dim, 1, activation_function=torch.nn.Identity(), init_weight=weight, init_bias=bias,
@@ -74,8 +73,7 @@ def sentence_transformers(model: Model, target: Path) -> Written:
         "from sentence_transformers import CrossEncoder\n\n"
         'model = CrossEncoder("FOLDER")\nmodel.predict([("a query", "a document")])'
     )
-    limits = [_length(model), *_of_pairs(model)]
-    return Written(usage, "sentence-transformers", limits, task="text-ranking")
+    return Written(usage, "sentence-transformers", limits_of(model), task="text-ranking")
 
 
 def text_encoder(model: Model) -> ServedTextEncoder:
@@ -118,18 +116,15 @@ def is_similarity(model: Model) -> bool:
     return model.version.workload == "bi_encoder"
 
 
-def _of_pairs(model: Model) -> list[str]:
-    if is_similarity(model):
-        return []
-    limits = ["Scores are those of the model alone, not fused with BM25."]
-    passages = "A document's score is the best one of its passages: give passages, and take the maximum."
-    return [*limits, *([passages] if model.config.get("passages") else [])]
-
-
-def _apart(model: Model) -> list[str]:
-    apart = "This is the encoder of queries; documents were embedded by another one, which is not exported."
-    return [apart] if model.parameters.get("encoders") == "apart" else []
-
-
-def _length(model: Model) -> str:
-    return f"Texts are cut after {model.config['max_length']} tokens, special ones included."
+def limits_of(model: Model) -> list[str]:
+    """What an export of a model of texts leaves out or does otherwise."""
+    limits = [f"Texts are cut after {model.config['max_length']} tokens, special ones included."]
+    if model.config.get("scoring") != "cross":
+        limits.append(EMPTY)
+    if model.parameters.get("encoders") == "apart":
+        limits.append("This is the encoder of queries; documents were embedded by another one, which is not exported.")
+    if model.version.workload == "text_ranker":
+        limits.append("Scores are those of the model alone, not fused with BM25.")
+    if model.config.get("passages"):
+        limits.append("A document's score is the best one of its passages: give passages, and take the maximum.")
+    return limits
