@@ -54,6 +54,9 @@ _OF_CALL = ("invalid argument", "invalid configuration argument", "no kernel ima
 LOST = "lost"
 """Key of the cause in the payload of a trial that goes on after it has lost a process."""
 
+HELD = "held"
+"""Key in the payload of a trial of several workers that now has its devices."""
+
 SAVED = "saved"
 """Key in the payload of a trial that has saved and ended since the sweep was stopped."""
 

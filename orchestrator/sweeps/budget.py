@@ -57,15 +57,16 @@ class Budget:
         """Device seconds so far, running trials included."""
         return self._spent + sum(map(self._running, self._since))
 
-    def allows_another(self, reserved: int = 0, *, repeat: bool = False) -> bool:
+    def allows_another(self, reserved: int = 0, waiting: int = 0, *, repeat: bool = False) -> bool:
         """Whether a trial of average cost fits in addition to what the running trials will still need.
 
-        ``reserved``: number of repeats of finalists that must fit as well. ``repeat``: it is one of them.
+        ``reserved``: number of repeats of finalists that must fit as well. ``waiting``: number of begun trials without
+        devices. ``repeat``: it is a finalist's.
         """
         if self._limit is None:
             return True
         usual = fmean(self._costs.values()) if self._costs else 0.0
-        left = sum(max(0.0, usual - self._running(seed_run)) for seed_run in self._since)
+        left = usual * waiting + sum(max(0.0, usual - self._running(seed_run)) for seed_run in self._since)
         own = self.cost_of_repeat if repeat else usual
         return self.used + left + own + self.cost_of_repeat * reserved < self._limit
 

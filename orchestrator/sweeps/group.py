@@ -87,6 +87,7 @@ class GroupTrial(tune.Trainable):  # type: ignore[misc]
                     units_at_rungs=self._units_at_rungs,
                 )  # fmt: skip
                 self._inbox = (self._home / train.INBOX).open()
+                return {**self._last, "rows": [], reports.HELD: True}
             ended = False
             while not ended:
                 ended = self._group.ended(0.1)  # before reading, so that its last rows are read

@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 REQUEST_SECONDS = 1.0
 """Interval at which the driver looks for requests to add or stop trials."""
 
+WAIT_SECONDS = 30.0
+"""Time without any process after which the sweep says that it waits: a process takes seconds to start."""
+
 SHOWN = 3
 """Number of running trials in a line of progress."""
 
@@ -55,7 +58,9 @@ class TrialManager:
         self._at_work = False
         self._runs = TrialRuns(study, session, spec)
         self._running: dict[int, RunningTrial] = {}
-        """Seed runs that hold devices."""
+        """Seed runs that have begun. On Ray Tune they may wait for their processes."""
+        self._held: set[int] = set()
+        """Those of them that hold devices."""
         self._most = 1
         """Most seed runs that ever held devices at once."""
         self._curves = Curves(session.folder.path)
@@ -81,13 +86,34 @@ class TrialManager:
         self._charged = self._spec.resources.part(trials)
         self.budget.devices = self._charged.devices
 
-    def next(self) -> dict[str, Any] | None:
+    def next(self, *, hold: bool = True) -> dict[str, Any] | None:
         """Configuration of the next trial for the process that runs it, or None when none can start now.
 
-        After None, :attr:`exhausted` says whether one may start after a running trial has ended.
+        After None, :attr:`exhausted` says whether one may start after a running trial has ended. Without ``hold`` the
+        process has no devices yet: call :meth:`hold` when it has.
         """
         with self.load.serving():
-            return self._next()
+            config = self._next()
+            if config and hold:
+                self.hold(config["number"])
+            return config
+
+    def hold(self, seed_run: int) -> None:
+        """Charge a trial's devices from now on. Does nothing if they are charged, or the trial has ended."""
+        trial = self._running.get(seed_run)
+        if trial is None or seed_run in self._held:
+            return
+        self._held.add(seed_run)
+        trial.since = time.monotonic()
+        self.usage_log.start(trial.name, self._charged)
+        self.budget.start(seed_run)
+        self._session.console.event(f"{trial.name} started  {trial.params}")
+
+    def note_wait(self) -> None:
+        """Say once that the sweep waits, if no trial has had a process for some time."""
+        waiting = [trial.since for trial in self._running.values()]
+        if waiting and not self._held and time.monotonic() - min(waiting) > WAIT_SECONDS:
+            self._say_once("Waiting for processes: the cluster may be busy with something else")
 
     def _next(self) -> dict[str, Any] | None:
         if self.stopping():
@@ -137,7 +163,7 @@ class TrialManager:
 
     @property
     def live(self) -> int:
-        """Number of trials that hold devices."""
+        """Number of trials that hold devices or wait for them."""
         return len(self._running)
 
     def current_status(self) -> DriverStatus:
@@ -157,8 +183,9 @@ class TrialManager:
 
     def _room(self) -> dict[str, bool]:
         """Whether the budgets allow a new trial, which leaves enough for the finalists, and a finalist's repeat."""
-        fresh = self.budget.allows_another(self._spec.search.repeats) and self._finalists_in_time()
-        return {"fresh": fresh, "final": self.budget.allows_another(repeat=True)}
+        waiting = len(self._running) - len(self._held)
+        fresh = self.budget.allows_another(self._spec.search.repeats, waiting) and self._finalists_in_time()
+        return {"fresh": fresh, "final": self.budget.allows_another(waiting=waiting, repeat=True)}
 
     def _finalists_in_time(self) -> bool:
         """Whether the finalists can be repeated within the time budget after another trial."""
@@ -308,13 +335,10 @@ class TrialManager:
         if not self._at_work:
             self._session.console.begin("trial", self._done)
             self._at_work = True
-        self.usage_log.start(self._runs.name(trial.seed_run), self._charged)
-        self.budget.start(trial.seed_run)
         name = self._runs.name(trial.seed_run)
         params = settings_text(self._searched(trial.params))
-        self._running[trial.seed_run] = RunningTrial(name, params, spec.plan.epochs)
+        self._running[trial.seed_run] = RunningTrial(name, params, spec.plan.epochs, since=time.monotonic())
         self._most = max(self._most, len(self._running))
-        self._session.console.event(f"{name} started  {params}")
         study = self._study
         members = study if isinstance(study, Population) else None
         first = spec
@@ -367,6 +391,7 @@ class TrialManager:
 
     def _stop_clock(self, seed_run: int) -> None:
         self._running.pop(seed_run, None)
+        self._held.discard(seed_run)
         self.usage_log.stop(self._runs.name(seed_run))
         self.budget.stop(seed_run)
 

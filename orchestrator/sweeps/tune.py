@@ -96,7 +96,7 @@ class _StudySearcher(_Unsaved, Searcher):  # type: ignore[misc]
         manager = self._state.manager
         config = state.again.pop() if state.again else None
         if config is None and manager.live < state.may():
-            config = manager.next()
+            config = manager.next(hold=False)  # Tune asks before it has a process
         if config is None:
             state.update_finished()
             # FINISHED is final. After None Tune asks again.
@@ -164,6 +164,9 @@ class _ReportStopper(_Unsaved, tune.Stopper):  # type: ignore[misc]
         for bulky in ("rows", "best_metrics", "units"):  # Tune would store them in its state
             result.pop(bulky, None)
         seed_run = self._state.seed_runs[trial_id]
+        if payload.get(reports.HELD):
+            self._state.manager.hold(seed_run)
+            return False
         self._state.starting.discard(seed_run)
         if cause := payload.get(reports.LOST):
             self._state.lost(cause, seed_run)
@@ -188,13 +191,15 @@ class _ReportStopper(_Unsaved, tune.Stopper):  # type: ignore[misc]
 
 
 class _ProcessCallback(_Unsaved, tune.Callback):  # type: ignore[misc]
-    """Callback that counts replaced processes and computes the next suggestion between reports."""
+    """Callback that counts started and replaced processes, and computes the next suggestion between reports."""
 
     def __init__(self, state: _SweepState) -> None:
         self._state = state
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         self._state.trials[trial.trial_id] = trial
+        if not self._state.grouped:
+            self._state.manager.hold(self._state.seed_runs[trial.trial_id])
 
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         seed_run = self._state.seed_runs[trial.trial_id]
@@ -208,6 +213,7 @@ class _ProcessCallback(_Unsaved, tune.Callback):  # type: ignore[misc]
                 heartbeat.give_up(home, cause)  # the next process reports it and does not train
 
     def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
+        self._state.manager.note_wait()
         self._state.manager.ask_ahead()
 
 

@@ -495,6 +495,30 @@ def test_a_device_budget_takes_no_new_trial_but_ends_what_it_began(drive: Drive,
     assert driver.lines[-1] == "Stopped: the device-hour budget takes no further trial"
 
 
+def test_a_trial_that_waits_for_its_process_costs_nothing(drive: Drive, clock: Clock) -> None:
+    """On a busy cluster a sweep would spend its device hours before its first trial had a device."""
+    driver = drive(max_device_hours=35 / 3600)
+    for _ in range(2):
+        assert driver.manager.next(hold=False)
+    driver.manager.note_wait()
+    assert driver.lines == []
+    clock.sleep(40)
+    for _ in range(2):
+        driver.manager.note_wait()
+    assert driver.lines == ["Waiting for processes: the cluster may be busy with something else"]
+    assert (driver.events, driver.manager.live) == ([], 2)
+    driver.manager.hold(0)
+    clock.sleep(10)
+    driver.manager.hold(0)
+    assert driver.manager.usage_log.seconds()["cpus"] == driver.manager.budget.used == 10
+    assert [event.split("  ")[0] for event in driver.events] == ["trial 0 started"]
+    driver.says(0, 9, 0.5, "epochs")
+    driver.manager.hold(0)
+    assert driver.manager.usage_log.seconds()["cpus"] == 10
+    assert driver.manager.next(hold=False), "10 s are used and trial 1 will need 10: another 10 fit into 35"
+    assert driver.manager.next(hold=False) is None
+
+
 def test_room_that_an_early_end_leaves_is_used(drive: Drive, clock: Clock) -> None:
     driver = drive(max_device_hours=30 / 3600)
     driver.begin()

@@ -51,9 +51,14 @@ class Book:
     def __init__(self, home: Path) -> None:
         self.left = [{"number": 7, "folder": str(home)}]
         self.lost: list[tuple[int, str]] = []
+        self.held: list[int] = []
 
-    def next(self) -> dict[str, Any] | None:
+    def next(self, *, hold: bool) -> dict[str, Any] | None:
+        assert not hold, "Tune asks before it has a process"
         return self.left.pop() if self.left else None
+
+    def hold(self, seed_run: int) -> None:
+        self.held.append(seed_run)
 
     def result(self, seed_run: int, payload: dict[str, Any]) -> bool:
         return False
@@ -88,6 +93,26 @@ def test_a_replaced_process_is_forgotten_and_counted(state: _SweepState, tmp_pat
     (tmp_path / "error.txt").write_text("Failure # 3 (occurred at noon)\nThe actor died unexpectedly.\n")
     search.on_trial_complete("a", error=True)
     assert state.manager.lost == [(7, "its process died 3 times")]  # type: ignore[attr-defined]
+
+
+def test_devices_are_held_once_there_is_a_process(state: _SweepState) -> None:
+    held = state.manager.held  # type: ignore[attr-defined]
+    _StudySearcher(state).suggest("a")
+    assert held == []
+    _ProcessCallback(state).on_trial_start(1, [], SimpleNamespace(trial_id="a"))
+    assert held == [7]
+
+
+def test_a_group_says_when_it_has_its_devices(state: _SweepState) -> None:
+    """Its Trainable has a process before its workers have any. The time they need to start is no silence."""
+    state.grouped = True
+    held = state.manager.held  # type: ignore[attr-defined]
+    _StudySearcher(state).suggest("a")
+    _ProcessCallback(state).on_trial_start(1, [], SimpleNamespace(trial_id="a"))
+    assert held == []
+    assert not _ReportStopper(state)("a", {"epoch": 0, reports.HELD: True})
+    assert held == [7]
+    assert state.starting == {7}
 
 
 def test_a_process_that_dies_while_it_is_prepared_is_replaced_three_times(state: _SweepState, tmp_path: Path) -> None:
