@@ -35,6 +35,9 @@ class Format:
     about: str
 
 
+EMBEDDED = ("embeddings", "faiss")
+"""Formats that take the rows of ``--input``."""
+
 _HERE = "orchestrator.registry.export"
 _VECTORS = ("recommender", "lifelong", "bi_encoder", "simclr")
 FORMATS = {
@@ -67,6 +70,9 @@ def export(settings: Settings, reference: str, target: Path, form: str, rows: st
     if form not in FORMATS:
         raise unknown("format", form, FORMATS)
     chosen = FORMATS[form]
+    if rows is not None and form not in EMBEDDED:
+        got = f"--input {rows}"
+        raise UserError(f"The format {form} takes no rows", got=got, allowed="with " + " or ".join(EMBEDDED))
     disk.check_empty(target)
     target = target.resolve()  # . has no name, and a link is no folder
     if not target.parent.is_dir():

@@ -346,6 +346,7 @@ def test_bad_input_is_one_sentence(models: Registry, tmp_path: Path, monkeypatch
         lambda: models.export("bi_encoder", "transformers", tmp_path / "no" / "out"), f"{tmp_path}/no does not exist"
     )
     refused(lambda: models.export("bi_encoder", "tflite", tmp_path / "out"), "Unknown format: got 'tflite'", "onnx")
+    refused(lambda: models.export("bi_encoder", "onnx", tmp_path / "out", "rows.csv"), "onnx takes no rows", "--input")
     refused(
         lambda: models.export("recommender", "transformers", tmp_path / "out"),
         "recommender/1 cannot be exported as transformers: got a model of recommender",
