@@ -3,8 +3,9 @@
 Ray assigns devices in the order of the requests, and a sweep's processes keep them until it ends, so a second sweep
 would wait for the first. Each driver therefore stores a claim in the cluster's key-value store and reads those of the
 others. All drivers compute the same shares from the claims (:func:`shares`). A sweep that holds more than its share
-releases a process when one of its trials has ended. Nothing is preempted, and no sweep releases its last process: if
-there are more sweeps than processes, the newest wait.
+releases a process when one of its trials has ended. Nothing is preempted. A sweep releases its last process only for
+another one's winner, for which Ray would otherwise have no process before that sweep's end. If there are more sweeps
+than processes, the newest wait.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ LOST_SECONDS = 30.0
 """A claim that was not renewed for this time is removed."""
 
 
-SlotLimit = Callable[[int], int]
-"""Maps the number of processes that a driver can use to the number that it may hold now, at least one."""
+SlotLimit = Callable[..., int]
+"""Maps the number of processes that a driver can use to the number that it may hold now: :meth:`Share.limit`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,8 @@ class ResourceClaim:
     gpus: float
     wanted: int
     since: float
+    waits: bool = False
+    """Whether it has released its last process and waits for one for its winner."""
 
 
 def shares(claims: Iterable[ResourceClaim], total: Mapping[str, float]) -> dict[str, int]:
@@ -124,6 +127,8 @@ class Share:
         self._say = say
         self._slots = self._may = self._announced = claim.wanted
         self._others = 0
+        self._yields = False
+        """Whether another claim waits for a process that is its share and not this one's."""
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="share", daemon=True)
 
@@ -138,10 +143,13 @@ class Share:
         with suppress(Exception):
             self._board.remove(self._claim.id)
 
-    def limit(self, wanted: int) -> int:
-        """Set the number of processes that can be used. Returns how many may be held now, at least one."""
-        self._claim = replace(self._claim, wanted=max(1, wanted))
-        may = max(1, self._may)
+    def limit(self, wanted: int, waits: bool = False) -> int:
+        """Set the number of processes that can be used, and whether a winner waits for one.
+
+        Returns how many may be held now: at least one, unless another claim's winner waits for it.
+        """
+        self._claim = replace(self._claim, wanted=max(1, wanted), waits=waits)
+        may = self._may or int(not self._yields)
         if may != self._announced and wanted == self._slots:
             self._announced = may
             others = f"{self._others or 'no'} other claim{'s' * (self._others > 1)} on the cluster"
@@ -159,9 +167,12 @@ class Share:
             self._board.pin(self._claim, beat)
             claims = {claim.id: claim for claim in self._board.claims()} | {self._claim.id: self._claim}
             self._others = len(claims) - 1
-            self._may = shares(claims.values(), self._board.total())[self._claim.id] if self._others else self._slots
+            may = shares(claims.values(), self._board.total())
+            self._may = may[self._claim.id] if self._others else self._slots
+            self._yields = not self._may and any(claim.waits and may[claim.id] for claim in claims.values())
         except Exception:  # training goes on without fair shares
             self._may = self._slots
+            self._yields = False
 
 
 @contextmanager
@@ -173,7 +184,7 @@ def sharing(
     A cluster that was started for this command is not shared.
     """
     if settings.ray_address is None:
-        yield lambda wanted: wanted
+        yield lambda wanted, waits=False: wanted
         return
     cpus, gpus = (resources.workers * each for each in (resources.cpus_per_worker, resources.gpus_per_worker))
     identifier = f"{name}-{secrets.token_hex(4)}"

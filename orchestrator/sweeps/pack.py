@@ -160,6 +160,9 @@ class Packs:
             while self._ask():
                 self._manager.ask_ahead()
                 answers = {slot.answer: slot for slot in self._slots if slot.answer is not None}
+                if not answers:  # the last process was released for the winner of another sweep
+                    time.sleep(_LOOK_SECONDS)
+                    continue
                 ready, _ = ray.wait(list(answers), num_returns=1, timeout=_LOOK_SECONDS)
                 for answer in ready:
                     self._take(answers[answer])
@@ -196,7 +199,7 @@ class Packs:
         if any(slot.trials for slot in self._slots):
             return True
         over = stopping or (self._manager.exhausted and not self._requeued and not self._isolated)
-        return not over and any(slot.answer is not None for slot in self._slots)
+        return not over and (not may or any(slot.answer is not None for slot in self._slots))
 
     def _fill(self, slot: _PackSlot) -> None:
         if not slot.trials:

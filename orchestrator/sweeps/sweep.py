@@ -288,7 +288,8 @@ def _in_process(spec: SweepSpec, session: Session, study: Study, manager: TrialM
         finally:
             manager.close()
         memory.release(device)
-        return _train_winner(spec, session, study, manager, partial(in_process, device=device))
+        with manager.usage_log.holding("winner", spec.resources):
+            return _train_winner(spec, session, study, manager, partial(in_process, device=device))
 
 
 def _on_ray(spec: SweepSpec, session: Session, study: Study, manager: TrialManager) -> Winner | None:
@@ -318,8 +319,9 @@ def _on_ray(spec: SweepSpec, session: Session, study: Study, manager: TrialManag
                     placement.run_trials(spec, folder, manager, len(capacities), slot_limit, devices.report)
             finally:
                 manager.close()
-            train = partial(placement.run_winner, devices=devices)
-            return _train_winner(spec, session, study, manager, train, share)
+            holding = partial(manager.usage_log.holding, "winner")
+            train = partial(placement.run_winner, devices=devices, share=share, holding=holding)
+            return _train_winner(spec, session, study, manager, train)
 
 
 def _train_winner(
@@ -328,17 +330,14 @@ def _train_winner(
     study: Study,
     manager: TrialManager,
     train: Callable[..., bool],
-    share: SlotLimit = lambda wanted: wanted,
 ) -> Winner | None:
     """Select the winner and refit or test it with ``train``. Returns None when it was stopped."""
     winner = select_winner(session, spec, study, manager)
     progress = ProgressReporter(session, winner.spec, winner.before, winner.selected)
     progress.selection(winner.rows)
     session.console.view(progress.view)
-    share(1)
     home = session.folder.path / WINNER
-    with manager.usage_log.holding("winner", winner.spec.resources):
-        complete = train(winner.spec, home, session, progress.rows, resume=winner.checkpoint, selected=winner.selected)
+    complete = train(winner.spec, home, session, progress.rows, resume=winner.checkpoint, selected=winner.selected)
     return winner if complete else None
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,12 +20,12 @@ from orchestrator.cluster.preemption import RAY_DIED, this_node
 from orchestrator.cluster.ray_compat import deaths_are_retried
 from orchestrator.cluster.train_group import bundle, remove_groups
 from orchestrator.config import user_code
-from orchestrator.config.spec import ExperimentSpec, SweepSpec
+from orchestrator.config.spec import ExperimentSpec, Resources, SweepSpec
 from orchestrator.engine import checkpoint
 from orchestrator.engine.loop import Progress, Row
 from orchestrator.errors import RunFailed
 from orchestrator.runs import heartbeat, micro_batches, reports, worker
-from orchestrator.runs.group_driver import follow
+from orchestrator.runs.group_driver import Holding, follow
 from orchestrator.runs.heartbeat import TrialMonitor
 from orchestrator.runs.session import Session
 from orchestrator.runs.train import RETRIES
@@ -35,6 +37,9 @@ from orchestrator.sweeps import actor_failures
 from orchestrator.sweeps.group import TOKEN, GroupTrial
 from orchestrator.sweeps.trial import TrialActor
 from orchestrator.sweeps.trial_manager import TrialManager
+
+YIELD_SECONDS = 0.5
+"""Interval at which a sweep without processes checks whether it may have one again."""
 
 
 @dataclass
@@ -62,6 +67,8 @@ class _SweepState:
     """Configurations of trials whose process died while it was prepared for them. Tune does not retry these."""
     open: set[int] = field(default_factory=set)
     """Seed runs whose workers may still exist."""
+    yielded: bool = False
+    """Whether the last process was released for the winner of another sweep."""
     trials: dict[str, Any] = field(default_factory=dict)
     """Tune's trial objects by id. They know how their processes died."""
 
@@ -70,7 +77,9 @@ class _SweepState:
 
     def may(self) -> int:
         """Maximum number of trials that may run now."""
-        return self.slot_limit(self.manager.live if self.finished else self.slots)
+        may = self.slot_limit(self.manager.live if self.finished else self.slots)
+        self.yielded = self.yielded or may == 0
+        return may
 
     def update_finished(self) -> None:
         """Update :attr:`finished`. It becomes False again when a trial is added or waits at a rung."""
@@ -232,8 +241,25 @@ def run_trials(
     """
     grouped = spec.resources.workers > 1
     state = _SweepState(manager, TrialMonitor(spec.search.trial_timeout), slots, slot_limit, lost, grouped)
-    trainable = (GroupTrial, TOKEN) if grouped else (TrialActor, bundle(spec.resources))
-    tuner = tune.Tuner(
+    with deaths_are_retried(actor_failures.Died):
+        _tuner(spec, folder, state).fit()
+        while state.yielded and not (manager.stopping() or manager.live or manager.exhausted):
+            if state.may():
+                state.yielded = False
+                _tuner(spec, folder, state).fit()
+            else:
+                time.sleep(YIELD_SECONDS)
+    if grouped:  # placement groups of processes that were killed after their trial ended
+        remove_groups(*map(state.home, state.open))
+    if not manager.stopping() and (manager.live or not manager.exhausted):
+        cause = f"Ray Tune ended before the sweep (running trials: {manager.live})"
+        again = commands.for_run(folder.path, "sweep --resume")
+        raise RunFailed(folder.id, f"{cause}. Continue: {again}", str(folder.log))
+
+
+def _tuner(spec: SweepSpec, folder: RunFolder, state: _SweepState) -> tune.Tuner:
+    trainable = (GroupTrial, TOKEN) if state.grouped else (TrialActor, bundle(spec.resources))
+    return tune.Tuner(
         tune.with_resources(*trainable),
         tune_config=tune.TuneConfig(
             search_alg=_SharedSearch(state),
@@ -251,14 +277,6 @@ def run_trials(
             verbose=0,
         ),
     )
-    with deaths_are_retried(actor_failures.Died):
-        tuner.fit()
-    if grouped:  # placement groups of processes that were killed after their trial ended
-        remove_groups(*map(state.home, state.open))
-    if not manager.stopping() and (manager.live or not manager.exhausted):
-        cause = f"Ray Tune ended before the sweep (running trials: {manager.live})"
-        again = commands.for_run(folder.path, "sweep --resume")
-        raise RunFailed(folder.id, f"{cause}. Continue: {again}", str(folder.log))
 
 
 def run_winner(
@@ -270,15 +288,25 @@ def run_winner(
     resume: Path | None,
     selected: Progress | None,
     devices: LostDevices,
+    share: SlotLimit = lambda wanted, waits=False: wanted,
+    holding: Holding = lambda resources: nullcontext(),
 ) -> bool:
     """Refit or test the winner with the resources of a trial: in a Ray task or a Train group.
 
-    A lost process is replaced, up to three times; ``devices`` counts lost accelerators. Returns False when it was
-    stopped.
+    A lost process is replaced, up to three times; ``devices`` counts lost accelerators. ``share`` is informed that the
+    winner waits for its process, ``holding`` is entered once it has one. Returns False when it was stopped.
     """
     folder.mkdir(exist_ok=True)
+    share(1, waits=True)
+
+    @contextmanager
+    def held(resources: Resources) -> Iterator[None]:
+        share(1)
+        with holding(resources):
+            yield
+
     if spec.resources.workers > 1:
-        return follow(spec, folder, session, rows, resume=resume, selected=selected, devices=devices)
+        return follow(spec, folder, session, rows, resume=resume, selected=selected, holding=held, devices=devices)
     need = bundle(spec.resources)
     # Ray's retries would skip as many reports as were already sent, so a lost task is started again here.
     task = ray.remote(_winner_task).options(
@@ -290,12 +318,14 @@ def run_winner(
         ended = True
         stream = task.remote(spec, folder, data, resume, selected, session.look(spec), session.folder.stop_file)
         try:
-            for payload in _arriving(stream, session, devices):
-                if node := payload.get("node"):
-                    session.task_nodes = {node}
-                    continue
-                ended = payload["ended"] is not None  # None: its node was taken away
-                rows(list(reports.rows_from_json(payload["rows"])))
+            with ExitStack() as process:
+                for payload in _arriving(stream, session, devices):
+                    if node := payload.get("node"):
+                        process.enter_context(held(spec.resources))
+                        session.task_nodes = {node}
+                        continue
+                    ended = payload["ended"] is not None  # None: its node was taken away
+                    rows(list(reports.rows_from_json(payload["rows"])))
         except ray.exceptions.LocalRayletDiedError:  # no task can start: a resume goes on
             session.interrupts.stop(RAY_DIED, saves=False)
             return False

@@ -190,6 +190,25 @@ def test_there_is_always_one_however_many_claim(store: Store) -> None:
 
 
 @pytest.mark.usefixtures("fast")
+def test_the_last_process_is_for_a_winner_that_waits(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray would give it to the newer sweep, and the older one would wait for the end of that."""
+    monkeypatch.setattr(ClaimStore, "total", lambda self: {"CPU": 1.0, "GPU": 1.0})
+    lines: list[str] = []
+    with (
+        Share(claim("a", 1), ClaimStore(), print) as old,
+        Share(claim("b", 1, since=1), ClaimStore(), lines.append) as new,
+    ):
+        assert new.limit(1) == 1
+        old.limit(1, waits=True)
+        assert until(lambda: new.limit(1) == 0)
+        assert lines == ["0 of 1 at once: 1 other claim on the cluster"]
+        assert old.limit(1) == 1
+        assert until(lambda: new.limit(1) == 1)
+        new.limit(1, waits=True)
+        assert old.limit(1) == 1, "a newer one's winner waits"
+
+
+@pytest.mark.usefixtures("fast")
 def test_a_head_that_is_away_costs_nothing(store: Store) -> None:
     with Share(claim("a", 4), ClaimStore(), lambda line: None) as share:
         ClaimStore().pin(claim("b", 4), 0)

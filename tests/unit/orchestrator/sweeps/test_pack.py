@@ -170,6 +170,9 @@ class Cluster:
     def monotonic(self) -> float:
         return self.now
 
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
 
 class Book:
     refusal: Exception | None = None
@@ -379,6 +382,16 @@ def test_a_process_is_given_back_when_its_trials_have_ended_and_taken_again(driv
     assert book.failed == {}
     assert asked[0] == 3
     assert asked[-1] <= 1, "towards its end it wants no more than it has trials for"
+
+
+def test_the_last_process_is_released_for_the_winner_of_another_sweep(drive: Callable[..., Cluster]) -> None:
+    """And the sweep goes on when it may have a process again."""
+    book = Book(6)
+    waits = iter([0] * 9)
+    cluster = drive(book, slot_limit=lambda wanted: next(waits, 1) if len(book.complete) == 3 else 1)
+    assert sorted(book.complete) == list(range(6))
+    assert cluster.started == len(cluster.dead) == 2
+    assert next(waits, None) is None
 
 
 def test_no_more_processes_than_the_share_from_the_start(drive: Callable[..., Cluster]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import traceback
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -261,6 +261,30 @@ def test_trials_that_tune_leaves_are_an_error(
         run_trials(searching.sweep(), folder, manager, 1, lambda wanted: wanted, print)
 
 
+def test_a_sweep_without_a_share_goes_on_when_it_has_one_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tune ends with its last process, which was released for the winner of another sweep."""
+    shares = iter([0, 0, 0, 1])
+    manager: Any = SimpleNamespace(live=0, exhausted=False, stopping=lambda: False)
+    begun: list[Any] = []
+
+    def tuner(*args: Any, tune_config: Any, **options: Any) -> Any:
+        def fit() -> None:
+            begun.append(tune_config.search_alg)
+            if len(begun) == 1:
+                assert tune_config.search_alg.is_finished()
+            else:
+                manager.exhausted = True
+
+        return SimpleNamespace(fit=fit)
+
+    monkeypatch.setattr(tune, "Tuner", tuner)
+    monkeypatch.setattr("orchestrator.sweeps.tune.YIELD_SECONDS", 0)
+    folder: Any = SimpleNamespace(path=tmp_path / "s", id="s", log=tmp_path / "log")
+    run_trials(searching.sweep(), folder, manager, 1, lambda wanted: next(shares), print)
+    assert len(begun) == 2
+    assert next(shares, None) is None
+
+
 def test_towards_its_end_a_sweep_wants_what_runs(tmp_path: Path) -> None:
     book, asked = Book(tmp_path), list[int]()
     state = _SweepState(book, TrialMonitor(10), slots=4, slot_limit=lambda wanted: asked.append(wanted) or wanted)  # type: ignore
@@ -323,9 +347,20 @@ def test_a_winner_that_loses_its_device_goes_on_on_another(
     )
     spec = ExperimentSpec(workload="toy", params={}, plan=Plan(epochs=2, refit="only"), seed=0)
     devices: Any = SimpleNamespace(report=losses.append, poll=lambda: None)
+    said: list[Any] = []
+
+    @contextmanager
+    def holding(resources: Resources) -> Iterator[None]:
+        said.append(resources.workers)
+        yield
+        said.append("released")
+
     assert run_winner(
-        spec, tmp_path / "winner", session, lambda rows: None, resume=None, selected=None, devices=devices
-    )
+        spec, tmp_path / "winner", session, lambda rows: None, resume=None, selected=None, devices=devices,
+        share=lambda wanted, waits=False: said.append((wanted, waits)), holding=holding,
+    )  # fmt: skip
+    assert said[:3] == [(1, True), (1, False), 1], "it waits, and holds what it has from then on"
+    assert said[-1] == "released"
     assert losses == ["the accelerator was lost: CUDA error: an illegal memory access was encountered"] * 2
     assert session.task_nodes == {"ab"}, "no actor of the job shows this node to the system metrics"
 
