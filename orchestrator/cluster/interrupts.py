@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -26,8 +25,10 @@ ONE_PRESS_SECONDS = 0.5
 RECORD_SECONDS = 2.0
 """Time the second signal waits for what the first one records."""
 
-END = 0
-"""Ends the recording thread. Not the number of a signal."""
+END, RECORD = 0, 255
+"""End the recording thread, or make it record. Not the numbers of signals."""
+
+STOPPING = "Stopping at the end of this epoch and saving. Press Ctrl-C again to end at once."
 
 DEFAULTS = {
     signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL, signal.SIGHUP: signal.SIG_DFL,
@@ -67,8 +68,9 @@ class Interrupts:
 
     The signal also calls ``record`` once, in another thread and without delay, since the process may be killed before
     it has saved. That thread reads Python's wakeup descriptor, which receives the signal even while the main thread is
-    in a long call in C or Ray has replaced the handler. Processes that are forked meanwhile, such as a DataLoader's,
-    ignore Ctrl-C, which is for this one, and have the default of the other signals.
+    in a long call in C or Ray has replaced the handler. It also prints the line about the stop: the main thread may
+    have been interrupted while it holds a lock of the console. Processes that are forked meanwhile, such as a
+    DataLoader's, ignore Ctrl-C, which is for this one, and have the default of the other signals.
     """
 
     def __init__(self, stop_file: Path, console: Console, record: Callable[[], None] = lambda: None) -> None:
@@ -127,17 +129,16 @@ class Interrupts:
     def stop(self, line: str, *, saves: bool = True) -> None:
         """Act as the first signal does and print ``line``. Thread-safe. ``saves``: whether workers can still save."""
         self.saves = self.saves and saves  # a signal after Ray has died brings no worker back
-        self.stopped = self.signalled = True
         if self._recorder is None:
             self._record()
-        self._wake(signal.SIGTERM)
+        self._stop(RECORD)
+        self._console.say(line)
+
+    def _stop(self, cause: int) -> None:
+        self.stopped = self.signalled = True
+        self._wake(cause)
         with suppress(OSError):  # a full disk: ``stopped`` is enough for a process that trains itself
             self._stop_file.touch()
-        try:
-            self._console.say(line)
-        except RuntimeError:  # the signal interrupted a write, and Python refuses a nested one
-            with suppress(OSError):
-                os.write(sys.stderr.fileno(), f"{line}\n".encode())
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
@@ -151,7 +152,7 @@ class Interrupts:
                 raise KeyboardInterrupt
             os._exit(INTERRUPTED)
         self._pressed = now
-        self.stop("Stopping at the end of this epoch and saving. Press Ctrl-C again to end at once.")
+        self._stop(number)
 
     def _wake(self, number: int) -> None:
         if self._signals is not None:
@@ -160,8 +161,12 @@ class Interrupts:
 
     def _wait_and_record(self, signals: socket.socket) -> None:
         while (number := signals.recv(1)[0]) != END:
-            if number in DEFAULTS:
-                self._record()
+            if number in DEFAULTS or number == RECORD:
+                try:
+                    self._record()
+                finally:
+                    if number != RECORD:
+                        self._console.say(STOPPING)
                 return
 
 

@@ -54,7 +54,10 @@ class Terminal:
         os.write(self._master, key)
 
     def end(self) -> int:
-        code = self.process.wait(HANG_SECONDS)
+        try:
+            code = self.process.wait(HANG_SECONDS)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"it hangs after: {self.text[-4000:]}")
         self._reader.join(HANG_SECONDS)
         return code
 

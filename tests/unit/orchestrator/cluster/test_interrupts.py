@@ -143,10 +143,28 @@ def test_once_stops_and_twice_ends(
             assert heard.stop_requested()
             assert (tmp_path / "stop").exists()
         assert ended == []
-        assert capsys.readouterr().out.count("Press Ctrl-C again") == 1
         clock[0] += interrupts.ONE_PRESS_SECONDS
         signal.raise_signal(signal.SIGTERM)
         assert ended == [INTERRUPTED]
+    assert capsys.readouterr().out.count("Press Ctrl-C again") == 1
+
+
+def test_a_press_while_the_console_is_locked_does_not_hang(tmp_path: Path) -> None:
+    """The main thread holds the lock of a line, and the live view's thread one that the line about the stop needs."""
+    lock = threading.Lock()
+    said: list[str] = []
+
+    class Locked(Console):
+        def say(self, text: str = "") -> None:
+            assert lock.acquire(timeout=60)
+            said.append(text)
+            lock.release()
+
+    with Interrupts(tmp_path / "stop", Locked()) as heard, lock:
+        signal.raise_signal(signal.SIGINT)
+        assert heard.stop_requested()
+        assert said == []
+    assert said == [interrupts.STOPPING]
 
 
 def test_a_second_ctrl_c_ends_a_command_but_no_notebook(
@@ -385,7 +403,7 @@ def test_the_cluster_is_asked_now_and_then_whether_this_node_is_dead(monkeypatch
 
 
 def test_a_press_in_the_middle_of_a_line_is_no_failure(tmp_path: Path) -> None:
-    """As on a terminal that is slow: the signal comes into a write, and Python takes no other one to that stream."""
+    """As on a terminal that is slow: the signal comes into a write, whose stream takes no other one meanwhile."""
     script = f"""if True:
         from pathlib import Path
         from orchestrator.console import Console
