@@ -77,7 +77,8 @@ def at_once(spans: list[Span], moment: float) -> int:
 def test_neither_of_two_sweeps_starves_and_both_are_seen(home: Path, start: Start, port: int) -> None:
     first = start(*SWEEP, "--name", "first", "--trials", "999", "slow=0.2")
     first.until(lambda: first.completed() >= CPUS)
-    second = start(*SWEEP, "--name", "second", "--trials", "8", "slow=0.2")
+    # Its trials take so long that its second process starts while the first one trains, on a slow machine too.
+    second = start(*SWEEP, "--name", "second", "--trials", "8", "slow=1")
     second.until(lambda: second.completed() >= 1)
 
     # Seen from outside, while both run.
