@@ -6,10 +6,10 @@ import io
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, cast
 
 from orchestrator.errors import mask
 from orchestrator.provenance import private_files
@@ -24,6 +24,33 @@ RATE_SECONDS = 1.0
 FRAMES_PER_SECOND = 4
 
 
+class Output:
+    """A stream that drops what cannot be written: after its terminal or pipe was closed, or its disk is full."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        with self._dropping():
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with self._dropping():
+            self._stream.flush()
+
+    @contextmanager
+    def _dropping(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError:  # the command goes on: the log has every line
+            with suppress(OSError), open(os.devnull, "w") as null:
+                os.dup2(null.fileno(), self._stream.fileno())
+
+
 class Console:
     """Prints to standard output, or with ``json`` (machine-readable output) to standard error.
 
@@ -32,7 +59,7 @@ class Console:
     """
 
     def __init__(self, *, json: bool = False, every: float = 5.0) -> None:
-        self._out: IO[str] = sys.stderr if json else sys.stdout
+        self._out = cast(IO[str], Output(sys.stderr if json else sys.stdout))
         self._terminal = self._out.isatty() and os.environ.get("TERM") != "dumb"
         self._every = every
         self._log: IO[str] | None = None
@@ -50,15 +77,8 @@ class Console:
         if self._live:
             self._live.console.print(text, markup=False, highlight=False, soft_wrap=True)
         else:
-            self._print(text)
-        self._write_log(text)
-
-    def _print(self, text: str) -> None:
-        try:
             print(text, file=self._out, flush=True)
-        except OSError:  # a closed pipe or terminal, a full disk behind it: continue, the log has every line
-            with suppress(OSError):
-                os.dup2(os.open(os.devnull, os.O_WRONLY), self._out.fileno())
+        self._write_log(text)
 
     def event(self, text: str) -> None:
         """Print a line, but only to the log while a live view shows the same."""
@@ -93,7 +113,8 @@ class Console:
     def show_cursor(self) -> None:
         """Show the terminal's cursor again, which the live view hides. For the end of a process without cleanup."""
         if self._live:
-            os.write(self._out.fileno(), b"\x1b[?25h\n")
+            with suppress(OSError):
+                os.write(self._out.fileno(), b"\x1b[?25h\n")
 
     def _drawn(self) -> RenderableType:
         from rich.padding import Padding
@@ -150,7 +171,7 @@ class Console:
             drawn = io.StringIO()  # Rich itself would end the process where the reader has closed the pipe
             width = None if self._terminal else 120
             Rich(file=drawn, width=width, force_terminal=self._terminal).print(table, end="")
-            self._print(drawn.getvalue().removesuffix("\n"))
+            print(drawn.getvalue().removesuffix("\n"), file=self._out, flush=True)
         if self._log:
             with suppress(OSError):
                 Rich(file=self._log, width=160).print(table)

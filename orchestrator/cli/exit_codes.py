@@ -13,6 +13,7 @@ from typing import Any
 import typer
 
 from orchestrator.cluster.interrupts import Remembered
+from orchestrator.console import Output
 from orchestrator.errors import (
     DONE,
     FAILED,
@@ -100,7 +101,7 @@ def _submittable() -> bool:
 
 
 def _say(text: str, code: int) -> int:
-    print(mask(text), file=sys.stderr)
+    print(mask(text), file=Output(sys.stderr), flush=True)
     return code
 
 

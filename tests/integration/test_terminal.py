@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import pty
 import struct
@@ -53,6 +54,10 @@ class Terminal:
     def press(self, key: bytes) -> None:
         os.write(self._master, key)
 
+    def close(self) -> None:
+        """Close the terminal, as a lost connection does: its session gets SIGHUP, and nothing can be written."""
+        os.close(self._master)
+
     def end(self) -> int:
         try:
             code = self.process.wait(HANG_SECONDS)
@@ -84,3 +89,19 @@ def test_a_sweep_on_80_columns_and_ctrl_c(home: Path) -> None:
     assert any("/500 trials" in line for line in lines)
     assert any("Press Ctrl-C again to end at once." in line for line in lines)
     assert any("orchestrator sweep --resume s" in line for line in lines)
+
+
+@pytest.mark.faults
+@pytest.mark.usefixtures("third_party")
+def test_a_terminal_that_closes_interrupts_a_sweep(home: Path) -> None:
+    space = ["--space", f"{SPACES}:space", "--trials", "500", "--scheduler", "none"]
+    terminal = Terminal("sweep", "toy", "slow=0.05", "epochs=4", *space, "--local", "--tracking", "none", "--name", "s")
+    try:
+        until(lambda: "1 complete" in terminal.text, HANG_SECONDS)
+        terminal.close()
+        assert terminal.end() == INTERRUPTED
+    finally:
+        terminal.process.kill()
+    folder = home / "storage" / "s"
+    assert json.loads((folder / "record.json").read_text())["status"] == "interrupted"
+    assert "Stopping at the end of this epoch and saving." in (folder / "log.txt").read_text()
