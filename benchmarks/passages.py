@@ -1,7 +1,7 @@
 """NDCG@10 on SciFact's test queries with documents that are cut, and as the best of their passages.
 
 MiniLM without training ranks BM25's top 20 by cosine, at most 192 tokens a text, bf16. The difference is tested over
-queries. Training with passages takes two hours of a core a run: ``orchestrator reproduce ranker-passages``.
+queries. ``orchestrator reproduce ranker-passages`` trains with passages: about two hours of a core a run.
 """
 
 from __future__ import annotations

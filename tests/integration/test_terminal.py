@@ -11,6 +11,8 @@ import subprocess
 import sys
 import termios
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -71,17 +73,24 @@ class Terminal:
         return [Text.from_ansi(line).plain.rstrip() for line in self.text.replace("\r", "\n").split("\n")]
 
 
-@pytest.mark.faults
-@pytest.mark.usefixtures("third_party")
-def test_a_sweep_on_80_columns_and_ctrl_c(home: Path) -> None:
+@contextmanager
+def sweeping() -> Iterator[Terminal]:
+    """A sweep ``s`` with a live view, whose trial 1 is complete."""
     space = ["--space", f"{SPACES}:space", "--trials", "500", "--scheduler", "none"]
     terminal = Terminal("sweep", "toy", "slow=0.05", "epochs=4", *space, "--local", "--tracking", "none", "--name", "s")
     try:
         until(lambda: "1 complete" in terminal.text, HANG_SECONDS)
-        terminal.press(b"\x03")
-        assert terminal.end() == INTERRUPTED, terminal.text
+        yield terminal
     finally:
         terminal.process.kill()
+
+
+@pytest.mark.faults
+@pytest.mark.usefixtures("third_party")
+def test_a_sweep_on_80_columns_and_ctrl_c(home: Path) -> None:
+    with sweeping() as terminal:
+        terminal.press(b"\x03")
+        assert terminal.end() == INTERRUPTED, terminal.text
     lines = terminal.lines()
     view = [line.partition("^C")[0].rstrip() for line in lines if "/500 trials" in line or line.startswith("trial   ")]
     assert [line for line in view if len(line) > COLUMNS] == [], "it would wrap"
@@ -94,14 +103,9 @@ def test_a_sweep_on_80_columns_and_ctrl_c(home: Path) -> None:
 @pytest.mark.faults
 @pytest.mark.usefixtures("third_party")
 def test_a_terminal_that_closes_interrupts_a_sweep(home: Path) -> None:
-    space = ["--space", f"{SPACES}:space", "--trials", "500", "--scheduler", "none"]
-    terminal = Terminal("sweep", "toy", "slow=0.05", "epochs=4", *space, "--local", "--tracking", "none", "--name", "s")
-    try:
-        until(lambda: "1 complete" in terminal.text, HANG_SECONDS)
+    with sweeping() as terminal:
         terminal.close()
         assert terminal.end() == INTERRUPTED
-    finally:
-        terminal.process.kill()
     folder = home / "storage" / "s"
     assert json.loads((folder / "record.json").read_text())["status"] == "interrupted"
     assert "Stopping at the end of this epoch and saving." in (folder / "log.txt").read_text()
