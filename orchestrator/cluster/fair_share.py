@@ -33,7 +33,7 @@ LOST_SECONDS = 30.0
 """A claim that was not renewed for this time is removed."""
 
 
-SlotLimit = Callable[..., int]
+SlotLimit = Callable[[int], int]
 """Maps the number of processes that a driver can use to the number that it may hold now: :meth:`Share.limit`."""
 
 
@@ -175,19 +175,26 @@ class Share:
             self._yields = False
 
 
+class WholeCluster:
+    """The share of a cluster that no one else uses: all that is wanted."""
+
+    def limit(self, wanted: int, waits: bool = False) -> int:
+        return wanted
+
+
 @contextmanager
 def sharing(
     name: str, settings: Settings, resources: Resources, slots: int, say: Callable[[str], None]
-) -> Iterator[SlotLimit]:
-    """Yield the slot limit on the connected cluster, for up to ``slots`` processes or groups.
+) -> Iterator[Share | WholeCluster]:
+    """Yield the share of the connected cluster, for up to ``slots`` processes or groups.
 
     A cluster that was started for this command is not shared.
     """
     if settings.ray_address is None:
-        yield lambda wanted, waits=False: wanted
+        yield WholeCluster()
         return
     cpus, gpus = (resources.workers * each for each in (resources.cpus_per_worker, resources.gpus_per_worker))
     identifier = f"{name}-{secrets.token_hex(4)}"
     claim = ResourceClaim(identifier, settings.queue, settings.priority, cpus, gpus, slots, time.time())
     with Share(claim, ClaimStore(), say) as share:
-        yield share.limit
+        yield share

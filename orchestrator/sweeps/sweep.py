@@ -311,7 +311,7 @@ def _on_ray(spec: SweepSpec, session: Session, study: Study, manager: TrialManag
             sharing(folder.id, settings, spec.resources, len(capacities), session.console.say) as share,
             closing(LostDevices(spec.resources, nodes_by_id(), session.console.say)) as devices,
         ):
-            slot_limit = _on_working_devices(share, devices, len(capacities), manager)
+            slot_limit = _on_working_devices(share.limit, devices, len(capacities), manager)
             try:
                 if max(capacities) > 1:
                     pack_placement.Packs(spec, folder, manager, capacities, slot_limit, devices.report).run()

@@ -14,7 +14,7 @@ import ray
 from ray import tune
 from ray.tune.search import ConcurrencyLimiter, Searcher, SearchGenerator
 
-from orchestrator.cluster.fair_share import SlotLimit
+from orchestrator.cluster.fair_share import Share, SlotLimit, WholeCluster
 from orchestrator.cluster.lost_devices import LostDevices
 from orchestrator.cluster.preemption import RAY_DIED, this_node
 from orchestrator.cluster.ray_compat import deaths_are_retried
@@ -288,7 +288,7 @@ def run_winner(
     resume: Path | None,
     selected: Progress | None,
     devices: LostDevices,
-    share: SlotLimit = lambda wanted, waits=False: wanted,
+    share: Share | WholeCluster,
     holding: Holding = lambda resources: nullcontext(),
 ) -> bool:
     """Refit or test the winner with the resources of a trial: in a Ray task or a Train group.
@@ -297,11 +297,11 @@ def run_winner(
     winner waits for its process, ``holding`` is entered once it has one. Returns False when it was stopped.
     """
     folder.mkdir(exist_ok=True)
-    share(1, waits=True)
+    share.limit(1, waits=True)
 
     @contextmanager
     def held(resources: Resources) -> Iterator[None]:
-        share(1)
+        share.limit(1)
         with holding(resources):
             yield
 

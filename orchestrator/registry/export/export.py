@@ -26,17 +26,18 @@ TEXT = ("bi_encoder", "lifelong", "text_ranker")
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A format: ``module:function`` of its writer, the packages it needs and their extra, the workloads it takes."""
+    """A format: ``module:function`` of its writer, the packages it needs and their extra, the workloads it takes.
+
+    ``embeds`` says whether it holds vectors, of the rows of ``--input`` where given.
+    """
 
     function: str
     packages: tuple[str, ...]
     extra: str
     workloads: tuple[str, ...]
     about: str
+    embeds: bool = False
 
-
-EMBEDDED = ("embeddings", "faiss")
-"""Formats that take the rows of ``--input``."""
 
 _HERE = "orchestrator.registry.export"
 _VECTORS = ("recommender", "lifelong", "bi_encoder", "simclr")
@@ -53,10 +54,11 @@ FORMATS = {
         "model.onnx, compared with the model by onnxruntime",
     ),
     "embeddings": Format(
-        f"{_HERE}.vectors:embeddings", ("pyarrow",), "train", _VECTORS, "Parquet of ids and vectors"
+        f"{_HERE}.vectors:embeddings", ("pyarrow",), "train", _VECTORS, "Parquet of ids and vectors", embeds=True,
     ),
     "faiss": Format(
-        f"{_HERE}.vectors:faiss", ("faiss",), "faiss", _VECTORS, "exact and HNSW index, with recall@10"
+        f"{_HERE}.vectors:faiss", ("faiss",), "faiss", _VECTORS, "exact and HNSW index, with recall@10",
+        embeds=True,
     ),
 }  # fmt: skip
 
@@ -70,9 +72,9 @@ def export(settings: Settings, reference: str, target: Path, form: str, rows: st
     if form not in FORMATS:
         raise unknown("format", form, FORMATS)
     chosen = FORMATS[form]
-    if rows is not None and form not in EMBEDDED:
-        got = f"--input {rows}"
-        raise UserError(f"The format {form} takes no rows", got=got, allowed="with " + " or ".join(EMBEDDED))
+    if rows is not None and not chosen.embeds:
+        embedding = " or ".join(name for name, each in FORMATS.items() if each.embeds)
+        raise UserError(f"The format {form} takes no rows", got=f"--input {rows}", allowed=f"with {embedding}")
     disk.check_empty(target)
     target = target.resolve()  # . has no name, and a link is no folder
     if not target.parent.is_dir():

@@ -219,14 +219,14 @@ def test_a_head_that_is_away_costs_nothing(store: Store) -> None:
 
 @pytest.mark.usefixtures("fast")
 def test_a_cluster_of_ones_own_is_not_shared(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    with fair_share.sharing("s", resolve(), Resources(), 4, lambda line: None) as limit:
-        assert limit(4) == 4
+    with fair_share.sharing("s", resolve(), Resources(), 4, lambda line: None) as share:
+        assert share.limit(4) == 4
         assert store.kept == {}
     monkeypatch.setenv("ORCHESTRATOR_QUEUE", "team")
     settings = resolve({"ray_address": "head:6379", "priority": "3"})
     with fair_share.sharing(
         "s", settings, Resources(workers=2, gpus_per_worker=1, cpus_per_worker=3), 2, print
-    ) as limit:
+    ) as share:
         (mine,) = ClaimStore().claims()
         assert (mine.queue, mine.priority, mine.cpus, mine.gpus, mine.wanted) == ("team", 3, 6, 2, 2)
-        assert limit(2) == 2
+        assert share.limit(2) == 2

@@ -15,6 +15,7 @@ import ray
 import torch
 from ray import tune
 
+from orchestrator.cluster.fair_share import WholeCluster
 from orchestrator.cluster.lost_devices import LostDevices
 from orchestrator.cluster.preemption import RAY_DIED, Preempted
 from orchestrator.config.plan import Plan
@@ -39,7 +40,7 @@ from tests.support.clusters import KILLED, TOLD
 from tests.support.toy import CountedToy, Toy
 from workloads import catalog
 
-NO_DEVICES = LostDevices(Resources(), {}, print)
+ALONE: Any = {"devices": LostDevices(Resources(), {}, print), "share": WholeCluster()}
 
 
 class Book:
@@ -312,7 +313,7 @@ def test_a_winner_whose_node_is_dead_is_left_to_a_resume(tmp_path: Path, monkeyp
     monkeypatch.setattr(ray, "remote", lambda task: options)
     monkeypatch.setattr("orchestrator.sweeps.tune._arriving", dead)
     spec = ExperimentSpec(workload="toy", params={}, plan=Plan(epochs=2), seed=0)
-    assert not run_winner(spec, tmp_path / "winner", session, print, resume=None, selected=None, devices=NO_DEVICES)
+    assert not run_winner(spec, tmp_path / "winner", session, print, resume=None, selected=None, **ALONE)
     assert said == [RAY_DIED]
 
 
@@ -348,6 +349,7 @@ def test_a_winner_that_loses_its_device_goes_on_on_another(
     spec = ExperimentSpec(workload="toy", params={}, plan=Plan(epochs=2, refit="only"), seed=0)
     devices: Any = SimpleNamespace(report=losses.append, poll=lambda: None)
     said: list[Any] = []
+    share: Any = SimpleNamespace(limit=lambda wanted, waits=False: said.append((wanted, waits)))
 
     @contextmanager
     def holding(resources: Resources) -> Iterator[None]:
@@ -357,7 +359,7 @@ def test_a_winner_that_loses_its_device_goes_on_on_another(
 
     assert run_winner(
         spec, tmp_path / "winner", session, lambda rows: None, resume=None, selected=None, devices=devices,
-        share=lambda wanted, waits=False: said.append((wanted, waits)), holding=holding,
+        share=share, holding=holding,
     )  # fmt: skip
     assert said[:3] == [(1, True), (1, False), 1], "it waits, and holds what it has from then on"
     assert said[-1] == "released"
@@ -538,7 +540,7 @@ def test_a_winner_that_the_memory_monitor_killed_is_not_tried_again(
         started.clear()
         tried = spec.model_copy(update={"plan": Plan(epochs=2, accumulate=accumulate)})
         with pytest.raises(RunFailed, match=re.escape(TOLD)):
-            run_winner(tried, tmp_path / "winner", session, print, resume=None, selected=None, devices=NO_DEVICES)
+            run_winner(tried, tmp_path / "winner", session, print, resume=None, selected=None, **ALONE)
         assert len(started) == starts
 
 
