@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from orchestrator.console import aligned, show
-from orchestrator.report import markdown
+from orchestrator.report import markdown, statistics
 from orchestrator.report.comparison import Comparison, Row, brief, compare
 from orchestrator.report.power import MOST
 from orchestrator.storage.records import RunFolder
@@ -173,4 +173,4 @@ def _difference(row: Row) -> list[str]:
     if d is None:
         return ["reference", "", ""]
     interval = f"{d.low:+.3g} to {d.high:+.3g}" if d.low is not None and d.high is not None else ""
-    return [f"{d.value:+.3g}", interval, f"{row.p:.2g}" if row.p is not None else d.why or ""]
+    return [f"{d.value:+.3g}", interval, statistics.p_text(row.p) if row.p is not None else d.why or ""]

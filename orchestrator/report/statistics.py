@@ -156,6 +156,11 @@ def over_units_and_seeds(a: Any, b: Any) -> Difference:
     return Difference(value, value - margin, value + margin, p, f"paired t over {seeds} seeds and {units} units")
 
 
+def p_text(p: float, equals: str = "") -> str:
+    """``p`` as it is printed, with ``equals`` before a value. No test here is exact in tails below 1e-10."""
+    return "< 1e-10" if p < 1e-10 else f"{equals}{p:.2g}"
+
+
 def standard_error(values: Any) -> float | None:
     """Standard error of the mean of one value a unit, without those that are not finite. None for fewer than two."""
     import numpy as np

@@ -306,7 +306,7 @@ def _order(result: Mapping[str, Any], key: BlockKey) -> list[str]:
     lines = []
     for step in steps:
         interval = "" if step["low"] is None else f" ({step['low']:.4f} to {step['high']:.4f})"
-        p = f", p = {step['p_holm']:.2g}" if step["p_holm"] is not None else f" ({step['test']})"
+        p = f", p {statistics.p_text(step['p_holm'], '= ')}" if step["p_holm"] is not None else f" ({step['test']})"
         metric = "" if step["metric"] == result["compared_by"] else f"{step['metric']}: "
         lines.append(f"{metric}{step['better']} > {step['worse']} by {step['difference']:.4f}{interval}{p}")
     tests = {step["test"] for step in steps if step["p_holm"] is not None}

@@ -35,7 +35,7 @@ _FILE = re.compile(
     r"thesis-(?P<table>\d\.\d)-(?P<dataset>ml-100k|ml-1m|lastfm|synthetic)-(?P<backbone>mf|lightgcn)(?:-(?P<rest>.+))?"
 )
 _CELL = re.compile(r"(?P<mean>[\d.]+) ± (?P<spread>[\d.]+)(?: / (?P<published>[\d.]+))?")
-_PAIR = re.compile(r"^- (?P<better>.+) > (?P<worse>.+) by [\d.]+ \(.+\), p = (?P<p>\S+)$", re.MULTILINE)
+_PAIR = re.compile(r"^- (?P<better>.+) > (?P<worse>.+) by [\d.]+ \(.+\), p (?:=|<) (?P<p>\S+)$", re.MULTILINE)
 _ORDER = re.compile(r"^- published order: (.+)$", re.MULTILINE)
 
 

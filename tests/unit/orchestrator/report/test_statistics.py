@@ -204,6 +204,14 @@ def test_units_that_are_empty_or_equal() -> None:
     assert statistics.over_units([1.0, 2.0], [1.0, 2.0]).why == "every unit is equal"
 
 
+@pytest.mark.parametrize(
+    ("p", "text"), [(0.034567, "0.035"), (2e-10, "2e-10"), (7.7e-225, "< 1e-10"), (0.0, "< 1e-10")]
+)
+def test_a_p_value_says_no_more_than_its_test_knows(p: float, text: str) -> None:
+    assert statistics.p_text(p) == text
+    assert statistics.p_text(p, "= ") == (text if "<" in text else f"= {text}")
+
+
 def test_holm() -> None:
     # Holm (1979): the smallest times k, the next times k - 1, never falling.
     assert statistics.holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
