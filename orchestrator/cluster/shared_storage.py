@@ -6,6 +6,7 @@ import os
 import secrets
 import socket
 from pathlib import Path
+from typing import Any
 
 from orchestrator.errors import UNAVAILABLE, UserError
 from orchestrator.storage import remote, settings
@@ -16,7 +17,8 @@ def check_storage(storage: Path, seconds: float) -> None:
     """Check that every live node can read and write the storage. Raises UserError (exit 3) with the nodes that cannot.
 
     Workers write checkpoints on their own nodes, so a folder on the head alone would fail only hours later. A node that
-    is cold or busy may take long to start the process that looks: it has ``seconds``.
+    is cold or busy may take long to start the process that looks: it has ``seconds``. Ray takes a lost node for a live
+    one at first: a node that turns out to be lost is left out.
     """
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -31,22 +33,23 @@ def check_storage(storage: Path, seconds: float) -> None:
     look = _reach if uri else _see
     try:
         checks = {
-            node["NodeManagerHostname"]: ray.remote(look)
+            node["NodeID"]: ray.remote(look)
             .options(num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False))
             .remote(mark)
             for node in others
         }
         ready, _ = ray.wait(list(checks.values()), num_returns=len(checks), timeout=seconds)
-        silent = [name for name, ref in checks.items() if ref not in ready]
-        trouble = {name: ray.get(ref) for name, ref in checks.items() if ref in ready}
+        answers = {node: _answer(ref) for node, ref in checks.items() if ref in ready}
     finally:
         mark.unlink(missing_ok=True)
-    if blind := {name: what for name, what in trouble.items() if what}:
+    live = {node["NodeID"]: node["NodeManagerHostname"] for node in ray.nodes() if node["Alive"]}
+    silent = [live[node] for node in checks if node in live and node not in answers]
+    if blind := {live[node]: trouble for node, trouble in answers.items() if node in live and trouble}:
         raise UserError(
             f"The storage {uri} cannot be used by every node"
             if uri
             else f"The storage {storage} is not shared by every node",
-            got="; ".join(f"{name}: {what}" for name, what in blind.items()),
+            got="; ".join(f"{name}: {trouble}" for name, trouble in blind.items()),
             fix="Put credentials and endpoint into every node's environment"
             if uri
             else "Put it on a file system that all nodes mount, and name it with --storage",
@@ -58,6 +61,16 @@ def check_storage(storage: Path, seconds: float) -> None:
             fix=f"Look at these nodes, or raise {settings.NAMES['start_timeout'][0]} where they are slow to start",
             code=UNAVAILABLE,
         )
+
+
+def _answer(check: Any) -> str | None:
+    import ray
+
+    try:
+        trouble: str | None = ray.get(check)
+        return trouble
+    except ray.exceptions.RayError as error:
+        return str(error).splitlines()[0]
 
 
 def _reach(mark: Path) -> str | None:

@@ -1,10 +1,12 @@
-"""Nodes that do not answer are told from nodes that do not share the storage."""
+"""The check that the nodes of a cluster share the storage."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import ray
@@ -13,33 +15,47 @@ from orchestrator.cluster.shared_storage import check_storage
 from orchestrator.errors import UNAVAILABLE, UserError
 
 
+def cluster(monkeypatch: pytest.MonkeyPatch, answers: Mapping[str, Any], lost: str | None = None) -> None:
+    """A cluster of this node and those of ``answers``; ``lost`` is known to be dead once they have been asked."""
+    ids = [f"{number:056}" for number in range(1 + len(answers))]
+    names = ("here", *answers)
+    dead: set[str | None] = set()
+
+    def nodes() -> list[dict[str, Any]]:
+        return [{"NodeID": i, "NodeManagerHostname": name, "Alive": name not in dead} for i, name in zip(ids, names)]
+
+    def wait(checks: list[str], num_returns: int, timeout: float) -> tuple[list[str], list[str]]:
+        assert (num_returns, timeout) == (2, 300)
+        dead.add(lost)
+        return [name for name in checks if answers[name] is not None], []
+
+    def get(name: str) -> Any:
+        if isinstance(answers[name], Exception):
+            raise answers[name]
+        return answers[name]
+
+    asked = iter(answers)
+    sent = SimpleNamespace(remote=lambda mark: next(asked))
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: ids[0]))
+    monkeypatch.setattr(ray, "nodes", nodes)
+    monkeypatch.setattr(ray, "remote", lambda look: SimpleNamespace(options=lambda **where: sent))
+    monkeypatch.setattr(ray, "wait", wait)
+    monkeypatch.setattr(ray, "get", get)
+
+
 @pytest.mark.parametrize(
     ("answers", "words"),
     [
         ({"far": "another file is there", "cold": None}, "is not shared by every node: got far: another file"),
         ({"far": "", "cold": None}, r"could not be checked on cold within 300 s\. .* ORCHESTRATOR_START_TIMEOUT"),
+        ({"far": ray.exceptions.WorkerCrashedError(), "cold": ""}, "by every node: got far: The worker died"),
     ],
 )
 def test_a_node_has_its_time_to_start_the_check_of_the_storage(
-    answers: dict[str, str | None], words: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    answers: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A node that is silent is no node that does not see the storage."""
-    ids = [f"{number:056}" for number in range(3)]
-    names = ("here", *answers)
-    nodes = [{"NodeID": ids[n], "NodeManagerHostname": names[n], "Alive": True} for n in range(3)]
-
-    def wait(names: list[str], num_returns: int, timeout: float) -> tuple[list[str], list[str]]:
-        assert (num_returns, timeout) == (2, 300)
-        return [name for name in names if answers[name] is not None], []
-
-    asked = iter(answers)
-    node_id = SimpleNamespace(get_node_id=lambda: ids[0])
-    monkeypatch.setattr(ray, "get_runtime_context", lambda: node_id)
-    monkeypatch.setattr(ray, "nodes", lambda: nodes)
-    sent = SimpleNamespace(remote=lambda mark: next(asked))
-    monkeypatch.setattr(ray, "remote", lambda look: SimpleNamespace(options=lambda **where: sent))
-    monkeypatch.setattr(ray, "wait", wait)
-    monkeypatch.setattr(ray, "get", answers.get)
+    cluster(monkeypatch, answers)
     own = tmp_path / f".nodes-{os.getpid()}"
     own.write_text("of a driver in another container, with the same process id")
     with pytest.raises(UserError, match=words) as caught:
@@ -47,3 +63,12 @@ def test_a_node_has_its_time_to_start_the_check_of_the_storage(
     own.unlink()
     assert caught.value.code == UNAVAILABLE
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("answer", [ray.exceptions.TaskUnschedulableError("no such node"), None], ids=str)
+def test_a_node_that_turns_out_to_be_lost_is_left_out(
+    answer: Exception | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A node that was killed seconds ago is alive to Ray, and a check on it fails once Ray has noticed."""
+    cluster(monkeypatch, {"far": answer, "cold": ""}, lost="far")
+    check_storage(tmp_path, 300)
