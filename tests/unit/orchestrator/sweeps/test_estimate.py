@@ -7,13 +7,16 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray
 
 from orchestrator.cli import app
 from orchestrator.config.plan import Plan
 from orchestrator.config.spec import ExperimentSpec, Resources, Search, SweepSpec
+from orchestrator.errors import RunFailed
 from orchestrator.storage.settings import resolve
 from orchestrator.sweeps import estimate
 from orchestrator.sweeps.estimate import Probe
@@ -249,6 +252,21 @@ def test_afterwards_a_verb_is_itself_again(type_line: Type) -> None:
     code, out, _ = type_line("run toy --tracking none --local epochs=1 --json")
     assert code == 0
     assert json.loads(out)["status"] == "finished"
+
+
+def test_a_probe_whose_process_dies_on_the_cluster_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    import orchestrator.cluster.train_group  # noqa: F401  # Ray Train's own modules call ray.remote when imported
+
+    error = ray.exceptions.OutOfMemoryError("Task was killed due to the node running low on memory.")
+
+    def fail(reference: object) -> None:
+        raise error
+
+    task = SimpleNamespace(remote=lambda *arguments: None)
+    monkeypatch.setattr(ray, "remote", lambda function: SimpleNamespace(options=lambda **resources: task))
+    monkeypatch.setattr(ray, "get", fail)
+    with pytest.raises(RunFailed, match="The probe failed: out of memory, killed by Ray's memory monitor: accumulate"):
+        estimate._measure_there(ExperimentSpec(workload="toy", params={}), resolve(), 1)
 
 
 @pytest.mark.parametrize(
