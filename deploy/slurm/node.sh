@@ -26,6 +26,8 @@ limits=()
 # A cancelled job has 30 seconds (KillWait): what Ray has not ended by itself in 20 is ended here.
 ended=
 ray=
+# Slurm signals Ray's GCS too: a drained node would wait 30 seconds for its answer, the time until Slurm kills (KillWait).
+export RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S=0
 end() {
     ended=yes
     kill -TERM "$ray" 2>/dev/null

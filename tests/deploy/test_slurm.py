@@ -90,9 +90,12 @@ class Job:
         return self.state()
 
     def start_again(self, *changes: str) -> None:
-        """Start the requeued job now, with ``changes`` of its options; Slurm would wait two minutes."""
+        """Start the requeued job soon, with ``changes`` of its options; Slurm would wait two minutes.
+
+        A job that starts in the second in which Slurm has revoked its credential fails.
+        """
         self.until(lambda: self.state() == "PENDING")
-        slurm("scontrol", "update", f"JobId={self.id}", "StartTime=now", *changes)
+        slurm("scontrol", "update", f"JobId={self.id}", "StartTime=now+5", *changes)
 
     def training(self) -> bool:
         """Whether every trial has reported. Fails once the job has ended."""
