@@ -211,7 +211,8 @@ def test_the_first_node_is_lost(submit: Callable[..., Job]) -> None:
     """The driver and Ray's head go with it: the second node sends the job back, which resumes once a node is there."""
     job = submit("toy", *SWEEP, *PACE)
     job.until(job.training)
-    (daemon,) = (each for each in psutil.process_iter() if {"slurmd", "n1"} <= {Path(w).name for w in each.cmdline()})
+    others = psutil.process_iter(["cmdline"])  # one that ends meanwhile has no command line
+    (daemon,) = (one for one in others if {"slurmd", "n1"} <= {Path(word).name for word in one.info["cmdline"] or ()})
     command = daemon.cmdline()
     lost = job.processes(node=0)
     steps = {step for each in lost for step in each.parents() if step.name().startswith("slurmstepd")}
