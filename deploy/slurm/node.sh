@@ -38,7 +38,8 @@ end() {
     pkill -KILL -f "$session/"
 }
 trap end TERM INT
-for _ in 1 2 3; do # Ray gives its start 30 seconds, which a busy machine or a cold file system may exceed
+# Ray gives its start 30 seconds, which a busy machine or a cold file system may exceed. Without a head it waits for minutes.
+for _ in 1 2 3; do
     began=$SECONDS
     ray start --block --disable-usage-stats "${role[@]}" "${limits[@]}" "--temp-dir=$session" \
         "--num-cpus=$cpus" "--num-gpus=${SLURM_GPUS_ON_NODE:-0}" \
@@ -51,6 +52,7 @@ for _ in 1 2 3; do # Ray gives its start 30 seconds, which a busy machine or a c
     code=$?
     rm -rf "$session"
     [ "$code" != 0 ] && [ -n "$reached" ] && [ -z "$ended" ] && [ $((SECONDS - began)) -lt 180 ] || break
+    [ "$SLURM_NODEID" = 0 ] || head_listens || break
 done
 # With --no-kill Slurm keeps a job whose first node is lost, and with it the driver: the next node sends it back. A head
 # that never started would not start the next time either.
