@@ -125,3 +125,10 @@ def test_a_node_that_starts_too_slowly_tries_again(number: str, tmp_path: Path) 
     printed = node(tmp_path, SLURM_NODEID=number, START="1")
     assert printed.count("start") == 3
     assert "scontrol requeue test" not in printed, "the head answers"
+
+
+def test_a_node_whose_head_was_lost_does_not_try_again(tmp_path: Path) -> None:
+    """Ray's processes end with an error; to join the lost head again would take minutes."""
+    printed = node(tmp_path, "is lost", SLURM_NODEID="1", START="1")
+    assert printed.count("start") == 1
+    assert "scontrol requeue test" in printed
