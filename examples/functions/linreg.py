@@ -11,7 +11,7 @@ class Params(BaseModel):
     lr: float = 0.05
 
 
-def errors(model, split):  # on points that are the same in every run
+def errors(model, split):  # squared errors on points that are the same in every run
     x = torch.randn(64, 3, generator=torch.Generator().manual_seed(len(split)))
     return (model(x)[:, 0] - x @ torch.tensor([2.0, -1.0, 0.5])) ** 2
 
@@ -20,7 +20,7 @@ def train(params: Params, ctx):
     model = torch.nn.Linear(3, 1)
     optimizer = torch.optim.Adam(model.parameters(), params.lr)
     ctx.load(model=model, optimizer=optimizer)
-    parts = ["train"] if ctx.holdout else ["train", "validation"]  # a refit has both
+    parts = ["train"] if ctx.holdout else ["train", "validation"]  # a refit trains on both
 
     @ctx.evaluate
     def evaluate(split):

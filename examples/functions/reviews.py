@@ -12,7 +12,7 @@ class Params:
     lr: float = 1e-3
 
 
-def sentences(seed, size=64):  # of eight words; the class is whether word 5 is among them
+def sentences(seed, size=64):  # eight words each; the label says whether word 5 is one of them
     words = torch.randint(1, 12, (size, 8), generator=torch.Generator().manual_seed(seed))
     return [{"input_ids": row, "labels": int((row == 5).any())} for row in words]
 

@@ -16,7 +16,7 @@ class TestLinReg(Conformance):
 
     @contextmanager
     def spoiled_test(self) -> Iterator[None]:
-        """Under it, the class built again finds another test split; training must not notice."""
+        """Context in which a new object of the class has another test split; training must give the same result."""
         with pytest.MonkeyPatch.context() as patch:
             patch.setitem(SIZES, "test", 32)
             yield

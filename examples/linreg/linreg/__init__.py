@@ -3,7 +3,7 @@
     orchestrator run linreg epochs=20 lr=0.1
     orchestrator sweep linreg --trials 8 --register slopes
 
-This module is imported to list the workloads, so it imports nothing heavy.
+This module is imported to list the workloads, so it must not import large packages.
 """
 
 from workloads.catalog import Entry

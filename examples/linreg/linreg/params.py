@@ -1,4 +1,4 @@
-"""What a run can set. Imports no PyTorch: names, types and bounds are checked before anything starts."""
+"""Parameters of a run. Imports no PyTorch: names, types and bounds are checked before anything starts."""
 
 from pydantic import BaseModel, ConfigDict, Field
 

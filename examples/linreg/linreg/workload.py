@@ -1,4 +1,4 @@
-"""The workload: two attributes and six methods, and it inherits nothing (``workloads/contract.py``)."""
+"""The workload: a class with two attributes and six methods, without a base class (``workloads/contract.py``)."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class LinReg:
                 total += loss.detach()
             with torch.no_grad():
                 for parameter in self.model.parameters():
-                    parameter -= self.params.lr * reduce_sum(parameter.grad)  # of all workers, as if there were one
+                    parameter -= self.params.lr * reduce_sum(parameter.grad)  # summed over all workers
         return {"loss": float(reduce_sum(total)) / steps}
 
     @torch.no_grad()
