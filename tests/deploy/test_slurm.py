@@ -183,10 +183,33 @@ def test_a_real_time_limit(submit: Callable[..., Job]) -> None:
 
 
 def test_preemption(submit: Callable[..., Job]) -> None:
-    """``scontrol requeue`` does to a job what ``PreemptMode=REQUEUE`` does: SIGTERM, and SIGKILL after KillWait."""
+    """``scontrol requeue`` does what preemption without a grace time does: SIGTERM, and SIGKILL after KillWait."""
     job = submit("toy", *SWEEP, *PACE)
     job.until(job.training)
     slurm("scontrol", "requeue", job.id)
+    job.start_again()
+    assert job.end() == "COMPLETED", job.text()
+    job.check_whole()
+    job.check_nothing_is_left()
+
+
+@pytest.fixture
+def preempting() -> str:
+    """A partition whose jobs preempt those of the default one, after a grace time."""
+    lines = slurm("scontrol", "--oneliner", "show", "partition").splitlines()
+    partitions = [dict(word.split("=", 1) for word in line.split() if "=" in word) for line in lines]
+    (default,) = (one for one in partitions if one["Default"] == "YES")
+    above = [one for one in partitions if int(one["PriorityTier"]) > int(default["PriorityTier"])]
+    if default["PreemptMode"] != "REQUEUE" or default["GraceTime"] == "0" or not above:
+        pytest.skip("Slurm has no partition that preempts the default one (deploy/slurm/README.md)")
+    return above[0]["PartitionName"]
+
+
+def test_preemption_with_a_grace_time(submit: Callable[..., Job], preempting: str) -> None:
+    """Slurm signals Ray, or the job if ``send_user_signal`` is set, and leaves the job running for the grace time."""
+    job = submit("toy", *SWEEP, *PACE)
+    job.until(job.training)
+    slurm("sbatch", f"--partition={preempting}", "--nodes=2", "--time=1", "--output=/dev/null", "--wrap", "sleep 1")
     job.start_again()
     assert job.end() == "COMPLETED", job.text()
     job.check_whole()
