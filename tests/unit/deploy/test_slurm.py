@@ -132,3 +132,31 @@ def test_a_node_whose_head_was_lost_does_not_try_again(tmp_path: Path) -> None:
     printed = node(tmp_path, "is lost", SLURM_NODEID="1", START="1")
     assert printed.count("start") == 1
     assert "scontrol requeue test" in printed
+
+
+@pytest.mark.parametrize(
+    ("preempted", "code", "requeued"),
+    [("2026-11-29T14:54:07", 1, True), ("None", 1, False), ("2026-11-29T14:54:07", 0, False)],
+)
+def test_a_preempted_job_is_requeued_unless_its_command_has_ended_well(
+    preempted: str, code: int, requeued: bool, tmp_path: Path
+) -> None:
+    """With a grace time Slurm ends Ray's processes while the job runs, and the command fails without them."""
+    programs = {
+        "scontrol": f'echo "scontrol $*   PreemptEligibleTime=2026-11-29T14:53:41 PreemptTime={preempted}"',
+        "python": f'case "$*" in *durable*) exit {code};; esac',
+        "srun": "exec /bin/sleep 60",
+        "scancel": "pkill -P $PPID -f '^/bin/sleep 60'",
+        "sleep": "exit 0",
+    }
+    for name, body in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1", "ORCHESTRATOR_SLURM": str(FOLDER)}
+    done = subprocess.run(
+        ["bash", FOLDER / "orchestrator.sbatch", "name", "run", "toy"], env={"PATH": path, **job},
+        capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == code, done.stderr
+    assert ("scontrol requeue 7" in done.stdout) is requeued, done.stdout
