@@ -56,6 +56,12 @@ def run_command(
     space: Annotated[
         str | None, typer.Option("--space", help="Trusted search space, file.py:function, for another user's sweep.")
     ] = None,
+    sampler: Annotated[
+        str | None, typer.Option("--sampler", help="Trusted sampler, file.py:NAME, for another user's sweep.")
+    ] = None,
+    scheduler: Annotated[
+        str | None, typer.Option("--scheduler", help="Trusted scheduler, file.py:NAME, for another user's sweep.")
+    ] = None,
     as_json: Json = False,
     tracking: Tracking = None,
     experiment: Experiment = None,
@@ -72,9 +78,11 @@ def run_command(
     from orchestrator.reproduce import repeat_run
 
     settings = resolved(tracking=tracking, experiment=experiment, storage=storage, ray_address=ray_address)
+    trusted = {"space": space, "sampler": sampler, "scheduler": scheduler}
     report, code = repeat_run.run(
-        settings, reference, check=check, script=script, tolerance=tolerance, space=space, console=Console(json=as_json)
-    )
+        settings, reference, check=check, script=script, tolerance=tolerance, console=Console(json=as_json),
+        trusted=trusted,
+    )  # fmt: skip
     finish(report, code, as_json)
 
 

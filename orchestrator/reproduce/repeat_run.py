@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from orchestrator.cluster import preflight
-from orchestrator.config import user_code
 from orchestrator.config.spec import ExperimentSpec, SweepSpec
 from orchestrator.console import Console
 from orchestrator.errors import DONE, FAILED, RunFailed, UserError
@@ -55,14 +54,14 @@ def run(
     script: bool,
     tolerance: float,
     console: Console,
-    space: str | None = None,
+    trusted: Mapping[str, str | None],
 ) -> tuple[dict[str, Any], int]:
     """Repeat the run, trial or sweep ``reference`` and compare its metrics.
 
-    With ``check`` only list the differences, with ``script`` only print the commands. ``space`` is a search space that
-    the user trusts; a space that only the record names is not executed unless it was trusted before. Returns the
-    output for ``--json`` and the exit code: 0 if every recorded metric is equal up to a relative ``tolerance``, else 1,
-    also if no metric was recorded. Raises UserError, RunFailed or Interrupted.
+    With ``check`` only list the differences, with ``script`` only print the commands. ``trusted`` has the space,
+    sampler and scheduler that the user names; code that only the record names is not executed unless trusted before.
+    Returns the output for ``--json`` and the exit code: 0 if every recorded metric is equal up to a relative
+    ``tolerance``, else 1, also if no metric was recorded. Raises UserError, RunFailed or Interrupted.
     """
     recorded = recorded_run.find(settings, reference)
     if script:
@@ -73,7 +72,7 @@ def run(
     now = provenance.sources(apart=(settings.home, settings.storage), workload=recorded.spec.workload)
     unequal = differences.all_of(recorded, settings, now)
     local = bool(recorded.environment.get("options", {}).get("local", recorded.kind == "trial"))
-    spec = _here(recorded, settings, local, unequal, space)
+    spec = _here(recorded, settings, local, unequal, trusted)
     console.say(
         f"Reproducing {recorded.kind} {recorded.id}" + (f" (MLflow {recorded.run_id})" if recorded.run_id else "")
     )
@@ -120,9 +119,9 @@ def overall(compared: Sequence[Compared]) -> Match:
 
 
 def _here(
-    recorded: Recorded, settings: Settings, local: bool, unequal: list[Difference], named: str | None
+    recorded: Recorded, settings: Settings, local: bool, unequal: list[Difference], trusted: Mapping[str, str | None]
 ) -> ExperimentSpec | SweepSpec:
-    """The spec with resources that are available and the current path of the search space.
+    """The spec with resources that are available and the current paths of the user's code.
 
     Changes of resources are added to ``unequal``.
     """
@@ -131,15 +130,11 @@ def _here(
     if given != spec.resources:
         unequal.append(Difference("resources", _words(spec.resources), _words(given)))
         spec = spec.model_copy(update={"resources": given})
-    if isinstance(spec, SweepSpec) and (space := differences.space_of(recorded, recorded.files / provenance.SPACE)):
-        if named:
-            space = user_code.absolute(named)
-        else:
-            trusted_spaces.check(space, settings.home, recorded.id)
-        spec = spec.model_copy(update={"search": spec.search.model_copy(update={"space": space})})
     if isinstance(spec, SweepSpec):
-        for kind in ("sampler", "scheduler"):
-            trusted_spaces.check(getattr(spec.search, kind), settings.home, recorded.id, kind)
+        search = spec.search
+        if space := differences.space_of(recorded, recorded.files / provenance.SPACE):
+            search = search.model_copy(update={"space": space})
+        spec = spec.model_copy(update={"search": trusted_spaces.choose(search, trusted, settings.home, recorded.id)})
     return spec
 
 

@@ -6,10 +6,12 @@ that it names would run their code. So those that a user names are remembered, a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from orchestrator.config import user_code
+from orchestrator.config.spec import Search
 from orchestrator.errors import UserError
 from orchestrator.provenance import private_files
 
@@ -45,6 +47,25 @@ def check(named: str, home: Path, whose: str, kind: str = "space") -> None:
             fix="Read it; if you trust it, name it: "
             + (f"orchestrator workloads {named}" if kind == "workload" else f"--{kind} {named}"),
         )  # fmt: skip
+
+
+def choose(search: Search, given: Mapping[str, str | None], home: Path, whose: str) -> Search:
+    """``search`` with the space, sampler and scheduler that the user names in ``given``.
+
+    Code that only the record of ``whose`` names is checked. Raises UserError, also for another sampler or scheduler.
+    """
+    for kind in ("space", "sampler", "scheduler"):
+        original = getattr(search, kind)
+        named = given.get(kind)
+        if named is None:
+            check(original, home, whose, kind)
+            continue
+        if kind != "space" and original.rpartition(":")[2] != named.rpartition(":")[2]:
+            raise UserError(f"{whose} has another {kind}", got=named, allowed=original)
+        named = user_code.absolute(named)
+        trust(named, home)
+        search = search.model_copy(update={kind: named})
+    return search
 
 
 def named_workload(name: str | None, home: Path) -> str | None:

@@ -104,7 +104,9 @@ def resume(folder: RunFolder, settings: Settings, console: Console, again: Resum
         raise UserError("A population cannot take more members", fix="Start a new sweep")
     if not (folder.path / JOURNAL).exists() and (folder.path / "trials").exists():  # otherwise no trial has started
         raise UserError(f"{folder.id} has lost its journal, {JOURNAL}", fix="Restore it, or start a new sweep")
-    spec = _with_trusted_code(spec, folder, settings, again)
+    code = {"space": again.space, "sampler": again.sampler, "scheduler": again.scheduler}
+    search = trusted_spaces.choose(spec.search, code, settings.home, folder.id)
+    spec = spec.model_copy(update={"search": search})
     _check_unchanged(folder, spec)
     spec = _with_more(spec, again.more_trials)
     recorded_spec = spec.model_dump(mode="json")  # with the recorded resources
@@ -155,22 +157,6 @@ def _check_unchanged(folder: RunFolder, spec: SweepSpec) -> None:
             got="; ".join(changes),
             fix=f"Restore it ({spec.search.space}), or start a new sweep with --warm-start {folder.id}",
         )
-
-
-def _with_trusted_code(spec: SweepSpec, folder: RunFolder, settings: Settings, again: ResumeOptions) -> SweepSpec:
-    """``spec`` with the new paths of the user's code. Code that only the record names is not executed."""
-    for kind in ("space", "sampler", "scheduler"):
-        original = getattr(spec.search, kind)
-        named = getattr(again, kind)
-        if named is None:
-            trusted_spaces.check(original, settings.home, folder.id, kind)
-            continue
-        if kind != "space" and original.rpartition(":")[2] != named.rpartition(":")[2]:
-            raise UserError(f"{folder.id} has another {kind}", got=named, allowed=original)
-        named = user_code.absolute(named)
-        trusted_spaces.trust(named, settings.home)
-        spec = spec.model_copy(update={"search": spec.search.model_copy(update={kind: named})})
-    return spec
 
 
 def _ended_trials(folder: RunFolder, requested: int) -> str:

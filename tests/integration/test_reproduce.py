@@ -54,7 +54,7 @@ def swept(settings: Settings, quick: None, tmp_path: Path) -> Result:
 
 
 def again(settings: Settings, reference: str, **asked: Any) -> tuple[dict[str, Any], int]:
-    options = {"check": False, "script": False, "tolerance": 0.0} | asked
+    options = {"check": False, "script": False, "tolerance": 0.0, "trusted": {}} | asked
     return repeat_run.run(settings, reference, console=Console(), **options)
 
 

@@ -70,15 +70,15 @@ def test_a_resume_does_not_run_the_search_space_of_a_record(theirs: Path, settin
 
 
 def test_a_reproduction_does_not_run_it_either(theirs: Path, settings: Settings, canary: Path) -> None:
-    def repeat(space: str | None = None) -> Any:
+    def repeat(**trusted: str | None) -> Any:
         return repeat_run.run(
-            settings, "theirs", check=True, script=False, tolerance=0, space=space, console=Console(json=True)
+            settings, "theirs", check=True, script=False, tolerance=0, console=Console(json=True), trusted=trusted
         )
 
     with pytest.raises(UserError, match="would run code that was never named here"):
         repeat()
     assert not canary.exists()
-    repeat(f"{theirs.parents[2] / 'space.py'}:space")
+    repeat(space=f"{theirs.parents[2] / 'space.py'}:space")
 
 
 def test_who_names_the_file_has_read_it(theirs: Path, settings: Settings, canary: Path) -> None:

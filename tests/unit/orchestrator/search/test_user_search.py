@@ -10,8 +10,11 @@ import pytest
 from orchestrator import api
 from orchestrator.config import user_code
 from orchestrator.config.spec import SweepSpec
+from orchestrator.console import Console
+from orchestrator.reproduce import repeat_run
 from orchestrator.search import trusted_spaces
 from orchestrator.storage import records
+from orchestrator.storage.settings import resolve
 from tests.support.refusals import refused
 
 MINE = """
@@ -118,6 +121,20 @@ def test_what_only_a_record_names_is_not_run(mine: Path, home: Path, tmp_path: P
             f"The {kind} of theirs is {what}, and running it would run code that was never named here", f"--{kind}",
         )  # fmt: skip
     assert not canary.exists()
+
+
+def test_who_names_a_sampler_may_repeat_a_sweep_with_it(mine: Path, tmp_path: Path) -> None:
+    folder = records.open_folder(sweep(mine, name="theirs", sampler=f"{mine}:Steps", trials=1).folder)
+    (tmp_path / "theirs.py").write_text(f"{MINE}# of another user\n")
+    named = f"{tmp_path}/theirs.py:Steps"
+    spec = SweepSpec.model_validate(folder.record["spec"]["sweep"])
+    theirs = spec.model_copy(update={"search": spec.search.model_copy(update={"sampler": named})})
+    folder.update(spec={**folder.record["spec"], "sweep": theirs.model_dump(mode="json")})
+    settings = resolve({"tracking": "none"})
+    asked: dict[str, Any] = {"check": True, "script": False, "tolerance": 0, "console": Console(json=True)}
+    refused(lambda: repeat_run.run(settings, "theirs", trusted={}, **asked), "The sampler of theirs", "--sampler")
+    report, _ = repeat_run.run(settings, "theirs", trusted={"sampler": named}, **asked)
+    assert report["kind"] == "sweep"
 
 
 def test_an_installed_class_needs_no_file(mine: Path) -> None:
