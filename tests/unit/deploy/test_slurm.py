@@ -135,16 +135,24 @@ def test_a_node_whose_head_was_lost_does_not_try_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("preempted", "code", "requeued"),
-    [("2026-11-29T14:54:07", 1, True), ("None", 1, False), ("2026-11-29T14:54:07", 0, False)],
+    ("preempted", "code", "signalled", "requeued"),
+    [
+        pytest.param("2026-11-29T14:54:07", 1, "", True, id="preempted"),
+        pytest.param("None", 1, "", False, id="the command failed"),
+        pytest.param("2026-11-29T14:54:07", 0, "", False, id="preempted after the command's end"),
+        pytest.param("None", 143, "durable", True, id="near the time limit"),
+        pytest.param("None", 143, "wait_for_nodes", False, id="a time limit below the warning's"),
+        pytest.param("2026-11-29T14:54:07", 143, "wait_for_nodes", True, id="preempted before the command's start"),
+    ],
 )
-def test_a_preempted_job_is_requeued_unless_its_command_has_ended_well(
-    preempted: str, code: int, requeued: bool, tmp_path: Path
+def test_a_job_that_slurm_stops_is_requeued(
+    preempted: str, code: int, signalled: str, requeued: bool, tmp_path: Path
 ) -> None:
-    """With a grace time Slurm ends Ray's processes while the job runs, and the command fails without them."""
+    """``signalled`` is the program that runs when the signal before the time limit or preemption comes."""
+    signal = f'case "$*" in *{signalled or "nothing"}*) kill -USR1 $PPID; exec /bin/sleep 50;; esac'
     programs = {
         "scontrol": f'echo "scontrol $*   PreemptEligibleTime=2026-11-29T14:53:41 PreemptTime={preempted}"',
-        "python": f'case "$*" in *durable*) exit {code};; esac',
+        "python": f'{signal}; case "$*" in *durable*) exit {code};; esac',
         "srun": "exec /bin/sleep 60",
         "scancel": "pkill -P $PPID -f '^/bin/sleep 60'",
         "sleep": "exit 0",
@@ -158,5 +166,6 @@ def test_a_preempted_job_is_requeued_unless_its_command_has_ended_well(
         ["bash", FOLDER / "orchestrator.sbatch", "name", "run", "toy"], env={"PATH": path, **job},
         capture_output=True, text=True, check=False, timeout=60,
     )  # fmt: skip
+    assert ("scontrol requeue 7" in done.stdout) is requeued, done.stdout + done.stderr
     assert done.returncode == code, done.stderr
-    assert ("scontrol requeue 7" in done.stdout) is requeued, done.stdout
+    assert ("the time limit is too short" in done.stderr) is (signalled == "wait_for_nodes" and not requeued)
