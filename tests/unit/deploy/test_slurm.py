@@ -142,6 +142,7 @@ def test_a_node_whose_head_was_lost_does_not_try_again(tmp_path: Path) -> None:
         pytest.param("2026-11-29T14:54:07", 0, "", False, id="preempted after the command's end"),
         pytest.param("None", 143, "durable", True, id="near the time limit"),
         pytest.param("None", 143, "wait_for_nodes", False, id="a time limit below the warning's"),
+        pytest.param("None", 1, "wait_for_nodes", False, id="the same, when the nodes are there"),
         pytest.param("2026-11-29T14:54:07", 143, "wait_for_nodes", True, id="preempted before the command's start"),
     ],
 )
@@ -149,7 +150,9 @@ def test_a_job_that_slurm_stops_is_requeued(
     preempted: str, code: int, signalled: str, requeued: bool, tmp_path: Path
 ) -> None:
     """``signalled`` is the program that runs when the signal before the time limit or preemption comes."""
-    signal = f'case "$*" in *{signalled or "nothing"}*) kill -USR1 $PPID; exec /bin/sleep 50;; esac'
+    then = "exit 0" if signalled and code == 1 else "exec /bin/sleep 50"
+    ignore = 'trap "" TERM; ' if then == "exit 0" else ""
+    signal = f'case "$*" in *{signalled or "nothing"}*) {ignore}kill -USR1 $PPID; {then};; esac'
     programs = {
         "scontrol": f'echo "scontrol $*   PreemptEligibleTime=2026-11-29T14:53:41 PreemptTime={preempted}"',
         "python": f'{signal}; case "$*" in *durable*) exit {code};; esac',
