@@ -126,6 +126,7 @@ def load_module(text: str, kind: str) -> ModuleType:
     """The module of ``file.py:name`` or ``module:name``. Raises UserError; ``kind`` is what it should hold."""
     location = text.rpartition(":")[0]
     if is_file(text):
+        check_exists(text, kind)
         return _from_file(Path(location), kind)
     try:
         return importlib.import_module(location)
@@ -136,9 +137,14 @@ def load_module(text: str, kind: str) -> ModuleType:
         ) from None  # fmt: skip
 
 
-def _from_file(file: Path, kind: str) -> ModuleType:
-    if not file.is_file():
+def check_exists(text: str, kind: str) -> None:
+    """Raise UserError if ``text`` names a file that does not exist."""
+    file = Path(text.rpartition(":")[0])
+    if is_file(text) and not file.is_file():
         raise UserError(f"The {kind}'s file does not exist", got=str(file), allowed="file.py:name")
+
+
+def _from_file(file: Path, kind: str) -> ModuleType:
     name = f"_{kind.rpartition(' ')[2]}_{file.stem}"
     spec = importlib.util.spec_from_file_location(name, file, loader=_Uncached(name, str(file)))
     assert spec is not None

@@ -52,7 +52,8 @@ def check(named: str, home: Path, whose: str, kind: str = "space") -> None:
 def choose(search: Search, given: Mapping[str, str | None], home: Path, whose: str) -> Search:
     """``search`` with the space, sampler and scheduler that the user names in ``given``.
 
-    Code that only the record of ``whose`` names is checked. Raises UserError, also for another sampler or scheduler.
+    Code that only the record of ``whose`` names is checked. Raises UserError, also for another sampler or scheduler and
+    for a missing file.
     """
     for kind in ("space", "sampler", "scheduler"):
         original = getattr(search, kind)
@@ -63,6 +64,7 @@ def choose(search: Search, given: Mapping[str, str | None], home: Path, whose: s
         if kind != "space" and original.rpartition(":")[2] != named.rpartition(":")[2]:
             raise UserError(f"{whose} has another {kind}", got=named, allowed=original)
         named = user_code.absolute(named)
+        user_code.check_exists(named, KINDS.get(kind, kind))
         trust(named, home)
         search = search.model_copy(update={kind: named})
     return search

@@ -133,6 +133,11 @@ def test_who_names_a_sampler_may_repeat_a_sweep_with_it(mine: Path, tmp_path: Pa
     settings = resolve({"tracking": "none"})
     asked: dict[str, Any] = {"check": True, "script": False, "tolerance": 0, "console": Console(json=True)}
     refused(lambda: repeat_run.run(settings, "theirs", trusted={}, **asked), "The sampler of theirs", "--sampler")
+    missing = f"{tmp_path}/missing.py:Steps"
+    refused(
+        lambda: repeat_run.run(settings, "theirs", trusted={"sampler": missing}, **asked),
+        "The sampler's file does not exist", "missing.py",
+    )  # fmt: skip
     report, _ = repeat_run.run(settings, "theirs", trusted={"sampler": named}, **asked)
     assert report["kind"] == "sweep"
 
