@@ -8,7 +8,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from orchestrator.errors import UNAVAILABLE, UserError
+from orchestrator.errors import UNAVAILABLE, UserError, one_line
 from orchestrator.storage import remote, settings
 from orchestrator.storage.disk import check_writable
 
@@ -70,7 +70,7 @@ def _answer(check: Any) -> str | None:
         trouble: str | None = ray.get(check)
         return trouble
     except ray.exceptions.RayError as error:
-        return str(error).splitlines()[0]
+        return one_line(error)
 
 
 def _reach(mark: Path) -> str | None:
