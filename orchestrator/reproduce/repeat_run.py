@@ -135,6 +135,8 @@ def _here(
         if space := differences.space_of(recorded, recorded.files / provenance.SPACE):
             search = search.model_copy(update={"space": space})
         spec = spec.model_copy(update={"search": trusted_spaces.choose(search, trusted, settings.home, recorded.id)})
+    elif options := " ".join(f"--{kind}" for kind, code in trusted.items() if code):
+        raise UserError(f"{recorded.id} is a {recorded.kind}, which searches nothing", got=options, fix="Leave it out")
     return spec
 
 

@@ -138,6 +138,8 @@ def test_who_names_a_sampler_may_repeat_a_sweep_with_it(mine: Path, tmp_path: Pa
         lambda: repeat_run.run(settings, "theirs", trusted={"sampler": missing}, **asked),
         "The sampler's file does not exist", "missing.py",
     )  # fmt: skip
+    api.run("toy", name="alone", epochs=2, tracking="none")
+    refused(lambda: repeat_run.run(settings, "alone", trusted={"sampler": named}, **asked), "is a run", "--sampler")
     report, _ = repeat_run.run(settings, "theirs", trusted={"sampler": named}, **asked)
     assert report["kind"] == "sweep"
 
