@@ -157,7 +157,7 @@ def test_a_job_that_slurm_stops_is_requeued(
         "scontrol": f'echo "scontrol $*   PreemptEligibleTime=2026-11-29T14:53:41 PreemptTime={preempted}"',
         "python": f'{signal}; case "$*" in *durable*) exit {code};; esac',
         "srun": "exec /bin/sleep 60",
-        "scancel": "pkill -P $PPID -f '^/bin/sleep 60'",
+        "scancel": "until pkill -P $PPID -f '^/bin/sleep 60'; do /bin/sleep 0.1; done",  # it may be before srun's start
         "sleep": "exit 0",
     }
     for name, body in programs.items():
