@@ -63,8 +63,9 @@ test-docs: $(READY)
 test-gpu: $(READY)
 	$(BIN)/python -m pytest $(call marked,gpu) -m gpu
 
-# Other minors of Ray and MLflow than the environment's, each laid over it: under 1 GB, a few minutes each.
-VERSIONS = ray-2.58.1 ray-2.59.0 mlflow-3.16.1
+# Other minors of Ray and MLflow than the environment's, and the newest version of every package but torch that
+# pyproject.toml allows, each laid over the environment: under 1 GB, a few minutes each.
+VERSIONS = ray-2.58.1 ray-2.59.0 mlflow-3.16.1 newest
 OVER = .venv-over
 # What runs on each of them, and in make test-lower, in addition to the unit part: what ray_compat.py uses, where workers
 # are placed, a sweep of groups, a run of two workers, flat trials, packs and their winners.
@@ -78,12 +79,24 @@ test-versions: $(VERSIONS:%=$(OVER)/%/.ready)
 		$(OVER)/$$version/bin/python -m pytest $(SUBSET) || exit; \
 	done
 
+# An environment in which the packages of the first one can be imported, where it has none of its own.
+define laid_over
+$(PYTHON) -m venv --without-pip $(@D)
+@printf '%s\n' "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" "$(CURDIR)" \
+	> "$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/first.pth"
+endef
+install_over = $(BIN)/python -m pip --python $(@D)/bin/python --disable-pip-version-check install --quiet
+
 $(OVER)/%/.ready: $(READY)
-	$(PYTHON) -m venv --without-pip $(@D)
-	@printf '%s\n' "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" "$(CURDIR)" \
-		> "$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/first.pth"
-	$(BIN)/python -m pip --python $(@D)/bin/python --disable-pip-version-check install --quiet --no-deps \
+	$(laid_over)
+	$(install_over) --no-deps \
 		$(addsuffix ==$(lastword $(subst -, ,$*)),$(if $(filter mlflow-%,$*),mlflow mlflow-skinny mlflow-tracing,ray))
+	@touch $@
+
+$(OVER)/newest/.ready: $(READY)
+	$(laid_over)
+	grep '^torch' constraints.txt > $(@D)/torch.txt
+	$(install_over) --upgrade --upgrade-strategy eager -c $(@D)/torch.txt -e '.[dev]'
 	@touch $@
 
 # Exports and adapters for tools that are not in the environment, with these laid over it: under 1 GB.
@@ -93,10 +106,8 @@ test-tools: $(OVER)/tools/.ready
 	$(OVER)/tools/bin/python -m pytest $(call marked,tools) -m tools
 
 $(OVER)/tools/.ready: $(READY)
-	$(PYTHON) -m venv --without-pip $(@D)
-	@printf '%s\n' "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" "$(CURDIR)" \
-		> "$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/first.pth"
-	$(BIN)/python -m pip --python $(@D)/bin/python --disable-pip-version-check install --quiet -c constraints.txt $(OTHERS)
+	$(laid_over)
+	$(install_over) -c constraints.txt $(OTHERS)
 	@touch $@
 
 # Against the lowest versions that pyproject.toml allows, the unit part with PyTorch's plainest kernels: sums come out
