@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 RATE_SECONDS = 1.0
 """Time before a throughput is shown."""
 
+PER_HOUR_BELOW = 0.01
+"""Throughput, per second, below which it is shown per hour."""
+
 FRAMES_PER_SECOND = 4
 
 
@@ -133,11 +136,18 @@ class Console:
         """Start the clock of the throughput for units of this name; ``done`` of them were done before."""
         self._started = (noun, time.monotonic(), done)
 
-    def progress(self, done: int, total: int, noun: str, detail: str | Callable[[], str] = "") -> None:
+    def progress(
+        self,
+        done: int,
+        total: int,
+        noun: str,
+        detail: str | Callable[[], str] = "",
+        seconds_left: float | None = None,
+    ) -> None:
         """Print that ``done`` of ``total`` units are done. With a live view only the log gets the line.
 
         Without a call of :meth:`begin` the throughput counts from the first call, which is correct only for units that
-        end one after the other.
+        end one after the other. Without ``seconds_left`` the time left is estimated from the throughput.
         """
         now = time.monotonic()
         if noun != self._started[0] or done < self._started[2]:
@@ -147,8 +157,11 @@ class Console:
         self._last = now
         _, since, first = self._started
         rate = (done - first) / (now - since) if now - since >= RATE_SECONDS else 0.0
-        left = f", {duration((total - done) / rate)} left" if rate and done < total else ""
-        speed = f", {rate:.3g} {noun}s/s" if rate else ""
+        if seconds_left is None and rate:
+            seconds_left = (total - done) / rate
+        left = f", {duration(seconds_left)} left" if seconds_left is not None and done < total else ""
+        per, seconds = ("s", 1) if rate >= PER_HOUR_BELOW else ("h", 3600)
+        speed = f", {rate * seconds:.3g} {noun}s/{per}" if rate else ""
         detail = detail if isinstance(detail, str) else detail()
         text = f"{noun} {done}/{total}{speed}{left}{'  ' + detail if detail else ''}"
         self.event(text)

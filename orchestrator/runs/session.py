@@ -241,6 +241,10 @@ class Session:
         if self._sync is not None:
             self._sync.discard(folder.relative_to(self.folder.path).as_posix())
 
+    def print_progress(self, done: int, total: int, noun: str, detail: str | Callable[[], str] = "") -> None:
+        """Print progress with the time left of the last published status, the one that ``orchestrator top`` shows."""
+        self.console.progress(done, total, noun, detail, self.publisher.last.seconds_left)
+
     def split_batch(self, parts: int) -> None:
         """Note the new number of micro-batches in the record, which ``status`` shows, in MLflow and on the console."""
         self.console.say(f"Out of memory; continuing with {parts} micro-batches of a batch")

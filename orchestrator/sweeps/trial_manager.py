@@ -274,7 +274,7 @@ class TrialManager:
         trial.epoch = rows[-1].epoch
         trial.best = best
         trial.value = rows[-1].metrics.get(f"validation/{self._study.objective.metric}", trial.value)
-        self._session.console.progress(self._done, self._study.target, "trial", self._running_text)
+        self._session.print_progress(self._done, self._study.target, "trial", self._running_text)
 
     def _running_text(self) -> str:
         shown = ", ".join(map(str, list(self._running.values())[:SHOWN]))
@@ -363,7 +363,7 @@ class TrialManager:
         params = f"  {running.params}" if running else ""
         shown = detail if first == number else f"same cause as trial {first}"
         self._session.console.say(f"{self._runs.name(seed_run)} {verdict:<8} {shown}{params}")
-        self._session.console.progress(self._done, self._study.target, "trial")
+        self._session.print_progress(self._done, self._study.target, "trial")
 
     def _say_once(self, sentence: str) -> None:
         if sentence not in self._said:

@@ -39,6 +39,20 @@ def test_what_ends_together_took_the_time_since_it_began(shown: tuple[Console, i
     assert out.getvalue().splitlines()[3] == "trial 4/8, 0.399 trials/s, 10 s left"
 
 
+def test_few_long_units_are_counted_by_the_hour(shown: tuple[Console, io.StringIO], clock: Clock) -> None:
+    lines, out = shown
+    lines.begin("trial")
+    clock.sleep(1200.0)
+    lines.progress(1, 3, "trial")
+    lines.progress(1, 3, "trial", "1 running", seconds_left=900.0)
+    lines.progress(3, 3, "trial", seconds_left=900.0)
+    assert out.getvalue().splitlines() == [
+        "trial 1/3, 3 trials/h, 40 min 00 s left",
+        "trial 1/3, 3 trials/h, 15 min 00 s left  1 running",
+        "trial 3/3, 9 trials/h",
+    ]
+
+
 def test_what_was_done_before_took_none_of_this_time(shown: tuple[Console, io.StringIO], clock: Clock) -> None:
     lines, out = shown
     lines.begin("trial", 6)
