@@ -184,12 +184,12 @@ def per_user(
 
     Returns:
         ``ndcg_at_20`` and so on to (U,), float32. A user without a relevant candidate has no defined value: leave
-        those out. Only an AUC can be NaN, where there is no pair to compare: a list of hits alone or without one, a
-        user with relevant candidates only.
+        those out. All values are NaN for a user with a candidate whose score is NaN. Otherwise only an AUC can be NaN,
+        where there is no pair to compare: a list of hits alone or without one, a user with relevant candidates only.
     """
     masked, lists = ranked(scores, excluded, max(ks))
     wanted = relevant & ~excluded
-    return of_lists(*looked_up(masked, lists, wanted), ks) | {"auc": auc(masked, wanted)}
+    return of_lists(*looked_up(masked, lists, wanted), auc(masked, wanted), ks)
 
 
 def ranked(scores: torch.Tensor, excluded: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -201,9 +201,11 @@ def ranked(scores: torch.Tensor, excluded: torch.Tensor, k: int) -> tuple[torch.
         k: length of the lists.
 
     Returns:
-        Scores (U, I), -inf where excluded, and lists (U, k), int64, -1 where candidates run out.
+        Scores (U, I), -inf where excluded, and lists (U, k), int64, -1 where candidates run out. A user with a
+        candidate whose score is NaN has only such scores: NaN has no place in an order.
     """
     masked = scores.float().masked_fill(excluded, -torch.inf)
+    masked.masked_fill_(masked.amax(1, keepdim=True).isnan(), torch.nan)
     items = top_k(masked, min(k, scores.shape[1]))
     items = items.masked_fill(masked.gather(1, items) == -torch.inf, -1)
     return masked, torch.nn.functional.pad(items, (0, k - items.shape[1]), value=-1)
@@ -219,14 +221,21 @@ def looked_up(
     return hits, masked.gather(1, items).masked_fill_(ended, -torch.inf), relevant.sum(1)
 
 
-def of_lists(hits: torch.Tensor, listed: torch.Tensor, n: torch.Tensor, ks: Sequence[int]) -> dict[str, torch.Tensor]:
-    """The metrics at each k, (U,) each, for what :func:`looked_up` returns: (U, k), (U, k) and (U,)."""
+def of_lists(
+    hits: torch.Tensor, listed: torch.Tensor, n: torch.Tensor, area: torch.Tensor, ks: Sequence[int]
+) -> dict[str, torch.Tensor]:
+    """All metrics, (U,) each, for what :func:`looked_up` returns, (U, k), (U, k) and (U,), and the :func:`auc` (U,).
+
+    They are NaN where the first listed score is.
+    """
     n = n.clamp(min=1)
     values: dict[str, torch.Tensor] = {}
     for k in ks:
         values |= {f"{name}_at_{k}": metric(hits[:, :k], n) for name, metric in AT_K.items()}
         values[f"auc_at_{k}"] = auc(listed[:, :k], hits[:, :k])
-    return values
+    values["auc"] = area
+    unranked = listed[:, 0].isnan()
+    return {name: value.masked_fill(unranked, torch.nan) for name, value in values.items()}
 
 
 def _ideal_hits(hits: torch.Tensor, n: torch.Tensor) -> torch.Tensor:

@@ -25,7 +25,7 @@ class Ranked(NamedTuple):
     items: NDArray[np.int64]
     """(U, k): the candidates of highest score, best first, ties by lower item number; -1 where they run out."""
     scores: NDArray[np.float32]
-    """(U, k): their scores; -inf where they run out."""
+    """(U, k): their scores; -inf where they run out. The first is NaN if a candidate's score is."""
     hits: NDArray[np.bool_]
     """(U, k): whether they are relevant."""
     n: NDArray[np.int64]
@@ -67,8 +67,12 @@ def rank_rows(scores: NDArray[np.float32], first: Int, excluded: ItemLists, rele
             is_excluded[excluded.items[position]] = True
         length = _best(row, out.items[user], out.scores[user])
         n_excluded = 0
+        n_unordered = 0
         for item in range(n_items):
             n_excluded += row[item] == -np.inf
+            n_unordered += np.isnan(row[item])
+        if n_unordered:
+            out.scores[user, 0] = np.nan
         n = 0
         balance = 0
         for position in range(relevant.indptr[first + user], relevant.indptr[first + user + 1]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any, TypeAlias
@@ -75,7 +76,7 @@ def rank_users(
     Returns:
         Metrics (K, U, metrics), float32, in the order of ``metric_names(cutoffs)``, and lists (K, U, k), int64, of
         items from 1 with 0 where candidates run out. Above :data:`SAMPLED_FROM` items the metric ``auc`` compares with
-        :data:`AUC_ITEMS` drawn items in the place of all.
+        :data:`AUC_ITEMS` drawn items in the place of all. All metrics of a user with a score that is NaN are NaN.
     """
     n_users, n_items = models[0].shape
     if not n_users:
@@ -102,7 +103,7 @@ def rank_users(
         lists[block] = 1 + items.view(lists[block].shape)
         blocks.append((block, here))
     if blocks:  # the metrics of lists for all blocks at once: they are many small operations
-        metrics = of_lists(hits, listed, n, cutoffs) | {"auc": aucs}
+        metrics = of_lists(hits, listed, n, aucs, cutoffs)
         columns = torch.stack([metrics[name] for name in names], dim=1)
         for block, here in blocks:
             values[block] = columns[here].view(values[block].shape)
@@ -163,6 +164,8 @@ def evaluation(
 ) -> Evaluation:
     """Average over the users with a relevant item; on rank 0 also return their values as units.
 
+    All metrics are NaN if a user has a score that is NaN: such a model is not measured on the other users alone.
+
     Args:
         values: (U, metrics), one model's of :func:`rank_users`.
         lists: (U, k), the same.
@@ -185,6 +188,8 @@ def evaluation(
         units[f"popularity_at_{k}"] = popularity(shown, counts).cpu().numpy()
         of_all |= {f"coverage_at_{k}": coverage(shown, len(counts)), f"gini_at_{k}": gini(shown, len(counts))}
     metrics = {name: _mean(column) for name, column in units.items()} | of_all
+    if np.isnan(units[f"precision_at_{cutoffs[0]}"]).any():  # an AUC may have no pair to compare
+        metrics = dict.fromkeys(metrics, math.nan)
     numbers = ids if relevant.numbers is None else relevant.numbers[ids]
     return Evaluation(metrics, {"id": numbers, **units} if rank == 0 else {})
 

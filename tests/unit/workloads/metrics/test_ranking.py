@@ -161,3 +161,19 @@ def test_a_top_k_over_floats_is_that_over_integers(kind: str) -> None:
         scores[5, 2:] = -torch.inf
     assert torch.equal(top_k(scores, 8), ranking._top_keys(scores, 8))
     assert torch.equal(top_k(scores, 50), ranking._top_keys(scores, 50))
+
+
+def test_a_user_with_a_score_that_is_nan_has_no_value() -> None:
+    scores, relevant, excluded = random_case(5, 33, 400, ties=False)
+    wanted, left_out = masks(scores.shape, relevant), masks(scores.shape, excluded)
+    whole = per_user(scores, wanted, left_out, (5, 10))
+    for nan in (torch.nan, -torch.nan):
+        spoiled = scores.clone()
+        spoiled[4] = nan
+        spoiled[7, min(set(range(400)) - excluded[7])] = nan
+        spoiled[9, min(excluded[9])] = nan
+        found = per_user(spoiled, wanted, left_out, (5, 10))
+        others = torch.tensor([user not in (4, 7) for user in range(33)])
+        for name, value in found.items():
+            assert value[~others].isnan().all(), name
+            torch.testing.assert_close(value[others], whole[name][others], rtol=0, atol=0, equal_nan=True)

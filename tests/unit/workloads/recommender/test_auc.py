@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,15 @@ def by_all_metrics(model: tuple[torch.Tensor, torch.Tensor], data: RecommenderDa
 def test_where_pairs_are_few_it_is_that_of_the_evaluation(data: RecommenderData) -> None:
     model = tables(data)
     assert mean_auc(*model, data.validation, data.train, data.unknown, 1) == by_all_metrics(model, data)
+
+
+@pytest.mark.parametrize("user", [3, slice(None)])
+def test_a_user_whose_scores_are_nan_is_not_left_out_of_the_mean(data: RecommenderData, user: int | slice) -> None:
+    users, items = tables(data)
+    users[user] = torch.nan
+    values, lists = rank_users([Factors(users, items)], data.validation, data.train)
+    metrics = evaluation(values[0], lists[0], data.validation, data.popularity).metrics
+    assert all(map(math.isnan, metrics.values()))
 
 
 def test_where_they_are_many_it_is_close_and_another_key_draws_anew(

@@ -53,7 +53,14 @@ def with_infinities(n_items: int) -> torch.Tensor:
     return values
 
 
-@pytest.mark.parametrize("table", [distinct, with_ties, with_infinities])
+def with_nan(n_items: int) -> torch.Tensor:
+    values = distinct(n_items)
+    values[::3, 3] = torch.nan
+    values[4] = torch.nan
+    return values
+
+
+@pytest.mark.parametrize("table", [distinct, with_ties, with_infinities, with_nan])
 @pytest.mark.parametrize(("n_items", "rows"), [(20, 37), (21, 5), (300, 8)])
 @pytest.mark.parametrize("excluded", [0.0, 0.3])
 def test_lists_and_metrics_are_those_of_the_tensors(
@@ -69,8 +76,10 @@ def test_lists_and_metrics_are_those_of_the_tensors(
     monkeypatch.setattr(evaluation, "_blocks", None)
     compiled_values, compiled_lists = rank_users(models, wanted, known)
     torch.testing.assert_close(compiled_values, values, rtol=0, atol=0, equal_nan=True)
-    assert torch.equal(compiled_lists, lists)
-    assert torch.equal(models[0].values, before)
+    ordered = ~values[:, :, 0].isnan()
+    assert torch.equal(compiled_lists[ordered], lists[ordered])
+    assert ordered.all() != (table is with_nan)
+    torch.testing.assert_close(models[0].values, before, rtol=0, atol=0, equal_nan=True)
 
 
 def test_ranks_share_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
