@@ -97,11 +97,13 @@ class IndexEncoder:
     def ranked(self, queries: int, depth: int) -> NDArray[np.int64]:
         """The best documents of the index for each of the first ``queries`` queries, (Q, depth), padded with -1.
 
-        A query without text, whose vector is zero, has none.
+        A query without text, whose vector is zero, has none, nor has one with a score that is NaN, which has no place
+        in an order.
         """
         vectors = self.queries(np.arange(queries))
-        _, best = sharded_topk(vectors, self.index.blocks(), depth, self.runtime)
-        rows = best.masked_fill((vectors == 0).all(1, keepdim=True), -1).cpu().numpy()
+        scores, best = sharded_topk(vectors, self.index.blocks(), depth, self.runtime)  # NaN is among the highest
+        unranked = (vectors == 0).all(1, keepdim=True) | scores.isnan().any(1, keepdim=True)
+        rows = best.masked_fill(unranked, -1).cpu().numpy()
         docs = np.full((queries, depth), -1, np.int64)
         docs[:, : rows.shape[1]] = np.where(rows < 0, -1, self.index.docs[rows])
         return docs

@@ -100,11 +100,18 @@ def per_query(
         ks: lengths; a k above the number of candidates is allowed.
 
     Returns:
-        ``ndcg_at_10`` and so on to (Q,), float32. Leave queries without a relevant document out of means.
+        ``ndcg_at_10`` and so on to (Q,), float32, NaN for a query with a score that is NaN. Leave queries without a
+        relevant document out of means.
     """
     ranked = ranked_grades(scores, grades)
     values = {f"{name}_at_{k}": metric(first(ranked, k), judged) for k in ks for name, metric in AT_K.items()}
-    return values | {"map": average_precision(ranked, judged)}
+    values["map"] = average_precision(ranked, judged)
+    return {name: where_ordered(value, scores) for name, value in values.items()}
+
+
+def where_ordered(values: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    """The values (Q,), NaN where one of the scores (Q, C) is: NaN has no place in an order."""
+    return values.masked_fill(scores.isnan().any(1), torch.nan)
 
 
 def _relevant(judged: torch.Tensor) -> torch.Tensor:

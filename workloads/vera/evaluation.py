@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from workloads.contract import Columns, Evaluation, State
 from workloads.losses.evidential import succeeds, top
 from workloads.metrics import calibration
-from workloads.metrics.retrieval import first, mrr, ndcg, ranked_grades
+from workloads.metrics.retrieval import first, mrr, ndcg, ranked_grades, where_ordered
 from workloads.vera.confidence import Map, Ranked, confidence, fit_map
 from workloads.vera.dataset import VeraData
 from workloads.vera.params import Params
@@ -98,8 +98,8 @@ def evaluation(
     """
     ranked_by_score = ranked_grades(ranked.scores, labelled.grades)
     columns: dict[str, torch.Tensor] = {
-        "mrr": mrr(ranked_by_score, labelled.all_grades),
-        "ndcg_at_10": ndcg(first(ranked_by_score, 10), labelled.all_grades),
+        "mrr": where_ordered(mrr(ranked_by_score, labelled.all_grades), ranked.scores),
+        "ndcg_at_10": where_ordered(ndcg(first(ranked_by_score, 10), labelled.all_grades), ranked.scores),
     }
     metrics: dict[str, float] = {}
     probability = success = torch.zeros(0)

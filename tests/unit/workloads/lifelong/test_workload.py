@@ -551,10 +551,13 @@ def test_the_engine_seals_test_after_every_session_and_selects_the_last_epoch() 
     assert rows[4].metrics["validation/average_mrr_at_10"] == rows[3].metrics["validation/average_mrr_at_10"]
 
 
-def test_a_query_without_text_ranks_nothing(finished: Lifelong, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("vector", [0.0, torch.nan])  # an empty text's, a diverged model's
+def test_a_query_without_a_direction_ranks_nothing(
+    finished: Lifelong, monkeypatch: pytest.MonkeyPatch, vector: float
+) -> None:
     encoder = finished.index_encoder
     vectors = encoder.queries(np.arange(5))
-    vectors[2] = 0  # an empty text's
+    vectors[2] = vector
     monkeypatch.setattr(encoder, "queries", lambda numbers: vectors[numbers])
     ranked = encoder.ranked(5, 10)
     assert (ranked[2] == -1).all()

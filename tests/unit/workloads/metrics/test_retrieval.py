@@ -120,3 +120,10 @@ def test_ties_rank_by_place() -> None:
     found = per_query(torch.zeros(1, 3), torch.tensor([[0.0, 1.0, 0.0]]), torch.tensor([[1.0]]), (1, 2))
     assert found["mrr_at_2"].item() == 0.5
     assert found["success_at_1"].item() == 0
+
+
+def test_a_score_that_is_nan_does_not_rank_by_place() -> None:
+    scores = torch.tensor([[0.2, math.nan], [math.nan, -INF], [0.2, 0.1]])
+    grades = torch.tensor([[1.0, 0.0]] * 3)
+    for value in per_query(scores, grades, grades).values():
+        assert value.isnan().tolist() == [True, True, False]

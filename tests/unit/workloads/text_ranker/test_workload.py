@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from copy import deepcopy
@@ -260,6 +261,16 @@ def test_interpolation_standardises_each_query() -> None:
     assert found[0].tolist() == [-1, 1, -torch.inf]
     assert found[1].argsort(descending=True).tolist() == [0, 1, 2]
     assert found[2].tolist() == [-torch.inf] * 3
+
+
+def test_a_model_that_is_nan_is_not_measured_as_its_first_stage() -> None:
+    ranker = build()
+    with torch.no_grad():
+        next(ranker.model.encoder.parameters()).fill_(torch.nan)
+    metrics = ranker.evaluate("validation").metrics
+    assert math.isfinite(metrics["bm25_ndcg_at_10"])
+    assert math.isnan(metrics["ndcg_at_10"])
+    assert math.isnan(metrics["fused_ndcg_at_10"])
 
 
 def test_the_weight_is_the_best_on_validation_and_is_kept_in_the_state() -> None:

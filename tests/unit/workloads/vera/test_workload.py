@@ -295,3 +295,11 @@ def test_validation_calibrates_in_the_place_of_what_is_kept_back() -> None:
     for epoch in range(1, vera.runtime.epochs + 1):
         vera.train_epoch(epoch)
     assert not all(torch.equal(*sides) for sides in zip(before, vera.model.evidence.parameters()))
+
+
+def test_a_backbone_that_is_nan_has_no_rank() -> None:
+    vera = build()
+    with torch.no_grad():
+        next(vera.model.backbone.parameters()).fill_(torch.nan)
+    metrics = vera.evaluate("validation").metrics
+    assert np.isnan([metrics["mrr"], metrics["ndcg_at_10"]]).all()
