@@ -6,10 +6,13 @@ import torch
 
 
 def average_ranks(values: torch.Tensor) -> torch.Tensor:
-    """Ranks from 1, ascending; equal values share the average of their ranks (E-S3). (n,) to (n,) float64."""
+    """Ranks from 1, ascending; equal values share the average of their ranks (E-S3). (n,) to (n,) float64.
+
+    All ranks are NaN if a value is: NaN has no place in an order.
+    """
     _, group, counts = torch.unique(values, return_inverse=True, return_counts=True)
     average = counts.cumsum(0).double() - (counts.double() - 1) / 2
-    ranks: torch.Tensor = average[group]
+    ranks: torch.Tensor = average[group].masked_fill(values.isnan().any(), torch.nan)
     return ranks
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -62,6 +64,12 @@ def test_a_constant_has_correlation_zero(values: list[float]) -> None:
 def test_float32_predictions_are_ranked_exactly() -> None:
     x = torch.tensor([1.0, 1.0 + 2**-23, 1.0])
     assert average_ranks(x).tolist() == [1.5, 3.0, 1.5]
+
+
+@pytest.mark.parametrize("values", [[math.nan, math.nan, math.nan], [0.1, math.nan, 0.3]])
+def test_a_prediction_that_is_nan_is_not_ranked(values: list[float]) -> None:
+    (x,) = columns(values)
+    assert math.isnan(spearman(x, torch.arange(3.0)))
 
 
 def test_influences_have_the_mean_and_the_spread_of_r() -> None:
