@@ -207,8 +207,11 @@ class SweepTrials:
 
 
 def over_seeds(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Attributes of a trial over its seeds: mean metrics and the median best epoch."""
-    metrics = {name: fmean(result["best_metrics"][name] for result in results) for name in results[0]["best_metrics"]}
+    """Attributes of a trial over its seeds: means of the metrics that every seed has, and the median best epoch."""
+    of_seeds = [result["best_metrics"] for result in results]
+    metrics = {
+        name: fmean(one[name] for one in of_seeds) for name in of_seeds[0] if all(name in one for one in of_seeds)
+    }
     return {
         "epoch": max(result["epoch"] for result in results),
         "best_epoch": round(median(result["best_epoch"] for result in results)),

@@ -57,6 +57,19 @@ def test_a_configuration_is_the_mean_of_its_seeds(tmp_path: Path) -> None:
     assert running.exhausted()
 
 
+@pytest.mark.parametrize("having", [(0,), (1, 2)])
+def test_a_metric_that_not_every_seed_has_at_its_best_epoch_has_no_mean(
+    having: tuple[int, ...], tmp_path: Path
+) -> None:
+    running = three(tmp_path, trials=1)
+    begin(running)
+    for seed in range(3):
+        complete(running, seed, 0.3, **({"x": 1.0} if seed in having else {}))
+        drain(running)
+    (trial,) = running.trials
+    assert trial.user_attrs["best_metrics"] == pytest.approx({"validation/error": 0.3})
+
+
 def test_the_winner_is_the_best_by_the_mean_not_by_the_luckiest(tmp_path: Path) -> None:
     running = three(tmp_path)
     for number, values in enumerate([(0.0, 0.9, 0.9), (0.5, 0.5, 0.5)]):
