@@ -13,11 +13,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from workloads.contract import Columns, Evaluation
+from workloads.contract import Columns, Direction, Evaluation
 from workloads.lifelong.dataset import DEPTH, LifelongData
 from workloads.metrics.retrieval import per_query
 
 MEASURES = ("success_at_5", "recall_at_100", "mrr_at_10")
+DIRECTIONS: Mapping[str, Direction] = {
+    **{f"*{name}": "max" for name in MEASURES}, "forward_transfer": "max",
+    "forgetting": "min", "documents_embedded": "min",
+}  # fmt: skip
+"""Better direction of each metric."""
+
 _TRANSFER = "mrr_at_10"
 """The measure R[t, s] of forgetting and forward transfer."""
 

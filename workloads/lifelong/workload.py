@@ -16,7 +16,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from workloads.abstention.calibration import Systems, abstention_table
 from workloads.checks import check_plan, check_split
-from workloads.contract import Evaluation, Metrics, Objective, Runtime, Servable, Split, State, StepValues
+from workloads.contract import Direction, Evaluation, Metrics, Objective, Runtime, Servable, Split, State, StepValues
 from workloads.distributed import broadcast, reduce_sum, without_sync, wrap
 from workloads.encoders.optimisation import adamw, load_optimizer_state, optimizer_state, take_step, warmup_linear
 from workloads.encoders.packing import pack
@@ -27,7 +27,7 @@ from workloads.initial_weights import check_tokenizer, copy_weights, text_of
 from workloads.lifelong.abstention import searched
 from workloads.lifelong.batches import batches
 from workloads.lifelong.dataset import DEPTH, prepare, tokens
-from workloads.lifelong.evaluation import SessionCost, SessionEvaluator
+from workloads.lifelong.evaluation import DIRECTIONS, SessionCost, SessionEvaluator
 from workloads.lifelong.index import Index
 from workloads.lifelong.index_encoder import IndexEncoder
 from workloads.lifelong.loss_calls import Block, losses
@@ -62,6 +62,7 @@ class Lifelong:
 
     Params: ClassVar[type[LifelongParams]] = LifelongParams
     objective: Objective = Objective("average_mrr_at_10", "max")
+    directions: ClassVar[Mapping[str, Direction]] = DIRECTIONS
     limits: ClassVar[Mapping[str, str]] = {"patience": "its metrics change at the end of a session only"}
 
     def __init__(self, params: LifelongParams, runtime: Runtime) -> None:
@@ -241,8 +242,7 @@ class Lifelong:
         """Unit vectors with gradient of documents and then queries, (n + m, d)."""
         device = self.runtime.device
         if not isinstance(self.model, TwoEncoders):
-            texts = np.concatenate([docs, queries])
-            return normalised(self.replica(pack(self.tokens.take(texts), device)))
+            return normalised(self.replica(pack(self.tokens.take(np.concatenate([docs, queries])), device)))
         # Without documents one is embedded all the same: ranks need the same graph.
         sides = (docs if len(docs) else queries[:1], queries)
         vectors = normalised(self.replica(*(pack(self.tokens.take(side), device) for side in sides)))

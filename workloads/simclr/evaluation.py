@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,12 +11,17 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from workloads.contract import Columns, Evaluation
+from workloads.contract import Columns, Direction, Evaluation
 from workloads.metrics import probe
 from workloads.simclr.params import Params
 
 TOP = (1, 5)
 """The k of top-k accuracies."""
+
+DIRECTIONS: Mapping[str, Direction] = {
+    "*_top*": "max", "auc": "max", "rankme": "max", "alignment": "min", "uniformity": "min",
+}  # fmt: skip
+"""Better direction of each metric."""
 
 COLLAPSED = 1.5
 """Effective rank of features below which they are warned of: all images have nearly one direction."""

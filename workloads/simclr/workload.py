@@ -27,7 +27,7 @@ from workloads.precision import encoder_precision, fastest_convolutions
 from workloads.seeding import generator
 from workloads.simclr.batches import Batch, batches, buffer_size, place, steps_per_pass
 from workloads.simclr.data_checks import check_clusters, check_parts, check_probe, errors_of_probe, loss_settings
-from workloads.simclr.evaluation import LabelledFeatures, evaluation, evenly_spaced, transfer
+from workloads.simclr.evaluation import DIRECTIONS, LabelledFeatures, evaluation, evenly_spaced, transfer
 from workloads.simclr.evaluation import Views as EvaluatedViews
 from workloads.simclr.losses import METHODS, default_stem
 from workloads.simclr.methods import InBatch, Views
@@ -74,7 +74,7 @@ class SimCLR:
 
     Params: ClassVar[type[SimCLRParams]] = SimCLRParams
     objective: Objective = Objective("knn_top1", "max")
-    directions: ClassVar[Mapping[str, Direction]] = {"rankme": "max"}
+    directions: ClassVar[Mapping[str, Direction]] = DIRECTIONS
 
     def __init__(self, params: SimCLRParams, runtime: Runtime) -> None:
         """Build on ``runtime.device``. Trials of one process share the images.

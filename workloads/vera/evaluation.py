@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -10,13 +10,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from workloads.contract import Columns, Evaluation, State
+from workloads.contract import Columns, Direction, Evaluation, State
 from workloads.losses.evidential import succeeds, top
 from workloads.metrics import calibration
 from workloads.metrics.retrieval import first, mrr, ndcg, ranked_grades, where_ordered
 from workloads.vera.confidence import Map, Ranked, confidence, fit_map
 from workloads.vera.dataset import VeraData
 from workloads.vera.params import Params
+
+DIRECTIONS: Mapping[str, Direction] = {
+    "quality": "max", "mrr*": "max", "ndcg_at_10*": "max", "success*": "max", "selective/score/coverage*": "max",
+    "calib/*": "min", "selective/score/aurc*": "min", "selective/score/risk*": "min",
+}  # fmt: skip
+"""Better direction of each metric, with the ends of its interval."""
 
 DEPTHS = (1, 2, 3, 5, 10, 20)
 """Candidate values of k."""

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch.nn.utils import clip_grad_norm_
 
 from workloads.checks import check_plan
-from workloads.contract import Evaluation, Metrics, Objective, Runtime, Servable, Split, State, StepValues
+from workloads.contract import Direction, Evaluation, Metrics, Objective, Runtime, Servable, Split, State, StepValues
 from workloads.distributed import reduce_sum, without_sync, wrap
 from workloads.encoders.optimisation import load_optimizer_state, optimizer_state
 from workloads.encoders.sources import TINY
@@ -27,7 +27,7 @@ from workloads.vera.abstention import abstention_table, scored
 from workloads.vera.batches import batches, micro_batches
 from workloads.vera.confidence import Ranked, confidence
 from workloads.vera.dataset import prepare, split_training
-from workloads.vera.evaluation import Choice, LabelledQueries, choose, evaluation
+from workloads.vera.evaluation import DIRECTIONS, Choice, LabelledQueries, choose, evaluation
 from workloads.vera.inference import MASKS, FrozenFeatures, frozen_features, rank
 from workloads.vera.loss_calls import NAMES, Counts, losses, weights
 from workloads.vera.model import Retriever
@@ -47,6 +47,7 @@ class Vera:
 
     Params: ClassVar[type[VeraParams]] = VeraParams
     objective: Objective = Objective("quality", "max")
+    directions: ClassVar[Mapping[str, Direction]] = DIRECTIONS
 
     def __init__(self, params: VeraParams, runtime: Runtime) -> None:
         """Build on ``runtime.device``. The prepared data is cached in the process.

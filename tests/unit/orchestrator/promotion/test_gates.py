@@ -223,6 +223,21 @@ def test_a_guard_knows_the_workloads_own_directions() -> None:
     assert evidence("3", spec=spec).objectives()[0].direction == "min"
 
 
+@pytest.mark.parametrize(
+    ("workload", "metric"),
+    [
+        ("vera", "calib/brier"), ("vera", "calib/ece_at_1"), ("vera", "selective/score/risk"),
+        ("vera", "selective/score/aurc_low"), ("simclr", "alignment"), ("simclr", "uniformity"),
+        ("lifelong", "forgetting"),
+    ],
+)  # fmt: skip
+def test_an_error_of_a_workload_of_the_catalogue_is_guarded_against_a_rise(workload: str, metric: str) -> None:
+    spec = {"workload": workload, "params": {}, "plan": {}}
+    before, after = (evidence(str(n), spec=spec, metrics={metric: value}) for n, value in ((1, 0.1), (2, 0.4)))
+    (verdict,) = gate_results.compare(Gates(guard={metric: 0.01}), before, after)
+    assert (verdict.gate, verdict.verdict) == (f"not worse: {metric} (less is better)", "refused")
+
+
 def test_a_guard_wants_proof_that_it_is_not_worse_by_more_than_the_tolerance() -> None:
     old, new = evidence("1", noise(0, 0.3)), evidence("2", noise(0, 0.29))
     guarded = {tolerance: better(old, new, better=False, guard={"error": tolerance}) for tolerance in (0.005, 0.02)}
