@@ -15,6 +15,7 @@ from orchestrator.errors import UserError
 from orchestrator.provenance.record import SPEC
 from orchestrator.registry.models import EPOCH_TAG, existing_run, record_paths
 from orchestrator.report.samples import evaluated_on
+from orchestrator.runs.start_point import VALIDATION_SEEN
 from orchestrator.storage.names import OUTCOME, VALIDATION_UNITS
 from workloads.contract import Objective
 
@@ -27,7 +28,7 @@ class Evidence:
     """Evidence about one version.
 
     ``metrics`` are values on the validation split; ``units`` has one row a validation unit, indexed by id. Parts that
-    the run does not have are None or empty.
+    the run does not have are None or empty. ``seen``: the run started from weights that had learned from that split.
     """
 
     version: str
@@ -35,6 +36,7 @@ class Evidence:
     fingerprint: str | None
     metrics: Mapping[str, float]
     units: pd.DataFrame | None
+    seen: bool = False
 
     @property
     def data(self) -> dict[str, Any]:
@@ -93,7 +95,8 @@ def gather(registry: Any, version: Any) -> Evidence:
             units = pd.read_parquet(file).set_index("id")
     metrics = {name.removeprefix("validation/"): v for name, v in outcome.items() if name.startswith("validation/")}
     fingerprint = run.data.tags.get("orchestrator.data_fingerprint")
-    return Evidence(version.version, spec, None if fingerprint == "none" else fingerprint, metrics, units)
+    seen = VALIDATION_SEEN in run.data.tags
+    return Evidence(version.version, spec, None if fingerprint == "none" else fingerprint, metrics, units, seen)
 
 
 def incomparable(before: Evidence, after: Evidence) -> str | None:
@@ -101,6 +104,8 @@ def incomparable(before: Evidence, after: Evidence) -> str | None:
     for one in (before, after):
         if one.spec is None or one.fingerprint is None:
             return f"the run of version {one.version} does not say on what data it was validated"
+        if one.seen:
+            return f"the run of version {one.version} started from weights that were refitted on its validation part"
         if one.units is None:
             return f"the run of version {one.version} has no validation units of its own"
         if not one.units.index.is_unique:

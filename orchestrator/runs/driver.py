@@ -161,14 +161,16 @@ def prepare(
     selected_by = [[objective.metric, objective.direction] for objective in objectives.of(spec.workload, spec.plan)]
     folder.update(objectives=selected_by, **({"inputs": inputs} if inputs else {}))
     missing = skipped_images_warning(params, settings.data) if fingerprint and not elsewhere else None
-    for line in filter(None, (headline, start_point.sentence(spec), note, missing)):
+    seen = spec.plan.refit != "only" and start_point.has_seen_validation(folder.path, fingerprint)
+    warning = start_point.WARNING if seen else None
+    for line in filter(None, (headline, start_point.sentence(spec), warning, note, missing)):
         say(line)
     return {
         "orchestrator.kind": kind,
         "orchestrator.workload": spec.workload,
         "orchestrator.fingerprint": spec.fingerprint(),
         "orchestrator.data_fingerprint": fingerprint or "none",
-        **start_point.tags(spec),
+        **start_point.tags(spec, seen),
     }
 
 

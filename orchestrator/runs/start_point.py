@@ -47,6 +47,16 @@ _WEIGHTS = "weights"
 _STATE = "state"
 _DATASET = "data"
 _EXPECTED = "fingerprint.json"
+_LEARNT = "learnt.json"
+"""Next to weights: ``fingerprint`` of the dataset whose validation part they have learned from, or null."""
+
+VALIDATION_SEEN = "orchestrator.validation_seen"
+"""Tag of a run whose weights, before it began, had learned from its validation part."""
+
+WARNING = (
+    "These weights were refitted on train + validation of this dataset: values on validation are too good from epoch 0 "
+    "on, and the gates better and guard refuse them. Start from a run with refit=false to compare"
+)
 _DIGITS = 16
 
 
@@ -222,9 +232,21 @@ def progress(spec: ExperimentSpec, folder: Path) -> Progress:
     return Progress.from_json(checkpoint.progress(folder / FOLDER / _STATE) if spec.origin else {})
 
 
-def tags(spec: ExperimentSpec | SweepSpec) -> dict[str, str]:
-    """What the run starts from, as tags of its MLflow run."""
-    named = {"orchestrator.init": spec.plan.init, "orchestrator.from": spec.origin}
+def has_seen_validation(folder: Path, fingerprint: str | None) -> bool:
+    """Whether the weights in the run's ``folder`` have learned from the validation part of its dataset.
+
+    A refit takes the validation part for training, whatever its share and seed.
+    """
+    return fingerprint is not None and _learnt(folder) == fingerprint
+
+
+def _learnt(folder: Path) -> str | None:
+    return (private_files.read_json(folder / FOLDER / _WEIGHTS / _LEARNT) or {}).get("fingerprint")
+
+
+def tags(spec: ExperimentSpec | SweepSpec, seen: bool) -> dict[str, str]:
+    """What the run starts from, as tags of its MLflow run. ``seen``: of :func:`has_seen_validation`."""
+    named = {"orchestrator.init": spec.plan.init, "orchestrator.from": spec.origin, VALIDATION_SEEN: seen and "true"}
     return {name: value for name, value in named.items() if value}
 
 
@@ -276,6 +298,7 @@ def _fetch(settings: Settings, workload: str, reference: str, target: Path) -> s
 
 
 def _from_run(settings: Settings, workload: str, name: str, target: Path) -> str:
+    """Copy the files of a run's model. Returns the run's id."""
     try:
         folder = run_lookup.find(settings.storage, name).fetch()
     except UserError as error:
@@ -291,12 +314,18 @@ def _from_run(settings: Settings, workload: str, name: str, target: Path) -> str
     for file in (servable.WEIGHTS, servable.TRAINING, servable.CONFIG):
         if (outcome / "model" / file).exists():
             shutil.copyfile(outcome / "model" / file, target / file)
+    noted = private_files.read_json(folder.path / FOLDER / _DATASET / _EXPECTED) or {}
+    refitted = (private_files.read_json(outcome / OUTCOME) or {}).get("refitted")
+    disk.write_json(target / _LEARNT, {"fingerprint": noted.get("fingerprint") if refitted else _learnt(folder.path)})
     return folder.id
 
 
 def _from_registry(settings: Settings, workload: str, name: str, target: Path) -> str:
     version = versions.find(settings, name)
     _check_workload(workload, version.workload, version.name)
+    learnt = version.tags.get("orchestrator.refit", "false") != "false" or VALIDATION_SEEN in version.tags
+    fingerprint = version.tags.get("orchestrator.data_fingerprint") if learnt else None
+    disk.write_json(target / _LEARNT, {"fingerprint": fingerprint})
     versions.download(settings, version, target, (servable.WEIGHTS, servable.TRAINING, servable.CONFIG))
     return version.name
 

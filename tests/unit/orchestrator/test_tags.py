@@ -45,6 +45,7 @@ TAGS = {
     "orchestrator.state",
     "orchestrator.test_opened",
     "orchestrator.untouched",
+    "orchestrator.validation_seen",
     "orchestrator.winners",
     "orchestrator.workers",
     "orchestrator.workload",

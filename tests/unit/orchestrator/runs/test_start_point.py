@@ -238,6 +238,28 @@ def test_init_starts_from_the_final_weights_as_epoch_0(run: Run) -> None:
     assert f"init={spec.plan.init}" in spec.command()
 
 
+@pytest.mark.usefixtures("database")
+@pytest.mark.parametrize("registered", [False, True])
+def test_weights_of_a_refit_have_seen_the_validation_part(
+    run: Run, registered: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from orchestrator.registry import models as registry
+
+    def started(name: str, refit: bool, init: str | None = None, dataset: str = "synthetic") -> tuple[bool, bool]:
+        options = {"dataset": dataset, "dim": 4, "epochs": 1, "refit": refit, "init": init}
+        capsys.readouterr()
+        result = run("recommender", name=name, register=name if registered else None, tracking=None, **options)
+        tags = registry.client(resolve({})).get_run(result.run_id).data.tags
+        return start_point.WARNING in capsys.readouterr().out, start_point.VALIDATION_SEEN in tags
+
+    number = "/1" if registered else ""
+    assert started("honest", refit=False) == (False, False)
+    assert started("refitted", refit=True) == (False, False)
+    assert started("after-honest", refit=False, init=f"honest{number}") == (False, False)
+    assert started("after-refitted", refit=False, init=f"refitted{number}") == (True, True)
+    assert started("again", refit=False, init=f"after-refitted{number}") == (True, True)
+
+
 def test_a_sweeps_refit_starts_from_the_weights_too(run: Run, tmp_path: Path) -> None:
     run(epochs=3, refit=False, name="first")
     (tmp_path / "mine.py").write_text(MINE)
