@@ -38,11 +38,11 @@ def points(
                 spaces.validated(values, params)
         except NoGrid:
             raise
-        except Exception as error:
+        except UserError as error:
             point = ", ".join(f"{name}={value}" for name, value in trial.values.items())
-            kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+            cause = one_line(error).removeprefix(f"{spaces.FAILED}: ")
             raise UserError(
-                f"The search space fails at a point of the grid, {point}: {kind}{one_line(error)}",
+                f"The search space fails at a point of the grid, {point}: {cause}",
                 fix="Let the space leave it out, or mend it",
             ) from None
         points_found.append(trial.values)

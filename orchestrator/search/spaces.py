@@ -6,9 +6,11 @@ import importlib
 import inspect
 import json
 import re
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
@@ -27,6 +29,7 @@ DEFAULT = "space"
 """Name of the preset that is searched unless another is named."""
 
 _ORIGIN = "from the search space"
+FAILED = "The search space failed"
 
 
 @dataclass(frozen=True)
@@ -99,8 +102,21 @@ def presets(workload: str) -> dict[str, Space]:
 
 
 def suggest(space: Space, trial: Any, fixed: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameters of one trial: the values of ``fixed``, and the space's suggestions for the others."""
-    suggested = space(_Fixing(trial, fixed))
+    """Parameters of one trial: the values of ``fixed``, and the space's suggestions for the others.
+
+    Raises UserError, for an exception of the space with its line.
+    """
+    try:
+        suggested = space(_Fixing(trial, fixed))
+    except UserError:
+        raise
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)[1:]  # the space's own come first, then those of Optuna
+        lines = [f" ({Path(one.filename).name}:{one.lineno})" for one in frames if one.filename == frames[0].filename]
+        raise UserError(
+            f"{FAILED}: {type(error).__name__}: {one_line(error)}{''.join(lines[-1:])}",
+            fix="It is called with an Optuna trial",
+        ) from error
     if not isinstance(suggested, Mapping):
         raise UserError("The search space must return the parameters", got=type(suggested).__name__, allowed="a dict")
     return {**suggested, **fixed}
@@ -135,15 +151,7 @@ def probe(
     shapes: set[tuple[str, ...]] = set()
     for _ in range(PROBES):
         trial = study.ask()
-        try:
-            values = suggest(space, trial, fixed)
-        except UserError:
-            raise
-        except Exception as error:
-            raise UserError(
-                f"The search space failed: {type(error).__name__}: {one_line(error)}",
-                fix="It is called with an Optuna trial",
-            ) from None
+        values = suggest(space, trial, fixed)
         try:
             complete = validated(values, params)
         except UserError as error:

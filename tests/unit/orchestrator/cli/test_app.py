@@ -306,7 +306,10 @@ def test_more_noise_than_there_are_free_pairs(refused: Callable[..., str], tmp_p
             "def space(trial):\n    return trial.suggest_float('lr', 0.1, 0.2)\n",
             ("must return the parameters: got float",),
         ),
-        ("def space(trial):\n    return {'lr': trial.suggest('lr')}\n", ("The search space failed: AttributeError",)),
+        (
+            "def space(trial):\n    return {'lr': trial.suggest('lr')}\n",
+            ("The search space failed: AttributeError", "(mine.py:2)"),
+        ),
         ("def spaec(trial):\n    return {}\n", ("Unknown function in", "got 'space'; allowed: spaec")),
     ],
 )

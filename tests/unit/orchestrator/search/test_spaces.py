@@ -248,6 +248,14 @@ def test_a_space_that_no_trial_could_run(space: spaces.Space, words: tuple[str, 
     refused(lambda: spaces.probe(space, {}, Params, seed=0), *words)
 
 
+def test_the_line_of_an_error_is_the_one_in_the_file_of_the_space() -> None:
+    def helper(trial: Any) -> float:
+        return float(trial.suggest_float("lr", 1, 0))  # Optuna raises
+
+    line = helper.__code__.co_firstlineno + 1
+    refused(lambda: spaces.probe(lambda trial: {"lr": helper(trial)}, {}, Params, seed=0), f" (test_spaces.py:{line})")
+
+
 def test_every_draw_is_handed_over_complete() -> None:
     seen: list[Any] = []
     spaces.probe(space, {"slow": 0.0}, Params, 0, seen.append)
