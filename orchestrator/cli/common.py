@@ -136,9 +136,11 @@ def show_result(result: Result, as_json: bool) -> None:
         console.say(f"Model: {result.model_uri}")
         stored = location_of(result.folder)
         console.say(f"Results: {result.folder}" + (f", stored at {stored.uri}" if stored else ""))
-        console.say("Next:")
-        console.say("  orchestrator ui                      # the runs, in MLflow")
-        if result.extra.get("registered_version"):  # its name is in the record
+        version = result.extra.get("registered_version")
+        if result.run_id or version:  # neither with tracking off
+            console.say("Next:")
+            console.say("  orchestrator ui                      # the runs, in MLflow")
+        if version:  # the model's name is in the record
             record = records.open_folder(result.folder).record
             name = record["spec"]["options"]["register"]
             console.say(f"  orchestrator promote {shlex.quote(name)} --to champion{_tracking_option(record)}")

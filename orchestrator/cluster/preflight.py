@@ -223,13 +223,18 @@ def services(
 ) -> None:
     """Check that the storage is writable, tracking and cluster are reachable, and this machine is large enough.
 
-    With a ``workload``, also check its predictor, which a model to be registered needs, and that this user may write to
-    its experiment in MLflow.
+    A model to be registered needs tracking. With a ``workload``, also check its predictor, which such a model needs,
+    and that this user may write to its experiment in MLflow.
     """
     if workload is not None and workload_loader.predictor(workload) is None and register:
         raise UserError(
             "A model of this workload cannot be registered: its file has no class Predictor", got=workload,
             fix="Add one, or leave out --register",
+        )  # fmt: skip
+    if register and settings.tracking is None:
+        raise UserError(
+            "A model cannot be registered with tracking off", got=f"--register {register}",
+            fix="Leave out --register, or name a store with --tracking",
         )  # fmt: skip
     check_writable(settings.storage)
     tracking(settings)

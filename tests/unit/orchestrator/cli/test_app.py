@@ -184,6 +184,8 @@ def test_a_working_directory_that_was_removed(
         (f"{SWEEP} --space mf lr=0.1 dim=8 weight_decay=0", ("Nothing is left to search",)),
         ("promote rec --to latest", ("The alias latest is reserved",)),
         (f"promote rec --to champion {NONE}", ("no model registry with tracking off",)),
+        (f"{RUN} --register rec", ("cannot be registered with tracking off", "Leave out --register")),
+        (f"{SWEEP} --register rec", ("cannot be registered with tracking off",)),
         ("it's", ('Unknown verb: got "it\'s"',)),
         (f"{RUN} --from=", ("There is no run or sweep yet: got ''",)),
         (f"plan --slurm --json {RUN}", ("--slurm prints options of sbatch", "Leave out --json")),

@@ -162,6 +162,15 @@ def test_what_comes_next_names_the_tracking_store_of_the_model(
     assert f"orchestrator promote rec --to champion{more}\n" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("run_id", "comes"), [("a1", True), (None, False)])
+def test_a_run_that_is_not_in_mlflow_is_not_shown_there(
+    run_id: str | None, comes: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = Result("r", run_id, "finished", {}, "/model", 1.0, 1.0, 1.0, tmp_path)
+    exit_codes.guarded(lambda: show_result(result, as_json=False))
+    assert ("orchestrator ui" in capsys.readouterr().out) is comes
+
+
 @pytest.mark.parametrize("verb", ["status", "stop"])
 def test_a_run_in_another_storage_is_continued_there(verb: str, typed: Callable[..., Any], tmp_path: Path) -> None:
     there = tmp_path / "elsewhere"
