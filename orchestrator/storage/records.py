@@ -126,7 +126,8 @@ class RunFolder:
     def guarded(self) -> Iterator[None]:
         """Record the end if an error leaves the block before a session has taken over.
 
-        KeyboardInterrupt becomes Interrupted, with the command that continues.
+        KeyboardInterrupt becomes Interrupted, with the command that continues, also if a session has recorded it: it
+        may come before the session handles signals.
         """
         try:
             yield
@@ -136,8 +137,8 @@ class RunFolder:
                     self._lease.release()
                 status, code, values = ending(error)
                 self.release(status, code, **values)
-                if isinstance(error, KeyboardInterrupt):
-                    raise Interrupted(commands.for_run(self.path, f"{self.record['kind']} --resume")) from error
+            if isinstance(error, KeyboardInterrupt) and self.record["status"] == "interrupted":
+                raise Interrupted(commands.for_run(self.path, f"{self.record['kind']} --resume")) from error
             raise
 
     def has_live_driver(self) -> bool:

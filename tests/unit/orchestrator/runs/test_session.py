@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -169,6 +170,16 @@ def test_what_fails_on_the_way_in_is_its_end_too(
     assert ended(folder)[:2] == (("failed", UNAVAILABLE) if full else ("interrupted", INTERRUPTED))
     assert not folder.has_live_driver()
     assert signal.getsignal(signal.SIGINT) is handler
+
+
+def test_ctrl_c_before_the_session_handles_signals_says_how_to_continue(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestrator.runs.session.Interrupts.__enter__", Mock(side_effect=KeyboardInterrupt))
+    again = pytest.raises(Interrupted, match="Continue with: orchestrator run --resume one")
+    with again, folder.guarded(), opened(folder):
+        pytest.fail("it was not entered")
+    assert ended(folder)[:2] == ("interrupted", INTERRUPTED)
 
 
 @pytest.mark.parametrize("step", ["provenance.sources", "provenance.write", "open_tracker"])
