@@ -20,6 +20,7 @@ from workloads.catalog import broken, catalog
 from workloads.data import datasets, stores
 from workloads.data.errors import DataError
 from workloads.data.files import plain_or_gz
+from workloads.data.interactions.tables import is_path
 from workloads.data.source import Dataset
 from workloads.loss_table import features
 
@@ -138,7 +139,7 @@ def verify_datasets(settings: Settings, names: Sequence[str]) -> int:
     Returns the exit code: 0 if all are intact, else 2. Raises UserError for an unknown name, with the nearest.
     """
     for name in names:
-        if "/" not in name and name not in datasets.DATASETS:
+        if name not in datasets.DATASETS and not is_path(name):
             raise unknown("dataset", name, datasets.DATASETS)
     chosen = names or [dataset.name for dataset in datasets.DATASETS.values() if _exists(dataset, settings.data)]
     if not chosen:

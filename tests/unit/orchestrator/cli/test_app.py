@@ -88,6 +88,7 @@ def test_a_working_directory_that_was_removed(
                 "reproduce run --help",
             ),
         ),
+        ("data verify users.csv", ("a dataset path must be absolute: got 'users.csv'", "/users.csv")),
         ("data verify some/users.csv", ("a dataset path must be absolute: got 'some/users.csv'",)),
         ("sweep recommender --trails 3", ("No such option", "--trails", "--trials", "sweep --help")),
         ("run recommender --workers two", ("Resource workers is not valid: got 'two'",)),
