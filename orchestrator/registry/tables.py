@@ -152,13 +152,10 @@ def typed(rows: pd.DataFrame, columns: Sequence[Any], name: str, before: int) ->
         values = frame[column.name]
         if isinstance(values.dtype, pd.CategoricalDtype):  # MLflow's check takes no categories
             values = frame[column.name] = values.astype(object)
+        if isinstance(column.type, Array):
+            frame[column.name] = _lists(values, column, name, before)
+            continue
         kind = _kind(column)
-        if isinstance(column.type, Array) and (single := values.map(pd.api.types.is_scalar) & values.notna()).any():
-            row = int(single.to_numpy().argmax())
-            raise UserError(
-                f"Column {column.name} of {name} holds lists, but row {before + row + 1} has none",
-                got=reprlib.repr(values.tolist()[row]), fix="Use Parquet or JSON lines, since CSV has no lists",
-            )  # fmt: skip
         if kind in NUMBERS and values.dtype != bool:
             checked = pd.to_numeric(values, errors="coerce")
         elif kind == "datetime":
@@ -167,8 +164,6 @@ def typed(rows: pd.DataFrame, columns: Sequence[Any], name: str, before: int) ->
             checked = values.where(values.map(lambda value: isinstance(value, str)))
         elif kind == "binary":
             checked = values.map(_bytes)
-        elif _kind_of_elements(column) in ("float", "double"):
-            checked = values.map(_floats)
         else:
             continue  # left to MLflow's own check
         if kind in INTEGERS:
@@ -184,6 +179,40 @@ def typed(rows: pd.DataFrame, columns: Sequence[Any], name: str, before: int) ->
             )
         frame[column.name] = checked.astype(column.type.to_pandas()) if kind in NUMBERS else checked
     return frame
+
+
+def _lists(values: pd.Series[Any], column: Any, name: str, before: int) -> pd.Series[Any]:
+    """The lists of a column. Raises UserError as :func:`typed`, also for elements that MLflow would refuse.
+
+    MLflow's own error has neither the column nor the row.
+    """
+    import pandas as pd
+
+    if (single := values.map(pd.api.types.is_scalar) & values.notna()).any():
+        row = int(single.to_numpy().argmax())
+        raise UserError(
+            f"Column {column.name} of {name} holds lists, but row {before + row + 1} has none",
+            got=reprlib.repr(values.tolist()[row]), fix="Use Parquet or JSON lines, since CSV has no lists",
+        )  # fmt: skip
+    kind = _kind_of_elements(column)
+    if kind not in NUMBERS:
+        return values
+    for row, value in enumerate(values, before + 1):
+        if isinstance(value, list | tuple) or hasattr(value, "tolist"):
+            elements = value if isinstance(value, list | tuple) else value.tolist()
+            if any(not _is_number(element, kind) for element in elements):
+                raise UserError(
+                    f"Column {column.name} of {name} is wrong in row {row}", got=reprlib.repr(elements),
+                    allowed=f"a list, each element {WORDS[kind]}",
+                )  # fmt: skip
+    return values if kind in INTEGERS else values.map(_floats)
+
+
+def _is_number(element: Any, kind: str) -> bool:
+    """Whether MLflow takes an element of a list as a number. Among numbers with a fraction, nothing becomes NaN."""
+    if kind in INTEGERS:
+        return isinstance(element, int) and not isinstance(element, bool)
+    return element is None or (isinstance(element, int | float) and not isinstance(element, bool))
 
 
 def _bytes(value: Any) -> Any:

@@ -165,5 +165,7 @@ def test_a_list_of_floats_may_have_whole_numbers() -> None:
     assert frame["x"].tolist() == [[1.0, 2.0], [0.5, 3.0]]
     assert frame["names"].tolist() == [["a"], ["b"]]
     _enforce_schema(frame, Schema(columns))
-    odd = [["1"], None, [True]]
-    assert typed(pd.DataFrame({"x": odd}), columns[:1], "in.jsonl", 0)["x"].tolist() == odd
+    assert typed(pd.DataFrame({"x": [[1], None]}), columns[:1], "in.jsonl", 0)["x"].tolist() == [[1.0], None]
+    for odd in (["1"], [True]):  # MLflow refuses them, too
+        with pytest.raises(UserError, match=r"Column x of in\.jsonl is wrong in row 2"):
+            typed(pd.DataFrame({"x": [None, odd]}), columns[:1], "in.jsonl", 0)

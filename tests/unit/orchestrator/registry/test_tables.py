@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from mlflow.types.schema import Array, ColSpec, DataType
+from mlflow.models import validate_schema
+from mlflow.types.schema import Array, ColSpec, DataType, Schema
 
 from orchestrator.errors import UNAVAILABLE, RunFailed, UserError
 from orchestrator.registry import tables
@@ -177,3 +178,42 @@ def test_csv_has_no_lists(tmp_path: Path, text: str) -> None:
     (frame,) = frames(str(tmp_path / "in.csv"), "in.csv", columns)
     with pytest.raises(UserError, match=r"Column history of in\.csv holds lists, but row 9 has none: got.*Use Parquet"):
         typed(frame, columns, "in.csv", 8)
+
+
+@pytest.mark.parametrize(
+    ("kind", "elements", "got"),
+    [
+        (DataType.long, [1, None], r"\[1, None\]"),
+        (DataType.long, np.array([1.0, np.nan]), r"\[1\.0, nan\]"),
+        (DataType.long, [[1], [2]], r"\[\[1\], \[2\]\]"),
+        (DataType.long, ["a"], r"\['a'\]"),
+        (DataType.long, [True], r"\[True\]"),
+        (DataType.long, [1.5], r"\[1\.5\]"),
+        (DataType.double, [0.5, "a"], r"\[0\.5, 'a'\]"),
+        (DataType.double, [{"a": 1}], r"\[\{'a': 1\}\]"),
+    ],
+)
+def test_an_element_of_a_list_is_named_with_column_and_row(kind: DataType, elements: Any, got: str) -> None:
+    frame = pd.DataFrame({"history": [[], [3], elements]})
+    word = "a whole number" if kind == DataType.long else "a number"
+    with pytest.raises(
+        UserError, match=rf"^Column history of in is wrong in row 11: got {got}; allowed: a list.*{word}"
+    ):
+        typed(frame, [ColSpec(Array(kind), "history")], "in", 8)
+
+
+@pytest.mark.parametrize(
+    ("kind", "elements"),
+    [
+        (DataType.long, [1, 2]),
+        (DataType.long, np.array([1, 2], np.int32)),
+        (DataType.long, None),
+        (DataType.double, [0.5, None]),
+        (DataType.double, np.array([0.5, np.nan])),
+    ],
+)
+def test_lists_that_mlflow_takes_are_unchanged(kind: DataType, elements: Any) -> None:
+    frame = typed(pd.DataFrame({"history": [elements, []]}), [ColSpec(Array(kind), "history")], "in", 0)
+    np.testing.assert_equal(frame["history"].tolist(), [elements, []])
+    if elements is not None:
+        validate_schema(frame, Schema([ColSpec(Array(kind), "history")]))
