@@ -72,8 +72,11 @@ def resolve(settings: Settings, reference: str) -> str:
 def _named(client: Any, reference: str) -> tuple[str, str | None]:
     """Model and number of ``NAME@alias``, ``NAME/version`` or ``NAME``, which has no number. Raises UserError."""
     name, at, alias = reference.partition("@")
+    name, _, number = (name, "", "") if at else reference.partition("/")
+    if not name:  # a path, for example
+        allowed = "MODEL@ALIAS, MODEL/VERSION or MODEL"
+        raise UserError("No registered model has this name", got=repr(reference), allowed=allowed)
     if not at:
-        name, _, number = reference.partition("/")
         return name, number or None
     registry.versions(client, name)
     current = registry.alias_version(client, name, alias)

@@ -14,6 +14,7 @@ from orchestrator.registry import models, versions
 from orchestrator.storage.names import OUTCOME, OUTCOMES, TEST_UNITS
 from orchestrator.storage.settings import resolve
 from orchestrator.tracking import store
+from tests.support.refusals import refused
 from tests.support.registered import register
 
 
@@ -105,3 +106,10 @@ def test_two_drivers_register_the_same_new_name(tmp_path: Path, monkeypatch: pyt
     run = client.create_run("0").info.run_id
     assert models._register(client, "new", str(tmp_path / "a"), run, None, {}, "") == "1"  # type: ignore[arg-type]
     assert client.get_registered_model("new").description == "of the first"
+
+
+@pytest.mark.parametrize("reference", ["", "@champion", "/tmp/model"])
+def test_a_reference_without_a_model_is_shown_whole(reference: str, home: Path) -> None:
+    words = (f"No registered model has this name: got {reference!r}; allowed: MODEL@ALIAS",)
+    refused(lambda: versions.resolve(resolve({}), reference), *words)
+    refused(lambda: versions.find(resolve({}), reference), *words)
