@@ -18,6 +18,7 @@ from pydantic import BaseModel
 from orchestrator.config import user_code, user_workload, workload_loader
 from orchestrator.config.parsing import validate
 from orchestrator.errors import UserError, one_line, unknown
+from orchestrator.storage import disk
 
 _GIVE = "Define a function space(trial) in it, or give one with --space file.py:function"
 
@@ -104,13 +105,16 @@ def presets(workload: str) -> dict[str, Space]:
 def suggest(space: Space, trial: Any, fixed: Mapping[str, Any]) -> dict[str, Any]:
     """Parameters of one trial: the values of ``fixed``, and the space's suggestions for the others.
 
-    Raises UserError, for an exception of the space with its line.
+    Raises UserError, for an exception of the space with its line. A full disk, on which the study cannot be written,
+    is no error of the space.
     """
     try:
         suggested = space(_Fixing(trial, fixed))
     except UserError:
         raise
     except Exception as error:
+        if disk.is_full(error):
+            raise
         frames = traceback.extract_tb(error.__traceback__)[1:]  # the space's own come first, then those of Optuna
         lines = [f" ({Path(one.filename).name}:{one.lineno})" for one in frames if one.filename == frames[0].filename]
         raise UserError(
