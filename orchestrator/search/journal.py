@@ -8,7 +8,7 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -18,6 +18,7 @@ from optuna.storages.journal import BaseJournalBackend, JournalFileBackend, Jour
 from optuna.trial import TrialState
 
 from orchestrator.errors import UserError, one_line
+from orchestrator.storage import disk
 from orchestrator.storage.names import STUDY
 
 JOURNAL = STUDY
@@ -70,14 +71,18 @@ class Journal(JournalFileBackend):  # type: ignore[misc]
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
         if self._stream is None:
-            super().append_logs(logs)
+            with self.together():
+                self.append_logs(logs)
         else:
             self._stream.writelines(json.dumps(log, separators=(",", ":")).encode() + b"\n" for log in logs)
             self._stream.flush()
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Lock the file and wait for the disk once for all that the block appends, not for each log."""
+        """Lock the file and wait for the disk once for all that the block appends, not for each log.
+
+        Of a log that a full disk cuts off nothing is left: the next one would be appended to it, and both be lost.
+        """
         self._file_lock.acquire()
         try:
             with self._file.open("ab") as self._stream:
@@ -85,6 +90,10 @@ class Journal(JournalFileBackend):  # type: ignore[misc]
                     yield
                 finally:
                     os.fsync(self._stream.fileno())
+        except OSError:
+            with suppress(OSError):
+                disk.drop_half_line(self._file)
+            raise
         finally:
             self._stream = None
             self._file_lock.release()

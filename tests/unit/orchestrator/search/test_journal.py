@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
 
 import optuna
@@ -15,6 +16,7 @@ from optuna.trial import TrialState, create_trial
 
 from orchestrator.errors import UserError
 from orchestrator.search.journal import JOURNAL, Journal, open_study
+from tests.support.tracked import full_disk
 
 
 def filled(folder: Path) -> optuna.Study:
@@ -98,6 +100,21 @@ def test_what_is_appended_together_waits_for_the_disk_once(tmp_path: Path, monke
     plain = optuna.load_study(study_name="sweep", storage=JournalStorage(JournalFileBackend(str(tmp_path / JOURNAL))))
     assert plain.get_trials() == study.get_trials()
     assert (plain.trials[0].value, plain.user_attrs) == (0.5, {"after": True})
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_after_a_full_disk_the_study_goes_on_and_is_resumed(together: bool, tmp_path: Path) -> None:
+    """The line that was cut off would otherwise damage the next one, and no driver could read the journal again."""
+    journal = Journal(tmp_path / JOURNAL)
+    study = open_study(tmp_path, ["maximize"], backend=journal)
+    trial = study.ask()
+    full = full_disk(tmp_path / JOURNAL, room=20)
+    with pytest.raises(OSError, match="too large"), full, journal.together() if together else nullcontext():
+        trial.set_user_attr("params", {"x": 0.5})
+    trial.set_user_attr("epoch", 3)
+    study.tell(trial, 0.5)
+    (resumed,) = open_study(tmp_path).get_trials()
+    assert (resumed.value, resumed.user_attrs) == (0.5, {"epoch": 3})
 
 
 @pytest.mark.parametrize("summary", [False, True])
