@@ -32,6 +32,7 @@ from orchestrator.search.progress import is_additional
 from orchestrator.search.ranking import REPEAT
 from orchestrator.search.rungs import Rungs
 from orchestrator.search.sweep_trials import SweepTrials, over_seeds
+from orchestrator.storage import disk
 from workloads.contract import Objective
 
 TrialDecision = Literal["go on", "paused", "pruned", "complete", "failed"]
@@ -290,6 +291,8 @@ class Study(SweepTrials):
         except UserError as error:
             raise DrawFailed(seed_run, str(error)) from error
         except Exception as error:
+            if disk.is_full(error):  # for the journal, which is no fault of the space
+                raise
             cause = f"The search space failed: {type(error).__name__}: {one_line(error)}"
             raise DrawFailed(seed_run, cause) from error
         self._rungs.begin(trial.number)

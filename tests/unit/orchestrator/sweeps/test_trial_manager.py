@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import math
 import sys
@@ -188,6 +189,21 @@ def test_parameters_that_cannot_be_drawn_are_a_failed_trial(
     driver.die()
     resumed = drive(seeds=seeds)
     assert [resumed.begin(), resumed.begin()] == [0, 2 * seeds]
+
+
+def test_a_full_disk_is_no_fault_of_the_search_space(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The trial is not failed: a resume starts it."""
+
+    def full(trial: Any) -> dict[str, Any]:
+        raise OSError(errno.ENOSPC, "No space left on device")  # of the journal, which takes what is suggested
+
+    with monkeypatch.context() as patched:
+        patched.setattr(sys.modules[__name__], "space", full)
+        driver = drive()
+        with pytest.raises(OSError, match="No space left"):
+            driver.begin()
+    driver.die()
+    assert drive().begin() == 0
 
 
 def test_a_trial_that_an_earlier_version_could_not_draw_is_settled_by_a_resume(
