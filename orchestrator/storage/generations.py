@@ -56,7 +56,7 @@ def by_run(names: Iterable[str]) -> dict[str, list[str]]:
 
 def of_run(storage: Path, run: str) -> list[str]:
     """Names of the run's folders in ``storage``, with or without a record, highest generation first."""
-    with suppress(FileNotFoundError):
+    with suppress(FileNotFoundError, NotADirectoryError):
         return by_run(name for name in os.listdir(storage) if run_id(name) == run).get(run, [])
     return []
 
@@ -64,7 +64,7 @@ def of_run(storage: Path, run: str) -> list[str]:
 def current(storage: Path, run: str) -> Path:
     """The run's folder of the highest generation with a record; ``storage / run`` if none has one."""
     paths = (storage / name for name in of_run(storage, run))
-    return next((path for path in paths if (path / RECORD).exists()), storage / run)
+    return next((path for path in paths if os.path.exists(path / RECORD)), storage / run)
 
 
 def is_superseded(folder: Path) -> bool:

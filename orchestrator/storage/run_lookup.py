@@ -66,16 +66,16 @@ def find(storage: Path, reference: str, kind: Kind | None = None) -> RunFolder:
     """The folder for ``latest``, an id, or an MLflow run id. Raises UserError for an unknown one."""
     if NAME.fullmatch(reference):
         sync_state.try_refresh_newest(storage, reference)
-    if reference in {generations.run_id(file.parent.name) for file in storage.glob(f"*/{RECORD}")}:
-        named = open_folder(generations.current(storage, reference))
-        if kind not in (None, named.record["kind"]):
-            is_a = named.record["kind"]
-            raise UserError(
-                f"{reference} is a {is_a}, not a {kind}",
-                fix=f"Try: {commands.for_run(named.path, 'status')}, or "
-                + commands.for_run(named.path, f"{is_a} --resume"),
-            )
-        return named
+        path = generations.current(storage, reference)
+        if os.path.exists(path / RECORD):
+            named = open_folder(path)
+            if kind not in (None, named.record["kind"]):
+                is_a = named.record["kind"]
+                raise UserError(
+                    f"{reference} is a {is_a}, not a {kind}",
+                    fix=f"Try: {commands.for_run(path, 'status')}, or {commands.for_run(path, f'{is_a} --resume')}",
+                )
+            return named
     names = []
     for folder in folders(storage, kind):
         if reference in ("latest", folder.record.get("run_id")):

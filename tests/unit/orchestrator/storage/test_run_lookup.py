@@ -33,6 +33,19 @@ def test_latest_is_the_newest_of_its_kind(tmp_path: Path) -> None:
     assert [folder.id for folder in run_lookup.folders(tmp_path, "run")] == [newest.id, run.id]
 
 
+def test_a_name_is_found_without_a_look_at_the_other_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, other = create(tmp_path), create(tmp_path)
+    stat = os.stat
+
+    def seen(path: Any, *arguments: Any, **options: Any) -> os.stat_result:
+        assert other.id not in str(path), "a storage may have many runs, and a network file system is slow"
+        return stat(path, *arguments, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "stat", seen)
+        assert run_lookup.find(tmp_path, folder.id).id == folder.id
+
+
 def test_it_is_found_by_its_mlflow_run_too(tmp_path: Path) -> None:
     folder = create(tmp_path)
     create(tmp_path)
