@@ -203,8 +203,10 @@ class StopWatcher:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._lost = False
+        self._due = 0.0  # time of the next look
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._look, name="watch", daemon=True)
+        self._thread = threading.Thread(target=self._watch, name="watch", daemon=True)
         self._thread.start()
 
     def discard(self, name: str) -> None:
@@ -214,23 +216,34 @@ class StopWatcher:
         """Does nothing: the folder is the storage."""
 
     def is_overtaken(self) -> bool:
-        """Whether another driver has taken over the run. False if the file system does not answer."""
-        with suppress(OSError):
-            return generations.is_superseded(self._folder)
-        return False
+        """Whether another driver has taken over the run. False if the file system does not answer.
+
+        Lists the storage, which may hold many runs, but for no more than a fifth of the time.
+        """
+        if time.monotonic() >= self._due:
+            self._look()
+        return self._lost
 
     def close(self) -> str | None:
         """End the thread. Returns a sentence if another driver has taken over, else None."""
         self._closing.set()
         self._thread.join()
-        return overtaken(self._folder) if self.is_overtaken() else None
+        self._look()
+        return overtaken(self._folder) if self._lost else None
 
     def _look(self) -> None:
-        while not self._closing.wait(RENEW_SECONDS):
-            if self.is_overtaken():
-                with suppress(OSError):
-                    (self._folder / STOP).touch()
-                return
+        begun = time.monotonic()
+        with suppress(OSError):
+            self._lost = self._lost or generations.is_superseded(self._folder)
+            # Soon after a long pause: another driver may have taken over within it.
+            self._due = begun + min(5 * (time.monotonic() - begun), RENEW_SECONDS)
+
+    def _watch(self) -> None:
+        while not self._lost and not self._closing.wait(RENEW_SECONDS):
+            self._look()
+        if self._lost:
+            with suppress(OSError):
+                (self._folder / STOP).touch()
 
 
 class RemoteFolder:

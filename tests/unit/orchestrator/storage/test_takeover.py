@@ -27,6 +27,7 @@ from orchestrator.storage.object_sync import FolderSync, StopWatcher
 from orchestrator.storage.records import RunFolder
 from orchestrator.storage.remote import Remote
 from tests.support.s3 import in_this_process
+from tests.support.toy import Clock
 
 BUCKET = "experiments"
 
@@ -342,6 +343,34 @@ def test_a_watch_stops_the_driver_that_was_overtaken_alone(
         time.sleep(0.01)
     assert not there.stop_file.exists()
     assert watch.close() is not None
+
+
+def test_a_storage_of_many_runs_is_not_listed_for_each_operation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tracker asks before each one."""
+    folder = records.create(tmp_path, "run", "toy", {"seed": 1}, "orchestrator run toy", "run")
+    clock, looks = Clock(), list[float]()
+
+    def of_run(storage: Path, run: str) -> list[str]:
+        looks.append(clock.now)
+        clock.sleep(seconds)
+        return []
+
+    monkeypatch.setattr(object_sync, "RENEW_SECONDS", 10.0)
+    monkeypatch.setattr(object_sync, "time", clock)
+    monkeypatch.setattr(generations, "of_run", of_run)
+    watch, seconds, begun = folder.start_sync(), 0.2, clock.now
+    for _ in range(300):
+        assert not watch.is_overtaken()
+        clock.sleep(0.01)
+    assert looks == pytest.approx([begun, begun + 1.0, begun + 2.0, begun + 3.0], abs=0.1)
+    seconds = 120.0  # the file system did not answer
+    clock.sleep(1.0)
+    for _ in range(2):
+        watch.is_overtaken()
+    assert looks[-1] - looks[-2] == pytest.approx(120.0), "another driver may have taken over meanwhile"
+    watch.close()
 
 
 @pytest.mark.parametrize("host", ["one", "two"])
