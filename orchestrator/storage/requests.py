@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -33,10 +33,15 @@ def send(folder: Path, values: Mapping[str, Any]) -> str:
     return name
 
 
-def read(folder: Path) -> list[tuple[str, dict[str, Any]]]:
-    """Id and values of every request to the run in ``folder``, the oldest first. Damaged files are skipped."""
+def read(folder: Path, known: Container[str] = ()) -> list[tuple[str, dict[str, Any]]]:
+    """Id and values of every request to the run in ``folder`` that is not ``known``, the oldest first.
+
+    Damaged files are skipped.
+    """
     requests = []
     for file in sorted((folder / FOLDER).glob("*.json")):
+        if file.stem in known:
+            continue
         with suppress(OSError):
             if (values := private_files.read_json(file)) is not None:
                 requests.append((file.stem, values))

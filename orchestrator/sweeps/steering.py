@@ -72,7 +72,7 @@ def apply(study: Study, request: str, values: Mapping[str, Any]) -> str:
 
 def unapplied(study: Study, folder: RunFolder, known: set[str]) -> list[tuple[str, dict[str, Any]]]:
     """The requests to a sweep that are not in ``known`` and not in its journal. Adds all to ``known``."""
-    fresh = [(name, values) for name, values in requests.read(folder.path) if name not in known]
+    fresh = requests.read(folder.path, known)
     known.update(name for name, _ in fresh)
     return [(name, values) for name, values in fresh if not study.applied(name)]
 

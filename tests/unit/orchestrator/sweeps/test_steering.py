@@ -12,6 +12,7 @@ from orchestrator.report import trials
 from orchestrator.search import points
 from orchestrator.search.study import STOPPED
 from orchestrator.storage import requests
+from orchestrator.storage.records import RunFolder
 from orchestrator.storage.settings import Settings, resolve
 from orchestrator.sweeps import steering
 from tests.support import finished
@@ -187,3 +188,16 @@ def test_requests_are_read_in_order_and_half_written_ones_are_not(tmp_path: Path
     (tmp_path / requests.FOLDER / "00.json").write_text("{")
     (tmp_path / requests.FOLDER / ".x.partial").write_text("{}")
     assert requests.read(tmp_path) == [(name, {"stop": number}) for number, name in enumerate(names)]
+
+
+def test_a_request_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They stay in the folder, and the driver looks there each second."""
+    first = requests.send(tmp_path, {"stop": 0})
+    search, folder = study(tmp_path), RunFolder(tmp_path, {})
+    known: set[str] = set()
+    assert steering.unapplied(search, folder, known) == [(first, {"stop": 0})]
+    read: list[Path] = []
+    monkeypatch.setattr(requests.private_files, "read_json", lambda file: read.append(file) or {"stop": 1})
+    second = requests.send(tmp_path, {"stop": 1})
+    assert steering.unapplied(search, folder, known) == [(second, {"stop": 1})]
+    assert [file.stem for file in read] == [second]
