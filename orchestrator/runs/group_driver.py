@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import IO
 
@@ -160,21 +160,29 @@ def _watch(
     monitor: heartbeat.TrialMonitor,
     devices: LostDevices | None,
 ) -> Exception | None:
-    """Pass on the rows of a started group until it has ended. Returns that of ``train.result``."""
-    with (home / INBOX).open() as inbox:
-        ended = False
-        while not ended:
-            ended = group.ended(0.2)  # before reading, so that its last rows are read
-            if session.interrupts.stop_requested() and not ended and not group.is_up():
-                group.kill(END_SECONDS)  # there are no workers to save
-                return Stopped()
-            if deliver(inbox, rows, session.console.say):
-                monitor.heard(0)
-            if devices:
-                devices.poll()
-            if monitor.silent():
-                monitor.end(0)
-                heartbeat.kill(home, monitor.timeout or 0.0)
+    """Pass on the rows of a started group until it has ended. Returns that of ``train.result``.
+
+    An error of this process, such as a second Ctrl-C, ends the group, which a connection of a notebook would keep.
+    """
+    try:
+        with (home / INBOX).open() as inbox:
+            ended = False
+            while not ended:
+                ended = group.ended(0.2)  # before reading, so that its last rows are read
+                if session.interrupts.stop_requested() and not ended and not group.is_up():
+                    group.kill(END_SECONDS)  # there are no workers to save
+                    return Stopped()
+                if deliver(inbox, rows, session.console.say):
+                    monitor.heard(0)
+                if devices:
+                    devices.poll()
+                if monitor.silent():
+                    monitor.end(0)
+                    heartbeat.kill(home, monitor.timeout or 0.0)
+    except BaseException:
+        with suppress(Exception):  # the cluster may be the cause
+            group.kill(END_SECONDS)
+        raise
     if hung := heartbeat.given_up(home):
         return hung
     return result(group)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -343,6 +343,10 @@ def run_winner(
             if lost > RETRIES:
                 cause = reports.repeated(cause, lost)
                 raise RunFailed(session.folder.id, cause, str(session.folder.log)) from error
+        except BaseException:  # an error of this process: a connection of a notebook would keep the task
+            with suppress(Exception):  # the cluster may be the cause
+                ray.cancel(stream, force=True)
+            raise
         else:
             if session.interrupts.stop_requested():
                 return worker.outcome_of(folder) is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -17,7 +18,7 @@ from ray.train import WorkerGroupError
 from orchestrator.cluster.train_group import START_VARIABLE
 from orchestrator.config.spec import ExperimentSpec
 from orchestrator.engine.loop import Diverged, EpochReport, Progress, Row
-from orchestrator.runs import group_driver, reports, train
+from orchestrator.runs import group_driver, heartbeat, reports, train
 from orchestrator.runs.session import Session
 from orchestrator.storage import settings
 from orchestrator.storage.names import TRAIN
@@ -57,6 +58,23 @@ def test_rows_that_a_dead_driver_did_not_read_are_delivered(tmp_path: Path) -> N
     spec = ExperimentSpec(workload="toy", params={})
     assert group_driver.follow(spec, tmp_path, cast(Session, None), got.append)
     assert got == [[Row(1, 1.5, {"train/loss": 1 / 3})]]
+
+
+def test_a_driver_that_fails_leaves_no_workers_behind(tmp_path: Path) -> None:
+    """In a notebook the connection to Ray stays, and with it what was started on it."""
+    with (tmp_path / train.INBOX).open("w") as out:
+        reports.send(out, payload(1))
+    killed: list[float] = []
+    group: Any = SimpleNamespace(ended=lambda seconds: False, kill=killed.append)
+    calm = SimpleNamespace(stop_requested=lambda: False)
+    session: Any = SimpleNamespace(interrupts=calm, console=SimpleNamespace(say=print))
+
+    def full(rows: list[Row]) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        group_driver._watch(group, tmp_path, session, full, heartbeat.TrialMonitor(None), None)
+    assert killed == [group_driver.END_SECONDS]
 
 
 def test_an_error_that_crossed_a_process_is_told_with_its_place() -> None:

@@ -317,6 +317,26 @@ def test_a_winner_whose_node_is_dead_is_left_to_a_resume(tmp_path: Path, monkeyp
     assert said == [RAY_DIED]
 
 
+def test_a_driver_that_fails_leaves_no_winner_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a notebook the connection to Ray stays, and with it what was started on it."""
+
+    def stop(*args: Any) -> Iterator[Any]:
+        raise KeyboardInterrupt
+
+    cancelled: list[Any] = []
+    session: Any = SimpleNamespace(
+        folder=SimpleNamespace(stop_file=None), settings=SimpleNamespace(data=tmp_path), look=lambda spec: None
+    )
+    options = SimpleNamespace(options=lambda **kinds: SimpleNamespace(remote=lambda *args: "stream"))
+    monkeypatch.setattr(ray, "remote", lambda task: options)
+    monkeypatch.setattr(ray, "cancel", lambda stream, force: cancelled.append((stream, force)))
+    monkeypatch.setattr("orchestrator.sweeps.tune._arriving", stop)
+    spec = ExperimentSpec(workload="toy", params={}, plan=Plan(epochs=2), seed=0)
+    with pytest.raises(KeyboardInterrupt):
+        run_winner(spec, tmp_path / "winner", session, print, resume=None, selected=None, **ALONE)
+    assert cancelled == [("stream", True)]
+
+
 def test_a_winner_that_loses_its_device_goes_on_on_another(
     toy_workload: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
