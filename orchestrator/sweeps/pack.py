@@ -158,6 +158,7 @@ class Packs:
         """
         try:
             while self._ask():
+                self._manager.note_wait()
                 self._manager.ask_ahead()
                 answers = {slot.answer: slot for slot in self._slots if slot.answer is not None}
                 if not answers:  # the last process was released for the winner of another sweep
@@ -194,6 +195,8 @@ class Packs:
             if slot.answer is None:
                 if not stopping and slot in may:
                     self._fill(slot)
+                for seed_run in slot.trials:  # those of a dead process have others from now on
+                    self._manager.hold(seed_run)
                 if slot.trials:
                     slot.ask(stopping)
         if any(slot.trials for slot in self._slots):
@@ -220,6 +223,8 @@ class Packs:
             payloads, running = ray.get(answer)
         except Preempted:
             slot.kill()
+            for seed_run in slot.trials:
+                self._manager.release(seed_run)
             self._requeued += slot.trials.values()
             slot.trials = {}
             slot.start()
@@ -248,6 +253,7 @@ class Packs:
         slot.trials = {}
         self._deaths.update(trials.keys())
         for seed_run, config in trials.items():
+            self._manager.release(seed_run)
             if self._deaths[seed_run] > RETRIES:
                 self._manager.died(seed_run, reports.repeated(cause, self._deaths[seed_run]))
             elif self._deaths[seed_run] > TOGETHER_AGAIN:

@@ -61,6 +61,7 @@ class TrialManager:
         """Seed runs that have begun. On Ray Tune they may wait for their processes."""
         self._held: set[int] = set()
         """Those of them that hold devices."""
+        self._released = time.monotonic()  # when one released them last
         self._most = 1
         """Most seed runs that ever held devices at once."""
         self._curves = Curves(session.folder.path)
@@ -107,12 +108,18 @@ class TrialManager:
         trial.since = time.monotonic()
         self.usage_log.start(trial.name, self._charged)
         self.budget.start(seed_run)
-        self._session.console.event(f"{trial.name} started  {trial.params}")
+        self._session.console.event(f"{trial.name} {'continues' if trial.epoch else 'started'}  {trial.params}")
+
+    def release(self, seed_run: int) -> None:
+        """Charge a trial's devices no longer: it has lost its process, and waits for another until :meth:`hold`."""
+        self._held.discard(seed_run)
+        self._released = time.monotonic()
+        self.usage_log.stop(self._runs.name(seed_run))
+        self.budget.stop(seed_run)
 
     def note_wait(self) -> None:
         """Say once that the sweep waits, if no trial has had a process for some time."""
-        waiting = [trial.since for trial in self._running.values()]
-        if waiting and not self._held and time.monotonic() - min(waiting) > WAIT_SECONDS:
+        if not self._held and time.monotonic() - self._released > WAIT_SECONDS:
             self._say_once("Waiting for processes: the cluster may be busy with something else")
 
     def _next(self) -> dict[str, Any] | None:
@@ -242,12 +249,9 @@ class TrialManager:
                 unit_values.write(self._session.folder.path, number, seed, payload["units"])
         elif self._spec.search.scheduler == "racing" and payload["epoch"] in self._spec.plan.decide_at:
             self._study.observe(seed_run, payload["epoch"], payload.get("units"))
-        attributes = {
-            name: payload[name] for name in ("epoch", "best_epoch", "best_value", "best_metrics", "train_seconds")
-        }
-        attributes |= payload.get("measured", {})
-        if "accumulate" in payload:
-            attributes["accumulate"] = payload["accumulate"]
+        names = ("epoch", "best_epoch", "best_value", "best_metrics", "train_seconds")
+        attributes = {name: payload[name] for name in names} | payload.get("measured", {})
+        attributes |= {name: payload[name] for name in ("accumulate",) if name in payload}
         verdict = self._study.report(seed_run, rows, payload["best_value"], bool(payload["ended"]), attributes)
         metric = self._study.objective.metric
         if self._study.unpaired:
@@ -283,9 +287,8 @@ class TrialManager:
     def view(self) -> Group:
         """Live view of the sweep. Called in another thread."""
         metric = self._study.objective.metric
-        seeds = self._spec.search.seeds
         status = replace(self._session.publisher.last, done=self._done, target=self._study.target)
-        return sweep_view(status, list(self._running.values()), metric, self._session.started, seeds)
+        return sweep_view(status, list(self._running.values()), metric, self._session.started, self._spec.search.seeds)
 
     def died(self, seed_run: int, cause: str) -> None:
         """Fail a trial whose process was lost too often, or was killed because it sent no report."""
@@ -391,9 +394,7 @@ class TrialManager:
 
     def _stop_clock(self, seed_run: int) -> None:
         self._running.pop(seed_run, None)
-        self._held.discard(seed_run)
-        self.usage_log.stop(self._runs.name(seed_run))
-        self.budget.stop(seed_run)
+        self.release(seed_run)
 
     def _searched(self, params: Mapping[str, Any]) -> dict[str, Any]:
         return {name: value for name, value in params.items() if name not in self._spec.fixed}

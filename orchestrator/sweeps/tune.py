@@ -178,6 +178,7 @@ class _ReportStopper(_Unsaved, tune.Stopper):  # type: ignore[misc]
             return False
         self._state.starting.discard(seed_run)
         if cause := payload.get(reports.LOST):
+            self._state.manager.release(seed_run)
             self._state.lost(cause, seed_run)
         stop = self._state.manager.result(seed_run, payload) or bool(payload.get(reports.SAVED))
         self._state.monitor.end(seed_run) if stop else self._state.monitor.heard(seed_run)
@@ -213,6 +214,7 @@ class _ProcessCallback(_Unsaved, tune.Callback):  # type: ignore[misc]
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         seed_run = self._state.seed_runs[trial.trial_id]
         cause = actor_failures.cause(trial)
+        self._state.manager.release(seed_run)
         self._state.lost(cause, seed_run)
         self._state.monitor.lost(seed_run)
         if cause.startswith(reports.OUT_OF_MEMORY):  # the same settings would need the same memory

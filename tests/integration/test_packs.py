@@ -40,6 +40,7 @@ class FakeManager:
         self.given = 0
         self.rows: dict[int, dict[int, Mapping[str, float]]] = {number: {} for number in range(TRIALS)}
         self.killed: list[int] = []
+        self.released: set[int] = set()
 
     def next(self) -> dict[str, Any] | None:
         if self.given == TRIALS:
@@ -69,6 +70,15 @@ class FakeManager:
     def ask_ahead(self) -> None:
         pass
 
+    def hold(self, unit: int) -> None:
+        pass
+
+    def release(self, unit: int) -> None:
+        self.released.add(unit)
+
+    def note_wait(self) -> None:
+        pass
+
     def died(self, unit: int, cause: str) -> None:
         raise AssertionError(f"trial {unit}: {cause}")
 
@@ -85,6 +95,7 @@ def test_a_killed_process_costs_no_trial(tmp_path: Path, monkeypatch: pytest.Mon
         Packs(SWEEP, folder, manager, [2], lambda wanted: wanted).run()  # type: ignore[arg-type]
         assert soon(lambda: not busy()), "a process is left"
     assert manager.killed
+    assert manager.released == {0, 1}, "the two that ran"
     for number, spec in enumerate(manager.specs):
         work = worker.experiment(spec, tmp_path, torch.device("cpu"), final=False)
         apart = {row.epoch: dict(row.metrics) for report in work.stream() for row in report.rows}

@@ -182,12 +182,24 @@ class Book:
         self.complete: list[int] = []
         self.failed: dict[int, str] = {}
         self.reports = self.most = 0
+        self.held, self.released = set[int](), set[int]()
+
+    def hold(self, seed_run: int) -> None:
+        self.held.add(seed_run)
+
+    def release(self, seed_run: int) -> None:
+        self.held.remove(seed_run)
+        self.released.add(seed_run)
+
+    def note_wait(self) -> None:
+        pass
 
     def next(self) -> dict[str, Any] | None:
         if self.exhausted:
             return None
         self.given += 1
         self.most = max(self.most, self.given - len(self.complete) - len(self.failed))
+        self.hold(self.given - 1)
         return {"number": self.given - 1}
 
     def ask_ahead(self) -> None:
@@ -199,6 +211,7 @@ class Book:
 
     def result(self, seed_run: int, payload: Mapping[str, Any]) -> bool:
         self.reports += 1
+        assert seed_run in self.held, "its devices are not charged"
         if payload["done"]:
             self.complete.append(seed_run)
         return bool(payload["done"])
@@ -253,6 +266,7 @@ def test_a_trial_that_kills_its_process_fails_alone(drive: Callable[..., Cluster
     assert sorted(book.complete) == [0, 2, 3, 4]
     assert book.failed == {1: f"its process died {RETRIES + 1} times"}
     assert Runner.saved == {0: EPOCHS, 2: EPOCHS, 3: EPOCHS, 4: EPOCHS}, "and nobody began anew"
+    assert book.released == {0, 1, 2}, "while they wait for another process"
 
 
 def test_a_pack_whose_node_is_taken_away_goes_on_elsewhere(
@@ -269,7 +283,7 @@ def test_a_pack_whose_node_is_taken_away_goes_on_elsewhere(
     monkeypatch.setattr(pack_placement, "this_node", this_node)
     book = Book(3)
     cluster = drive(book)
-    assert (sorted(book.complete), book.failed) == ([0, 1, 2], {})
+    assert (sorted(book.complete), book.failed, book.released) == ([0, 1, 2], {}, {0, 1, 2})
     assert cluster.started == len(cluster.dead) > RETRIES, "a process was left on its node"
 
 

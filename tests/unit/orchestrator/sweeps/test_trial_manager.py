@@ -535,6 +535,25 @@ def test_a_trial_that_waits_for_its_process_costs_nothing(drive: Drive, clock: C
     assert driver.manager.next(hold=False) is None
 
 
+def test_a_trial_that_waits_for_another_process_costs_nothing(drive: Drive, clock: Clock) -> None:
+    """Its node was lost, and the next one comes after hours."""
+    driver = drive(max_device_hours=1)
+    seed_run = driver.begin()
+    clock.sleep(10)
+    driver.says(seed_run, 1, 0.5)
+    driver.manager.release(seed_run)
+    clock.sleep(7200)
+    driver.manager.note_wait()
+    assert driver.lines == ["Waiting for processes: the cluster may be busy with something else"]
+    assert not driver.manager.stopping(), "its device hours are not spent"
+    driver.manager.hold(seed_run)
+    clock.sleep(5)
+    assert driver.manager.usage_log.seconds()["cpus"] == driver.manager.budget.used == 15
+    assert driver.says(seed_run, 9, 0.4, "epochs")
+    assert driver.manager.budget.of(seed_run) == 15
+    assert [event.split("  ")[0] for event in driver.events] == ["trial 0 started", "trial 0 continues"]
+
+
 def test_room_that_an_early_end_leaves_is_used(drive: Drive, clock: Clock) -> None:
     driver = drive(max_device_hours=30 / 3600)
     driver.begin()

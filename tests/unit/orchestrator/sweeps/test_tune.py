@@ -61,6 +61,9 @@ class Book:
     def hold(self, seed_run: int) -> None:
         self.held.append(seed_run)
 
+    def release(self, seed_run: int) -> None:
+        self.held[:] = [other for other in self.held if other != seed_run]
+
     def result(self, seed_run: int, payload: dict[str, Any]) -> bool:
         return False
 
@@ -90,6 +93,8 @@ def test_a_replaced_process_is_forgotten_and_counted(state: _SweepState, tmp_pat
         tunes.num_failures = times
         restarts.on_trial_recover(1, [], tunes)
         assert not (tmp_path / PROCESS).exists()
+        assert state.manager.held == [], "it may wait for long"  # type: ignore[attr-defined]
+        restarts.on_trial_start(1, [], tunes)
     tunes.num_failures = 3
     (tmp_path / "error.txt").write_text("Failure # 3 (occurred at noon)\nThe actor died unexpectedly.\n")
     search.on_trial_complete("a", error=True)
@@ -133,9 +138,10 @@ def test_a_loss_that_a_trial_survives_is_counted(state: _SweepState) -> None:
     state.lost = lambda *loss: losses.append(loss)
     _StudySearcher(state).suggest("a")
     stopper = _ReportStopper(state)
-    for more in ({}, {reports.LOST: "the accelerator was lost (GPU 0 of node ab)"}, {}):
+    for more in ({}, {reports.HELD: True}, {reports.LOST: "the accelerator was lost (GPU 0 of node ab)"}, {}):
         stopper("a", {"epoch": 1, **more})
     assert losses == [("the accelerator was lost (GPU 0 of node ab)", 7)]
+    assert state.manager.held == [], "it waits for others"  # type: ignore[attr-defined]
 
 
 def test_what_was_killed_for_its_silence_has_that_for_a_cause(state: _SweepState, tmp_path: Path) -> None:
