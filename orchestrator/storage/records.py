@@ -203,7 +203,9 @@ class RunFolder:
         try:
             with remote.answering(storage.uri):
                 name = sync_state.newest(storage, self.id) or self.path.name
-                return claim, self._check_is_newest(name, sync_state.record(storage / name) or {})
+                stored = self._check_is_newest(name, sync_state.record(storage / name) or {})
+                (storage / name).remove(STOP)  # of an earlier driver: what is to be stored first may take minutes
+                return claim, stored
         except BaseException:
             claim.release()
             raise

@@ -390,6 +390,28 @@ def test_a_stop_reaches_a_driver_elsewhere(
     other.close()
 
 
+def test_an_old_stop_does_not_stop_a_driver_with_much_to_store(
+    machine: Callable[[str], Path], bucket: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is gone is removed after the last upload; the stop is looked for before."""
+    folder = create(machine("one"))
+    following = start(folder)
+    until(lambda: is_known(bucket))
+    run_lookup.find(machine("two"), "run").stop()
+    crash(folder, following)
+    again = run_lookup.find(machine("one"), "run").fetch()
+    again.acquire()
+    deliver, sent = sync_state.deliver, threading.Event()
+    monkeypatch.setattr(object_sync, "RENEW_SECONDS", 0.05)
+    monkeypatch.setattr(sync_state, "deliver", lambda *what: sent.wait(HANG_SECONDS) and deliver(*what))
+    following = start(again)
+    time.sleep(0.5)
+    stopped = again.stop_file.exists()
+    sent.set()
+    following.close()
+    assert not stopped
+
+
 def test_a_request_reaches_a_driver_elsewhere_and_the_next_one(
     machine: Callable[[str], Path], bucket: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
