@@ -62,9 +62,11 @@ class Journal:
             self._ready.notify_all()
 
     def take(self) -> list[Operation]:
-        """Wait for operations; return the oldest, about WINDOW bytes. Empty once finished and all forgotten."""
+        """Wait for operations; return the oldest, about WINDOW bytes. Empty once all is sent or it is closed."""
         with self._ready:
             self._ready.wait_for(lambda: self._closed or not self._empty())
+            if self._file.closed:
+                return []
             if self._start == self._size:
                 self._taken_memory = len(self._memory)
                 return list(self._memory)
@@ -77,6 +79,8 @@ class Journal:
     def forget(self, later: Iterable[Operation] = ()) -> None:
         """Remove the operations taken last, which are delivered; those to be sent ``later`` follow all others."""
         with self._ready:
+            if self._file.closed:  # the delivery took longer than its owner waited: it is repeated
+                return
             for _ in range(self._taken_memory):
                 self._memory.popleft()
             self._start = self._taken

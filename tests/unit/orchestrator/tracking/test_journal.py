@@ -271,3 +271,15 @@ def test_of_two_values_of_a_tag_the_later_counts() -> None:
     first, second = ({"op": "tag", "key": "a", "tags": {"state": state}} for state in ("running", "complete"))
     (merged,) = batches([first, log("a", 1), second])
     assert merged == log("a", 1) | {"set_tags": {"state": "complete"}}
+
+
+def test_a_delivery_that_ends_after_the_close_is_repeated(file: Path) -> None:
+    """A large file on its way to a slow store. Its thread must not end with an error on the terminal."""
+    queue = Journal(file)
+    queue.put(**log("a", 1))
+    queue.take()
+    queue.finish()
+    queue.close()
+    queue.forget(later=[log("a", 2)])
+    assert queue.take() == []
+    assert drain(Journal(file)) == [log("a", 1)]
