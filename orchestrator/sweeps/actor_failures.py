@@ -1,7 +1,8 @@
-"""Causes of the deaths of trial processes, as Tune reports them."""
+"""Ends of trial processes: why they died, as Tune reports it, and their release after an interrupt."""
 
 from __future__ import annotations
 
+import gc
 import re
 from pathlib import Path
 from typing import Any
@@ -29,3 +30,13 @@ def cause(trial: Any) -> str:
     # Tune writes all failures of a trial to one file, each after a numbered line.
     last = re.split(r"^Failure # .*\n", Path(trial.error_file).read_text(), flags=re.MULTILINE)[-1]
     return reports.repeated(reports.death_cause(last), trial.num_failures)
+
+
+def released(error: KeyboardInterrupt) -> KeyboardInterrupt:
+    """Release Tune's processes after an interrupt. Tune itself does so after an Exception alone.
+
+    They end with the objects that refer to them. The error's traceback has these, and a notebook keeps it.
+    """
+    error.__traceback__ = None
+    gc.collect()
+    return error

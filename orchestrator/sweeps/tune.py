@@ -102,14 +102,12 @@ class _StudySearcher(_Unsaved, Searcher):  # type: ignore[misc]
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
         state = self._state
-        manager = self._state.manager
         config = state.again.pop() if state.again else None
-        if config is None and manager.live < state.may():
-            config = manager.next(hold=False)  # Tune asks before it has a process
+        if config is None and state.manager.live < state.may():
+            config = state.manager.next(hold=False)  # Tune asks before it has a process
         if config is None:
             state.update_finished()
-            # FINISHED is final. After None Tune asks again.
-            return str(Searcher.FINISHED) if state.finished and not manager.live else None
+            return str(Searcher.FINISHED) if state.finished and not state.manager.live else None  # None is not final
         seed_run = config["number"]
         state.seed_runs[trial_id], state.configs[seed_run] = seed_run, config
         state.open.add(seed_run)
@@ -243,16 +241,20 @@ def run_trials(
     """
     grouped = spec.resources.workers > 1
     state = _SweepState(manager, TrialMonitor(spec.search.trial_timeout), slots, slot_limit, lost, grouped)
-    with deaths_are_retried(actor_failures.Died):
-        _tuner(spec, folder, state).fit()
-        while state.yielded and not (manager.stopping() or manager.live or manager.exhausted):
-            if state.may():
-                state.yielded = False
-                _tuner(spec, folder, state).fit()
-            else:
-                time.sleep(YIELD_SECONDS)
-    if grouped:  # placement groups of processes that were killed after their trial ended
-        remove_groups(*map(state.home, state.open))
+    try:
+        with deaths_are_retried(actor_failures.Died):
+            _tuner(spec, folder, state).fit()
+            while state.yielded and not (manager.stopping() or manager.live or manager.exhausted):
+                if state.may():
+                    state.yielded = False
+                    _tuner(spec, folder, state).fit()
+                else:
+                    time.sleep(YIELD_SECONDS)
+    except KeyboardInterrupt as error:
+        raise actor_failures.released(error) from None
+    finally:
+        if grouped:  # placement groups of processes that were killed after their trial ended
+            remove_groups(*map(state.home, state.open))
     if not manager.stopping() and (manager.live or not manager.exhausted):
         cause = f"Ray Tune ended before the sweep (running trials: {manager.live})"
         again = commands.for_run(folder.path, "sweep --resume")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import traceback
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -266,6 +267,38 @@ def test_trials_that_tune_leaves_are_an_error(
     text = rf"ended before the sweep \(running trials: {live}\).*sweep --resume s"
     with pytest.raises(RunFailed, match=text) if raises else nullcontext():
         run_trials(searching.sweep(), folder, manager, 1, lambda wanted: wanted, print)
+
+
+def test_an_interrupt_leaves_no_processes_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a notebook the connection to Ray stays, and so does the traceback. Tune cleans up after exceptions alone."""
+
+    class Processes:
+        """They end with this object, which refers to itself as Tune's do."""
+
+        def __init__(self) -> None:
+            self.step = self.fit
+
+        def fit(self) -> None:
+            raise KeyboardInterrupt
+
+    begun: list[weakref.ref[Processes]] = []
+    removed: list[Any] = []
+
+    def tuner(*args: Any, **options: Any) -> Processes:
+        processes = Processes()
+        begun.append(weakref.ref(processes))
+        return processes
+
+    monkeypatch.setattr(tune, "Tuner", tuner)
+    monkeypatch.setattr("orchestrator.sweeps.tune.remove_groups", lambda *homes: removed.append(homes))
+    spec = searching.sweep()
+    spec = spec.model_copy(update={"resources": spec.resources.fixed(2)})
+    folder: Any = SimpleNamespace(path=tmp_path / "s", id="s", log=tmp_path / "log")
+    with pytest.raises(KeyboardInterrupt) as kept:
+        run_trials(spec, folder, SimpleNamespace(), 1, lambda wanted: wanted, print)  # type: ignore[arg-type]
+    assert kept.tb is not None
+    assert [processes() for processes in begun] == [None]
+    assert removed, "the groups that these processes have started"
 
 
 def test_a_sweep_without_a_share_goes_on_when_it_has_one_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
