@@ -94,9 +94,8 @@ def driver(folder: RunFolder, asked: SweepSpec) -> Driver:
         tracker=JournalTracker(folder.path),
         settings=settings.resolve(),
         interrupts=SimpleNamespace(stop_requested=lambda: False),
-        console=SimpleNamespace(
-            say=lambda *a: None, begin=lambda *a: None, event=lambda *a: None, progress=lambda *a: None
-        ),
+        console=SimpleNamespace(say=lambda *a: None, begin=lambda *a: None, event=lambda *a: None),
+        print_progress=lambda *a: None,
         notify=lambda *a, **k: None,
         trained_on=lambda *a: None,
         publisher=SimpleNamespace(trained=lambda epochs: None),

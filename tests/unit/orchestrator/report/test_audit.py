@@ -17,7 +17,7 @@ import pytest
 
 from orchestrator.cli import app
 from orchestrator.console import Console
-from orchestrator.errors import UserError
+from orchestrator.errors import Interrupted, UserError
 from orchestrator.report import audit as view
 from orchestrator.report.audit import Audit, audits
 from orchestrator.runs import driver
@@ -128,7 +128,7 @@ def test_a_run_that_died_after_its_look_is_visible(
     """It is counted, has no value, and looks again when it is resumed."""
     with monkeypatch.context() as patch:
         patch.setattr(driver.worker, "write_outcome", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(Interrupted):
             run("one")
     assert len(only(settings).rows) == 1
     driver.resume(run_lookup.find(settings.storage, "one"), settings, Console())
