@@ -245,8 +245,8 @@ def test_weights_of_a_refit_have_seen_the_validation_part(
 ) -> None:
     from orchestrator.registry import models as registry
 
-    def started(name: str, refit: bool, init: str | None = None, dataset: str = "synthetic") -> tuple[bool, bool]:
-        options = {"dataset": dataset, "dim": 4, "epochs": 1, "refit": refit, "init": init}
+    def started(name: str, refit: bool, init: str | None = None) -> tuple[bool, bool]:
+        options = {"dataset": "synthetic", "dim": 4, "epochs": 1, "refit": refit, "init": init}
         capsys.readouterr()
         result = run("recommender", name=name, register=name if registered else None, tracking=None, **options)
         tags = registry.client(resolve({})).get_run(result.run_id).data.tags
