@@ -31,12 +31,12 @@ def link(client: Any, run_id: str, model_id: str, folder: Path) -> None:
     step, moment = _logged_at(client, run_id, values, round(outcome["time"] * 1000), outcome["epochs"])
     names = Names()
     every = {**values, **_interval(values, folder / TEST_UNITS)}
-    # MLflow copies the run's values of step 0 to the model, and takes no value twice.
-    present = {one.key for one in client.get_logged_model(model_id).metrics or ()}
+    # MLflow copies the run's values of step 0 to each model, whatever its epoch, and takes no value twice.
+    present = {(one.key, one.step, one.timestamp) for one in client.get_logged_model(model_id).metrics or ()}
     metrics = [
         Metric(name, every[ours], moment, step, model_id=model_id, run_id=run_id, **data)
         for ours, name in names.give(every).items()
-        if name not in present
+        if (name, step, moment) not in present
     ]
     if metrics:
         client.log_batch(run_id, metrics=metrics)

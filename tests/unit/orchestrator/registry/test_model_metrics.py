@@ -63,3 +63,22 @@ def test_each_sealed_version_has_the_values_of_its_session(database: Path, tmp_p
         ]
     assert seen == [(0.5, 1), (0.3, 2)]
     assert len(client.get_metric_history(run, "test/hit")) == 2
+
+
+@pytest.mark.parametrize(("step", "values"), [(0, [(0.4, 0)]), (5, [(0.2, 0), (0.4, 5)])], ids=["its own", "earlier"])
+def test_values_of_step_0_that_mlflow_copied_are_kept(
+    database: Path, tmp_path: Path, step: int, values: list[tuple[float, int]]
+) -> None:
+    """``log_model`` copies them to each model of the run, also to that of a later winner, whose values are others."""
+    client = MlflowClient(f"sqlite:///{database}")
+    run = client.create_run("0").info.run_id
+    client.log_inputs(run, [DatasetInput(Dataset("ml-100k", "d0", "local", "{}"))])
+    logged = [Metric("test/hit", value, 1000 + at, at) for value, at in values]
+    client.log_batch(run, metrics=logged)
+    model = client.create_logged_model("0", "winner", source_run_id=run).model_id
+    first = logged[0]
+    copied = Metric("test/hit", first.value, first.timestamp, first.step, model_id=model, run_id=run)
+    client.log_batch(run, metrics=[copied])
+    model_metrics.link(client, run, model, outcome(tmp_path / "one", 0.4, (1000 + step) / 1000, step))
+    seen = [(one.value, one.step) for one in client.get_logged_model(model).metrics if one.key == "test/hit"]
+    assert sorted(seen) == values
