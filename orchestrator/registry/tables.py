@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from itertools import islice
+from numbers import Integral, Real
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
@@ -209,10 +210,10 @@ def _lists(values: pd.Series[Any], column: Any, name: str, before: int) -> pd.Se
 
 
 def _is_number(element: Any, kind: str) -> bool:
-    """Whether MLflow takes an element of a list as a number. Among numbers with a fraction, nothing becomes NaN."""
-    if kind in INTEGERS:
-        return isinstance(element, int) and not isinstance(element, bool)
-    return element is None or (isinstance(element, int | float) and not isinstance(element, bool))
+    """Whether an element of a list, also one of NumPy, is a number. Among those with a fraction nothing becomes NaN."""
+    if element is None:
+        return kind not in INTEGERS
+    return isinstance(element, Integral if kind in INTEGERS else Real) and not isinstance(element, bool)
 
 
 def _bytes(value: Any) -> Any:

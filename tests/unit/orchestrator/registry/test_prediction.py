@@ -166,6 +166,10 @@ def test_a_list_of_floats_may_have_whole_numbers() -> None:
     assert frame["names"].tolist() == [["a"], ["b"]]
     _enforce_schema(frame, Schema(columns))
     assert typed(pd.DataFrame({"x": [[1], None]}), columns[:1], "in.jsonl", 0)["x"].tolist() == [[1.0], None]
+    of_numpy = [np.float32(0.5), np.int32(1)]  # as in a list made in a notebook
+    assert typed(pd.DataFrame({"x": [of_numpy]}), columns[:1], "in.jsonl", 0)["x"].tolist() == [of_numpy]
+    whole = ColSpec(Array(DataType.long), "x")
+    assert typed(pd.DataFrame({"x": [[np.int64(3)]]}), [whole], "in.jsonl", 0)["x"].tolist() == [[3]]
     for odd in (["1"], [True]):  # MLflow refuses them, too
         with pytest.raises(UserError, match=r"Column x of in\.jsonl is wrong in row 2"):
             typed(pd.DataFrame({"x": [None, odd]}), columns[:1], "in.jsonl", 0)
