@@ -293,7 +293,7 @@ class Study(SweepTrials):
         except Exception as error:
             if disk.is_full(error):  # for the journal, which is no fault of the space
                 raise
-            cause = f"The search space failed: {type(error).__name__}: {one_line(error)}"
+            cause = f"{spaces.FAILED}: {type(error).__name__}: {one_line(error)}"
             raise DrawFailed(seed_run, cause) from error
         self._rungs.begin(trial.number)
         params = about.get("params", suggested)
