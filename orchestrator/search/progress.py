@@ -47,7 +47,10 @@ def search_progress(
 
 
 def _seconds_left(trials: Sequence[FrozenTrial], target: int) -> float | None:
-    """Mean seconds of a trial times the remaining trials, divided by the number that run at once."""
+    """Usual seconds of a trial times the remaining trials, divided by the number that run at once.
+
+    None without an ended or a running trial, and if all that is left are trials that take longer than usual.
+    """
     ended = [t.duration.total_seconds() for t in trials if t.state.is_finished() and t.duration is not None]
     running = [trial for trial in trials if trial.state.name == "RUNNING"]
     if not ended or not running:
@@ -56,4 +59,4 @@ def _seconds_left(trials: Sequence[FrozenTrial], target: int) -> float | None:
     now = datetime.now()
     passed = sum(min(usual, (now - t.datetime_start).total_seconds()) for t in running if t.datetime_start)
     left = max(0, target - len(trials) + len(running)) * usual - passed
-    return round(float(max(0.0, left)) / len(running), 1)
+    return round(float(left) / len(running), 1) if left > 0 else None

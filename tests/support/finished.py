@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Container, Mapping, Sequence
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,7 @@ def sweep(
     study = open_study(folder.path, ["minimize" if d == "min" else "maximize" for d in directions])
     for number, value in enumerate(values):
         trial = _trial(number, value, seeds, dict(fixed or {}), cause)
+        trial.datetime_start = datetime.now() - timedelta(seconds=1)
         if number in (repeat_of or {}):
             trial.set_user_attr(REPEAT, (repeat_of or {})[number])
         if number in violating:

@@ -20,6 +20,8 @@ from orchestrator.storage.settings import Settings, resolve
 from tests.support.finished import continue_sweep, run, sweep
 from workloads.contract import Objective
 
+LOWEST = Objective("error", "min")
+
 pytestmark = pytest.mark.usefixtures("toy_workload")
 
 
@@ -182,14 +184,17 @@ def test_reading_a_sweep_that_runs_changes_nothing(settings: Settings) -> None:
 
 def test_progress_counts_states_and_foretells_the_end(settings: Settings) -> None:
     folder = sweep(settings.storage, "s", [(3.0,), (1.0,), None], settled=False)
+    spec = folder.record["spec"]
+    spec["sweep"]["search"]["trials"] = 9
+    folder.update(spec=spec)
     study = open_study(folder.path)
     study.ask()
     told = listing.progress(folder)
     assert told["trials"] == {"complete": 2, "fail": 1, "running": 1}
-    assert (told["target"], told["best"]) == (4, {"trial": 1, "error": 1.0})
+    assert (told["target"], told["best"]) == (9, {"trial": 1, "error": 1.0})
     assert told["seconds_left"] is not None
     assert listing.progress_as_text(told).startswith(
-        "4 of 4 trials: 2 complete, 1 fail, 1 running; best: trial 1, error 1;"
+        "4 of 9 trials: 2 complete, 1 fail, 1 running; best: trial 1, error 1;"
     )
 
 
@@ -200,8 +205,17 @@ def test_a_trial_that_a_resume_continued_does_not_stretch_the_time_left() -> Non
         trial.datetime_start, trial.datetime_complete = moment, moment + timedelta(seconds=seconds)
     running = create_trial(state=TrialState.RUNNING)
     running.datetime_start = datetime.now()
-    left = search_progress([*ended, running], 10, Objective("error", "min"), None)["seconds_left"]
+    left = search_progress([*ended, running], 10, LOWEST, None)["seconds_left"]
     assert left == pytest.approx(25, abs=4)
+
+
+def test_the_end_of_a_last_trial_that_takes_longer_than_usual_is_unknown() -> None:
+    ended, last = create_trial(state=TrialState.COMPLETE, value=0.0), create_trial(state=TrialState.RUNNING)
+    now = datetime.now()
+    ended.datetime_start, ended.datetime_complete = now - timedelta(seconds=70), now - timedelta(seconds=60)
+    last.datetime_start = now - timedelta(seconds=60)
+    left = {target: search_progress([ended, last], target, LOWEST, None)["seconds_left"] for target in (2, 3)}
+    assert left == {2: None, 3: 10.0}
 
 
 def test_additional_trials_are_part_of_the_target(settings: Settings) -> None:
