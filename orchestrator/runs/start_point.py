@@ -145,9 +145,10 @@ def prepare(folder: Path, spec: ExperimentSpec | SweepSpec, settings: Settings) 
         origin = source(settings, spec.origin)
         same = isinstance(spec, ExperimentSpec) and spec.plan.objective == origin.spec.plan.objective
         checkpoint.write(folder / FOLDER / _STATE, _forked(checkpoint.read(origin.checkpoint), best=same))
-        if (noted := origin.run / FOLDER / _DATASET / _EXPECTED).exists():  # which record_data compares with
-            (folder / FOLDER / _DATASET).mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(noted, folder / FOLDER / _DATASET / _EXPECTED)
+        for noted in (Path(_DATASET, _EXPECTED), Path(_WEIGHTS, _LEARNT)):  # for record_data and has_seen_validation
+            if (origin.run / FOLDER / noted).exists():
+                (folder / FOLDER / noted).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(origin.run / FOLDER / noted, folder / FOLDER / noted)
 
 
 def record_data(

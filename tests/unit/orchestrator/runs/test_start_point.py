@@ -245,8 +245,10 @@ def test_weights_of_a_refit_have_seen_the_validation_part(
 ) -> None:
     from orchestrator.registry import models as registry
 
-    def started(name: str, refit: bool, init: str | None = None) -> tuple[bool, bool]:
-        options = {"dataset": "synthetic", "dim": 4, "epochs": 1, "refit": refit, "init": init}
+    def started(
+        name: str, refit: bool, init: str | None = None, origin: str | None = None, epochs: int = 1
+    ) -> tuple[bool, bool]:
+        options = {"dataset": "synthetic", "dim": 4, "epochs": epochs, "refit": refit, "init": init, "origin": origin}
         capsys.readouterr()
         result = run("recommender", name=name, register=name if registered else None, tracking=None, **options)
         tags = registry.client(resolve({})).get_run(result.run_id).data.tags
@@ -258,6 +260,8 @@ def test_weights_of_a_refit_have_seen_the_validation_part(
     assert started("after-honest", refit=False, init=f"honest{number}") == (False, False)
     assert started("after-refitted", refit=False, init=f"refitted{number}") == (True, True)
     assert started("again", refit=False, init=f"after-refitted{number}") == (True, True)
+    assert started("continued", refit=False, origin="again", epochs=2) == (True, True)
+    assert started("continued-honest", refit=False, origin="honest", epochs=2) == (False, False)
 
 
 def test_a_sweeps_refit_starts_from_the_weights_too(run: Run, tmp_path: Path) -> None:
