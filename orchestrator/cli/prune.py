@@ -133,8 +133,10 @@ def _remove(orphan: Orphan) -> bool:
             _delete(orphan.path)
         elif orphan.path == orphan.run:
             with lease.holding(stored):
+                is_further = sync_state.is_superseded(stored, sync_state.manifest(orphan.run)[0])
                 _delete(orphan.path)
-                remote.Remote(stored.uri.rpartition("/")[0]).remove_folder(orphan.run.name)
+                if not is_further:  # else another driver has gone on since this copy was made
+                    remote.Remote(stored.uri.rpartition("/")[0]).remove_folder(orphan.run.name)
         else:
             _delete(orphan.path)
             sync_state.upload_pending(orphan.run)

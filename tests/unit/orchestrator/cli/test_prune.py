@@ -18,10 +18,11 @@ from orchestrator.cli import prune
 from orchestrator.cli.prune import Orphan, orphans, remove, stale
 from orchestrator.cli.storage import clean
 from orchestrator.errors import FAILED
-from orchestrator.storage import lease, records, remote, run_lookup
+from orchestrator.storage import lease, records, remote, run_lookup, sync_state
 from orchestrator.storage.records import RunFolder
 from orchestrator.storage.settings import Settings, resolve
 from orchestrator.tracking.client import OWNER
+from tests.support.waiting import until
 
 
 @pytest.fixture
@@ -269,6 +270,26 @@ def test_what_another_machine_drives_by_now_stays(mirrored: Settings, tmp_path: 
     assert remove(found) == ([], [])
     (tmp_path / "bucket" / "one" / lease.NAME).unlink()
     assert remove(found) == (found, [])
+
+
+def test_an_early_copy_of_a_run_goes_without_what_its_driver_has_stored_since(
+    mirrored: Settings, tmp_path: Path
+) -> None:
+    storage = remote.mirror_of(f"file://{tmp_path}/bucket", tmp_path / "elsewhere")
+    there = records.create(storage, "run", "toy", {}, "orchestrator run toy", "one")
+    following = there.start_sync()
+    stored = remote.location_of(there.path)
+    assert stored is not None
+    until(lambda: sync_state.record(stored))
+    looked_at = run_lookup.find(mirrored.storage, "one")
+    write(there, "history.jsonl")
+    there.release("finished", 0)
+    assert following.close() is None
+    (orphan,) = orphans(mirrored)
+    assert remove([orphan]) == ([orphan], [])
+    assert not looked_at.path.exists()
+    assert (tmp_path / "bucket" / "one" / "history.jsonl").exists()
+    assert run_lookup.find(mirrored.storage, "one").status() == "finished"
 
 
 def test_what_can_not_be_removed_is_named_and_the_rest_goes(
