@@ -24,6 +24,7 @@ from orchestrator.tracking.client import OWNER, all_pages, all_runs
 from orchestrator.tracking.tracker import JOURNAL
 
 COPY = "copy of what is stored"
+DAMAGED = "folder with a damaged record"
 OVERTAKEN = "folder of a driver that was overtaken"
 DAY = 86_400.0
 HOLDING = (STUDY, HISTORY, OUTCOME, JOURNAL)
@@ -133,14 +134,21 @@ def _remove(orphan: Orphan) -> bool:
             _delete(orphan.path)
         elif orphan.path == orphan.run:
             with lease.holding(stored):
-                is_further = sync_state.is_superseded(stored, sync_state.manifest(orphan.run)[0])
+                is_kept = _is_further(stored, orphan)
                 _delete(orphan.path)
-                if not is_further:  # else another driver has gone on since this copy was made
+                if not is_kept:
                     remote.Remote(stored.uri.rpartition("/")[0]).remove_folder(orphan.run.name)
         else:
             _delete(orphan.path)
             sync_state.upload_pending(orphan.run)
     return True
+
+
+def _is_further(stored: remote.Remote, orphan: Orphan) -> bool:
+    """Whether the storage has more of a run than its folder here: a later driver's record, or an intact one."""
+    if orphan.kind == DAMAGED:
+        return sync_state.record(stored) is not None
+    return sync_state.is_superseded(stored, sync_state.manifest(orphan.run)[0])
 
 
 def _delete(path: Path) -> None:
@@ -174,7 +182,7 @@ def _orphans_in(path: Path, kept: bool) -> Iterator[Orphan]:
         folder = records.open_folder(path)
     except UserError:
         if _damaged(path):
-            yield _orphan("folder with a damaged record", path, path)
+            yield _orphan(DAMAGED, path, path)
         return
     yield from _of(folder, kept)
 

@@ -292,6 +292,17 @@ def test_an_early_copy_of_a_run_goes_without_what_its_driver_has_stored_since(
     assert run_lookup.find(mirrored.storage, "one").status() == "finished"
 
 
+def test_a_run_whose_record_is_damaged_here_alone_stays_in_the_storage(mirrored: Settings, tmp_path: Path) -> None:
+    folder = half_stored(mirrored)
+    (folder.path / "record.json").write_text("")
+    (orphan,) = orphans(mirrored)
+    assert (orphan.kind, orphan.path) == (prune.DAMAGED, folder.path)
+    assert remove([orphan]) == ([orphan], [])
+    assert not folder.path.exists()
+    assert (tmp_path / "bucket" / "one" / "history.jsonl").exists()
+    assert run_lookup.find(mirrored.storage, "one").status() == "finished"
+
+
 def test_what_can_not_be_removed_is_named_and_the_rest_goes(
     settings: Settings, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
