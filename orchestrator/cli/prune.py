@@ -106,6 +106,8 @@ def remove(orphans: Iterable[Orphan]) -> tuple[list[Orphan], list[str]]:
         except UserError:  # another machine has resumed the run since
             continue
         except OSError as error:
+            if isinstance(error, FileNotFoundError) and not orphan.run.exists():  # another process is cleaning too
+                continue
             troubles.append(f"{orphan.path} could not be removed: {error.strerror or error}")
     return removed, troubles
 

@@ -303,6 +303,13 @@ def test_a_run_whose_record_is_damaged_here_alone_stays_in_the_storage(mirrored:
     assert run_lookup.find(mirrored.storage, "one").status() == "finished"
 
 
+def test_what_another_process_has_removed_meanwhile_is_no_trouble(settings: Settings) -> None:
+    lose(create(settings, "one"))
+    found = orphans(settings)
+    assert remove(found) == (found, [])
+    assert remove(found) == ([], [])
+
+
 def test_what_can_not_be_removed_is_named_and_the_rest_goes(
     settings: Settings, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
