@@ -184,12 +184,27 @@ def holder(location: Remote) -> Holder | None:
 
 @contextmanager
 def holding(location: Remote, above: int = 0) -> Iterator[None]:
-    """Hold the lease of the run at ``location`` within the block. Raises OSError, and UserError if another has it."""
+    """Hold and renew the lease of the run at ``location`` within the block.
+
+    Raises OSError, and UserError if another has it.
+    """
     held = Lease(location)
     held.take(above)
+    ended = threading.Event()
+
+    def renew() -> None:
+        while not ended.wait(RENEW_SECONDS):
+            with suppress(OSError):  # out of reach: try again
+                if not held.renew_or_lose():
+                    return
+
+    renewing = threading.Thread(target=renew, name="lease", daemon=True)
+    renewing.start()
     try:
         yield
     finally:
+        ended.set()
+        renewing.join()
         held.release()
 
 

@@ -14,6 +14,7 @@ from orchestrator.errors import USAGE, UserError
 from orchestrator.storage import lease
 from orchestrator.storage.lease import Lease
 from orchestrator.storage.remote import Remote
+from tests.support.waiting import until
 
 
 @pytest.fixture
@@ -41,6 +42,15 @@ def test_it_is_taken_renewed_and_given_back(place: Remote) -> None:
     ours.release()
     assert lease.holder(place) is None
     assert not lease.valid(place)
+
+
+def test_it_is_renewed_as_long_as_it_is_needed(place: Remote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "RENEW_SECONDS", 0.02)
+    file = tmp_path / "run" / lease.NAME
+    with lease.holding(place):
+        before = file.stat().st_mtime_ns
+        until(lambda: file.stat().st_mtime_ns > before)
+    assert lease.holder(place) is None
 
 
 def test_the_second_is_refused(place: Remote, tmp_path: Path) -> None:
