@@ -156,7 +156,10 @@ def sync(settings: Settings, folder: RunFolder) -> str:
         finally:
             with remote.answering(str(remote.uri_of(folder.path.parent))):
                 count = sync_state.upload_pending(folder.path)
-    stored = [f"{count} file{'s' * (count > 1)} stored"] if count else []
+    if count is None:
+        stored = ["another driver has continued it; what only the copy here has is not stored"]
+    else:
+        stored = [f"{count} file{'s' * (count > 1)} stored"] if count else []
     return f"{folder.id}: {'; '.join([*uploaded, *stored]) or 'everything is uploaded'}"
 
 

@@ -176,10 +176,11 @@ def has(storage: Path, name: str) -> bool:
     return False
 
 
-def upload_pending(folder: Path) -> int:
+def upload_pending(folder: Path) -> int | None:
     """Upload the pending files of a run with no live driver. Returns the number uploaded.
 
-    Raises OSError, and UserError if another process drives the run.
+    None if a later driver has gone on without some of them: they are not uploaded. Raises OSError, and UserError if
+    another process drives the run.
     """
     location = remote.location_of(folder)
     if location is None:
@@ -187,17 +188,24 @@ def upload_pending(folder: Path) -> int:
     holds, delivered = manifest(folder)
     left = len(undelivered(folder, delivered))
     if not left:
-        return 0
+        return None if _is_left_behind(folder) else 0
     with lease.holding(location, holds):
         if is_superseded(location, holds):
-            return 0
+            return None
         try:
             deliver(folder, location, delivered)
         except lease.Overtaken:
-            return 0
+            return None
         finally:
             remember(folder, holds, delivered)
     return left
+
+
+def _is_left_behind(folder: Path) -> bool:
+    """Whether the folder here of an earlier driver of the run has files that were never uploaded."""
+    names = generations.of_run(folder.parent, generations.run_id(folder.name))
+    earlier = [name for name in names if generations.generation(name) < generations.generation(folder.name)]
+    return any(undelivered(folder.parent / name, manifest(folder.parent / name)[1]) for name in earlier)
 
 
 def record(location: Remote) -> dict[str, Any] | None:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from orchestrator.runs import model_upload
-from orchestrator.storage import records
+from orchestrator.storage import lease, records, remote, run_lookup
 from orchestrator.storage.records import open_folder
 from orchestrator.storage.settings import resolve
 from tests.support.refusals import refused
+
+GONE = 2**22 + 1
+"""Above the pid of any process."""
 
 
 def test_no_driver_begins_while_the_journal_is_emptied(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,3 +45,28 @@ def test_what_another_sync_has_uploaded_is_not_uploaded_again(home: Path, monkey
         model_upload, "_sync_tracking", lambda settings, folder: [str(folder.record[model_upload.PENDING_MODEL])]
     )
     assert model_upload.sync(settings, found) == "one: None"
+
+
+@pytest.mark.parametrize("host", ["another", socket.gethostname()])
+def test_what_another_driver_has_gone_on_without_is_not_said_to_be_uploaded(
+    host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease, "SETTLE_SECONDS", 0.0)
+    here, there = (remote.mirror_of(f"file://{tmp_path}/bucket", tmp_path / name) for name in ("here", "there"))
+    folder = records.create(here, "run", "toy", {}, "orchestrator run toy", "one")
+    following = folder.start_sync()
+    folder.release("interrupted", 130)
+    assert following.close() is None
+    (folder.path / "late").write_text("x")
+    place = remote.location_of(folder.path)
+    assert place is not None
+    told = {"format": 1, "token": "ours", "host": host, "pid": GONE, "generation": 1}
+    place.write(lease.NAME, json.dumps(told).encode())  # it was let to expire
+    monkeypatch.setattr(lease, "SECONDS", 0.0)
+    again = run_lookup.find(there, "one").fetch()
+    again.acquire()
+    following = again.start_sync()
+    again.release("finished", 0)
+    assert following.close() is None
+    said = model_upload.sync(resolve({"tracking": "none"}), run_lookup.find(here, "one"))
+    assert said == "one: another driver has continued it; what only the copy here has is not stored"
