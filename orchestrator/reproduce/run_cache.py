@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -18,10 +17,8 @@ from orchestrator.console import Console
 from orchestrator.errors import Interrupted
 from orchestrator.provenance.record import recorded_environment
 from orchestrator.runs import driver
-from orchestrator.search.journal import JOURNAL
 from orchestrator.storage import commands, generations, run_lookup
 from orchestrator.storage.object_sync import STOP
-from orchestrator.storage.records import RunFolder
 from orchestrator.storage.settings import Settings
 from orchestrator.sweeps import sweep as sweeps
 
@@ -111,10 +108,6 @@ def run(spec: ExperimentSpec | SweepSpec, settings: Settings, local: bool, about
     if done := finished(name, settings):
         return done
     folder = run_lookup.find_here(settings.storage, name)
-    if folder is not None and _never_started(folder):
-        for each in generations.of_run(settings.storage, name):
-            shutil.rmtree(settings.storage / each)
-        folder = None
     console = QuietConsole()
     with _stopped_in_time(name, settings):
         if isinstance(spec, SweepSpec) and folder:
@@ -150,12 +143,3 @@ def finished(name: str, settings: Settings) -> Done | None:
         return None
     folder = folder.fetch()
     return Done(folder.path, folder.record["result"], reused=True)
-
-
-def _never_started(folder: RunFolder) -> bool:
-    """Whether it is a sweep that was stopped before it had a journal, so that it cannot be resumed."""
-    return (
-        folder.record["kind"] == "sweep"
-        and not folder.has_live_driver()
-        and not (folder.fetch().path / JOURNAL).exists()
-    )

@@ -5,10 +5,13 @@ from typing import Any
 import optuna
 import pytest
 
+from orchestrator.errors import Interrupted
 from orchestrator.reproduce import run_cache
+from orchestrator.runs import driver
 from orchestrator.search import spaces
+from orchestrator.storage.records import RunFolder
 from orchestrator.storage.settings import Settings
-from orchestrator.sweeps import request
+from orchestrator.sweeps import request, sweep
 
 
 def test_a_search_with_another_range_is_another_search(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,3 +26,24 @@ def test_a_search_with_another_range_is_another_search(settings: Settings, monke
         monkeypatch.setattr(spaces, "load", lambda workload, name, space=space: space)
         names.append(run_cache.name_of(spec, settings, "about"))
     assert names[0] == names[1] != names[2]
+
+
+def test_a_search_that_was_stopped_before_its_first_trial_is_resumed(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In an object store its name is taken, and another process may have begun to drive it."""
+    spec = request.sweep("recommender", settings, search={"trials": 2}, local=True)
+    options = driver.Options(local=True, name=run_cache.name_of(spec, settings, "about"))
+    folder = driver.create(spec, settings, options)
+    folder.release("interrupted", 130)
+    resumed = []
+
+    def resume(found: RunFolder, *_: Any) -> None:
+        resumed.append(found.path)
+        raise Interrupted("orchestrator sweep --resume")
+
+    monkeypatch.setattr(sweep, "resume", resume)
+    with pytest.raises(Interrupted):
+        run_cache.run(spec, settings, True, "about")
+    assert resumed == [folder.path]
+    assert (folder.path / "record.json").exists()
