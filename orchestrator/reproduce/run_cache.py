@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any
 from orchestrator.cluster import preflight
 from orchestrator.config.spec import ExperimentSpec, SweepSpec, digest
 from orchestrator.console import Console
-from orchestrator.errors import Interrupted
+from orchestrator.errors import Interrupted, UserError
 from orchestrator.provenance.record import recorded_environment
 from orchestrator.runs import driver
 from orchestrator.storage import commands, generations, run_lookup
@@ -76,8 +76,9 @@ def _stopped_in_time(name: str, settings: Settings) -> Iterator[None]:
     def stop() -> None:
         seconds = max(0.0, moment - time.monotonic())
         while not over.wait(seconds):
-            if folder := run_lookup.find_here(settings.storage, name):
-                folder.stop()
+            with suppress(UserError):  # the storage is out of reach, for example
+                if folder := run_lookup.find_here(settings.storage, name):
+                    folder.stop()
             seconds = STOP_AGAIN_SECONDS
 
     watch = threading.Thread(target=stop, name="stop in time", daemon=True)

@@ -1,17 +1,21 @@
 from __future__ import annotations
 
+import threading
+from types import SimpleNamespace
 from typing import Any
 
 import optuna
 import pytest
 
-from orchestrator.errors import Interrupted
+from orchestrator.errors import UNAVAILABLE, Interrupted, UserError
 from orchestrator.reproduce import run_cache
 from orchestrator.runs import driver
 from orchestrator.search import spaces
+from orchestrator.storage import run_lookup
 from orchestrator.storage.records import RunFolder
 from orchestrator.storage.settings import Settings
 from orchestrator.sweeps import request, sweep
+from tests.support.waiting import HANG_SECONDS
 
 
 def test_a_search_with_another_range_is_another_search(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,3 +51,22 @@ def test_a_search_that_was_stopped_before_its_first_trial_is_resumed(
         run_cache.run(spec, settings, True, "about")
     assert resumed == [folder.path]
     assert (folder.path / "record.json").exists()
+
+
+def test_a_run_whose_time_is_over_is_stopped_once_its_storage_answers_again(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped = threading.Event()
+    answers = iter([UserError("The storage cannot be used", code=UNAVAILABLE)])
+
+    def find(*_: Any) -> Any:
+        for error in answers:
+            raise error
+        return SimpleNamespace(stop=stopped.set)
+
+    monkeypatch.setattr(run_lookup, "find_here", find)
+    monkeypatch.setattr(run_cache, "STOP_AGAIN_SECONDS", 0.01)
+    moments = iter([0.0])
+    monkeypatch.setattr(run_cache, "time", SimpleNamespace(monotonic=lambda: next(moments, 2.0)))
+    with run_cache.until(1.0), run_cache._stopped_in_time("one", settings):
+        assert stopped.wait(HANG_SECONDS)
