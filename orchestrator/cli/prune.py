@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -17,7 +18,7 @@ from orchestrator.errors import UserError, one_line
 from orchestrator.registry import models
 from orchestrator.storage import generations, lease, records, remote, run_lookup, sync_state
 from orchestrator.storage.lease import LOCK
-from orchestrator.storage.names import HALF_WRITTEN, HISTORY, OUTCOME, RECORD, STUDY
+from orchestrator.storage.names import HALF_WRITTEN, HISTORY, OUTCOME, RECORD, STATUS_FILE, STUDY
 from orchestrator.storage.records import SETTLED, RunFolder
 from orchestrator.storage.settings import Settings
 from orchestrator.tracking.client import OWNER, all_pages, all_runs
@@ -167,7 +168,7 @@ def _driven_elsewhere(folder: RunFolder) -> bool:
     """Whether another machine drives the run, also if this machine's clock is wrong or the storage does not answer."""
     stored = remote.location_of(folder.path)
     try:
-        return stored is not None and _leased(stored)
+        return _may_have_another_host(folder) if stored is None else _leased(stored)
     except OSError:
         return True
 
@@ -195,6 +196,8 @@ def _of(folder: RunFolder, kept: bool) -> Iterator[Orphan]:
     if generations.is_superseded(path):
         yield _orphan(OVERTAKEN, path, path)
         return
+    if _may_have_another_host(folder):
+        return
     if _is_stored(path):
         yield _orphan(COPY, path, path)
         return
@@ -212,6 +215,18 @@ def _of(folder: RunFolder, kept: bool) -> Iterator[Orphan]:
     journal = path / JOURNAL
     if journal.exists() and journal.stat().st_size == 0:
         yield _orphan("delivered journal", path, journal)
+
+
+def _may_have_another_host(folder: RunFolder) -> bool:
+    """Whether another host of a shared file system may drive the run: not all of these share locks between hosts.
+
+    A driver writes its status every two seconds, so a day is more than clocks differ.
+    """
+    is_of_this_host = folder.record.get("host") in (None, socket.gethostname())
+    if is_of_this_host or folder.record.get("ended") or remote.location_of(folder.path):
+        return False
+    files = [file for file in (folder.path / RECORD, folder.path / STATUS_FILE) if file.exists()]
+    return max(file.stat().st_mtime for file in files) > time.time() - DAY
 
 
 def _orphan(kind: str, run: Path, path: Path) -> Orphan:

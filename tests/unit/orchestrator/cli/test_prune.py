@@ -185,6 +185,20 @@ def test_another_format_and_somebody_elses_folder_stay(settings: Settings) -> No
     assert orphans(settings) == []
 
 
+def test_what_another_host_may_drive_stays_for_a_day(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system may have locks of each host."""
+    with monkeypatch.context() as there:
+        there.setattr(socket, "gethostname", lambda: "another")
+        folder = create(settings, "one")
+    write(folder, "history.jsonl", "pulse.json", "checkpoints/.checkpoint-00000002.7.partial/tensors")
+    lose(folder)
+    moment = time.time() - 2 * 86_400
+    os.utime(folder.path / "record.json", (moment, moment))
+    assert orphans(settings) == []
+    os.utime(folder.path / "pulse.json", (moment, moment))
+    assert [orphan.kind for orphan in orphans(settings)] == ["half-written checkpoint"]
+
+
 def test_a_delivered_journal_goes_and_one_that_is_not_stays(settings: Settings) -> None:
     for name, content in (("delivered", ""), ("waiting", "{}\n")):
         folder = create(settings, name)
