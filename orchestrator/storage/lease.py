@@ -15,12 +15,13 @@ import secrets
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from orchestrator.errors import UserError
 from orchestrator.storage import commands, conditional, generations
@@ -236,10 +237,33 @@ def driven_here(folder: Path) -> bool:
         return False
 
 
+def open_lock(folder: Path) -> IO[str]:
+    """Open the lock file of a run. Raises OSError.
+
+    A process that is forked meanwhile, such as a DataLoader's, does not keep the lock: it may outlive this one.
+    """
+    lock = (folder / LOCK).open("a+")
+    _open_locks.add(lock)
+    return lock
+
+
+_open_locks: weakref.WeakSet[IO[str]] = weakref.WeakSet()
+
+
+def _leave_locks_to_the_parent() -> None:
+    with open(os.devnull) as null:
+        for lock in _open_locks:
+            if not lock.closed:
+                os.dup2(null.fileno(), lock.fileno())
+
+
+os.register_at_fork(after_in_child=_leave_locks_to_the_parent)
+
+
 @contextmanager
 def locked(folder: Path) -> Iterator[bool]:
     """Lock a run against drivers on this machine within the block; False if one holds the lock. Raises OSError."""
-    with (folder / LOCK).open("a+") as lock:
+    with open_lock(folder) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

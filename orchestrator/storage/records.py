@@ -93,7 +93,7 @@ class RunFolder:
         Raises UserError if another process drives it, on any machine, and (exit 3) if it cannot be written.
         """
         with ExitStack() as undone, self._writing():
-            lock: IO[str] = undone.enter_context((self.path / lease.LOCK).open("a+"))
+            lock: IO[str] = undone.enter_context(lease.open_lock(self.path))
             self._take_lock(lock)
             claim, stored = self._take_lease()
             if claim:
@@ -230,7 +230,7 @@ class RunFolder:
             self.path = takeover.copy(self.path, number)
         except FileExistsError:
             raise UserError(f"{self.id} is being driven by another process", fix="Wait for it") from None
-        ours = (self.path / lease.LOCK).open("a+")
+        ours = lease.open_lock(self.path)
         self._take_lock(ours)
         return ours
 

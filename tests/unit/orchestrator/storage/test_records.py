@@ -237,6 +237,17 @@ def test_looking_at_a_folder_takes_nothing_away(tmp_path: Path) -> None:
     run_lookup.find(tmp_path, folder.id).acquire()
 
 
+def test_a_process_that_its_driver_has_forked_does_not_keep_the_folder(tmp_path: Path) -> None:
+    folder = create(tmp_path)
+    forked = elsewhere(lambda: None)
+    assert folder.has_live_driver()
+    assert folder._lock
+    folder._lock.close()  # the driver is killed
+    assert not folder.has_live_driver()
+    run_lookup.find(tmp_path, folder.id).acquire()
+    kill(forked)
+
+
 def test_an_old_stop_does_not_stop_the_next_driver(tmp_path: Path) -> None:
     folder = create(tmp_path)
     folder.stop_file.touch()
