@@ -169,8 +169,8 @@ class Runner:
 
 
 def plain(word: str) -> str:
-    """A word with all characters replaced that a file name should not have."""
-    return "".join(c if c.isalnum() or c in "-_" else "-" for c in word)
+    """A word with all characters replaced that the name of a run cannot have."""
+    return "".join(c if (c.isascii() and c.isalnum()) or c in "-_" else "-" for c in word)
 
 
 def space(regime: Regime) -> str:

@@ -8,10 +8,10 @@ import optuna
 import pytest
 
 from orchestrator.errors import UNAVAILABLE, Interrupted, UserError
-from orchestrator.reproduce import run_cache
+from orchestrator.reproduce import run_cache, table_runs
 from orchestrator.runs import driver
 from orchestrator.search import spaces
-from orchestrator.storage import run_lookup
+from orchestrator.storage import records, run_lookup
 from orchestrator.storage.records import RunFolder
 from orchestrator.storage.settings import Settings
 from orchestrator.sweeps import request, sweep
@@ -70,3 +70,9 @@ def test_a_run_whose_time_is_over_is_stopped_once_its_storage_answers_again(
     monkeypatch.setattr(run_cache, "time", SimpleNamespace(monotonic=lambda: next(moments, 2.0)))
     with run_cache.until(1.0), run_cache._stopped_in_time("one", settings):
         assert stopped.wait(HANG_SECONDS)
+
+
+def test_a_run_on_a_dataset_of_any_name_has_a_valid_name(settings: Settings) -> None:
+    spec = request.experiment("recommender", settings, overrides={"dataset": "synthetic"}, local=True)
+    name = run_cache.name_of(spec, settings, f"thesis-{table_runs.plain('Büro 日本')}")
+    assert records.create(settings.storage, "run", "recommender", {}, "orchestrator run", name).id == name
