@@ -31,10 +31,14 @@ Settings: TypeAlias = dict[str, Any]
 
 
 class Views(NamedTuple):
-    """A micro-batch: a function of its views (2b, 3, S, S), first views first, and its images' positions (b,)."""
+    """A micro-batch: a function of its views (2b, 3, S, S), first views first, and its images' positions (b,).
+
+    ``seed``: of what the networks draw, as some models of timm do, such as Swin, which drops paths.
+    """
 
     make: Callable[[], torch.Tensor]
     places: torch.Tensor
+    seed: int
 
 
 class InBatch:
@@ -120,9 +124,10 @@ class InBatch:
 
     def _pairs(self, part: Views, replica: nn.Module) -> torch.Tensor:
         """Embeddings, or predictions, of both views of a micro-batch, (b, 2, d)."""
-        return _paired(self._encode(replica, part.make()))
+        return _paired(self._encode(replica, part.make(), part.seed))
 
-    def _encode(self, network: Callable[[torch.Tensor], torch.Tensor], views: torch.Tensor) -> torch.Tensor:
+    def _encode(self, network: Callable[[torch.Tensor], torch.Tensor], views: torch.Tensor, seed: int) -> torch.Tensor:
+        torch.manual_seed(seed)  # gradient caching encodes a micro-batch twice, which must draw the same
         with encoder_precision(self.runtime):
             return network(views)
 
@@ -141,7 +146,7 @@ class Bootstrap(InBatch):
 
     def backward(self, parts: Sequence[Views], replica: nn.Module, used: Settings) -> torch.Tensor:
         """As for :class:`InBatch`."""
-        others = torch.cat([_paired(self._encode(self.target, part.make())).flip(1) for part in parts])
+        others = torch.cat([_paired(self._encode(self.target, part.make(), part.seed + 1)).flip(1) for part in parts])
         encoded = [partial(self._pairs, part, replica) for part in parts]
         return gradient_cache.backward(encoded, partial(_mean_byol_loss, others=others), replica)
 
@@ -183,7 +188,7 @@ class Queue(InBatch):
 
     def backward(self, parts: Sequence[Views], replica: nn.Module, used: Settings) -> torch.Tensor:
         """As for :class:`InBatch`; the keys enter the queue after the loss."""
-        keys = torch.cat([self._encode(self.target, _halves(part.make())[1]) for part in parts])
+        keys = torch.cat([self._encode(self.target, _halves(part.make())[1], part.seed + 1) for part in parts])
         labels = self._labels(parts)
         encoded = [partial(self._queries, part, replica) for part in parts]
         loss_of = partial(self.query_loss, keys=keys, parts=parts, used=used, labels=labels)
@@ -235,7 +240,7 @@ class Queue(InBatch):
             self.classes.copy_(state["classes"])
 
     def _queries(self, part: Views, replica: nn.Module) -> torch.Tensor:
-        return self._encode(replica, _halves(part.make())[0])
+        return self._encode(replica, _halves(part.make())[0], part.seed)
 
     def _enqueue(self, keys: torch.Tensor, labels: torch.Tensor | None) -> None:
         """Replace the oldest keys by those of all ranks."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any, ClassVar
@@ -24,7 +24,7 @@ from workloads.losses.contrastive import alpha_from_auc
 from workloads.metrics.probe import false_negative_auc, linear_probe
 from workloads.normalisation import synchronised
 from workloads.precision import encoder_precision, fastest_convolutions
-from workloads.seeding import generator
+from workloads.seeding import derive, generator, seeded
 from workloads.simclr.batches import Batch, batches, buffer_size, place, steps_per_pass
 from workloads.simclr.data_checks import check_clusters, check_parts, check_probe, errors_of_probe, loss_settings
 from workloads.simclr.evaluation import DIRECTIONS, LabelledFeatures, evaluation, evenly_spaced, transfer
@@ -144,14 +144,15 @@ class SimCLR:
         total = torch.zeros((), dtype=torch.float64, device=runtime.device)
         self.model.train()
         drawn = batches(data.train, self.recipe, params.batch_size, runtime, epoch, self.buffer)
-        for step, batch in enumerate(drawn, (epoch - 1) * steps):
-            parts = self._augmented(place(batch.split(runtime.accumulate), self.recipe))
-            share = self.method.backward(parts, self.replica, used)
-            total += share
-            self._steps.add(step + 1, share, 1 / runtime.world_size)
-            lr = learning_rate(params, step, runtime.epochs * steps)
-            take_step(self.optimizer, lr)
-            self.method.end_step(min(1.0, (step + 1) / (runtime.epochs * steps)))
+        with seeded(runtime.seed, runtime.device):  # each micro-batch is seeded again
+            for step, batch in enumerate(drawn, (epoch - 1) * steps):
+                parts = self._augmented(place(batch.split(runtime.accumulate), self.recipe), step)
+                share = self.method.backward(parts, self.replica, used)
+                total += share
+                self._steps.add(step + 1, share, 1 / runtime.world_size)
+                lr = learning_rate(params, step, runtime.epochs * steps)
+                take_step(self.optimizer, lr)
+                self.method.end_step(min(1.0, (step + 1) / (runtime.epochs * steps)))
         loss = reduce_sum(total).item() / (steps * runtime.world_size)
         counts = {"skipped": len(self.skipped)} if params.dataset_corrupt == "skip" else {}
         if self.buffer is not None:
@@ -163,13 +164,15 @@ class SimCLR:
         """The mean loss of each ``runtime.log_every`` steps."""
         return self._steps.take()
 
-    def _augmented(self, parts: list[Batch]) -> list[Views]:
+    def _augmented(self, parts: list[Batch], step: int) -> list[Views]:
         """The views of a step's micro-batches: made once, or, of several, again each time to save memory."""
-        made = [partial(part.views, self.recipe, self.layout) for part in parts]
+        made: list[Callable[[], torch.Tensor]] = [partial(part.views, self.recipe, self.layout) for part in parts]
         if len(parts) == 1:
             views = made[0]()
-            return [Views(lambda: views, parts[0].places)]
-        return [Views(make, part.places) for make, part in zip(made, parts)]
+            made = [lambda: views]
+        runtime = self.runtime
+        seeds = [derive(runtime.seed, f"dropout {number}", step + 1, runtime.rank) for number in range(len(parts))]
+        return [Views(make, part.places, seed) for make, part, seed in zip(made, parts, seeds)]
 
     def _calibrated(self) -> dict[str, Any]:
         """Parameters of the loss in this epoch, with α from the model's current AUC (E-6.21). A collective."""

@@ -229,3 +229,41 @@ def test_micro_batches_without_batch_statistics_are_the_batch(
         torch.testing.assert_close(states[1]["model"][name], value, rtol=1e-4, atol=1e-6, msg=name)
     if "queue" in states[0]["method"]:
         torch.testing.assert_close(states[0]["method"]["queue"], states[1]["method"]["queue"])
+
+
+@pytest.mark.parametrize(("params", "accumulate"), [({}, 1), ({}, 2), (MOCO, 2), ({"method": "byol"}, 1)])
+def test_what_an_encoder_drops_follows_from_the_seed(params: dict[str, Any], accumulate: int) -> None:
+    """As of some models of timm; also after a resume, and in both passes of a gradient cache."""
+    runtime = replace(RUNTIME, accumulate=accumulate)
+    runs = []
+    for resumed in (False, True):
+        built = _dropping(runtime, params)
+        metrics = [built.train_epoch(1)]
+        if resumed:
+            state = copy.deepcopy(built.state_dict())
+            built = _dropping(runtime, params)
+            built.load_state_dict(state)
+        torch.rand(5)  # what else draws in the process
+        runs.append([*metrics, built.train_epoch(2)])
+    assert runs[0] == runs[1]
+
+
+def _dropping(runtime: Runtime, params: dict[str, Any]) -> SimCLR:
+    built = _built(runtime, **params)
+    networks = [built.model, *([built.method.target.network] if isinstance(built.method, Queue | Bootstrap) else [])]
+    for network in networks:
+        assert isinstance(network.encoder.layers, nn.Sequential)
+        network.encoder.layers.append(nn.Dropout(0.5))
+    return built
+
+
+def test_both_passes_of_a_gradient_cache_drop_the_same() -> None:
+    built = _dropping(replace(RUNTIME, accumulate=2), {})
+    seen: list[torch.Tensor] = []
+    *_, dropout = built.model.encoder.layers.children()
+    dropout.register_forward_hook(lambda _layer, _given, kept: seen.append(kept == 0))
+    built.train_epoch(1)
+    assert len(seen) == 4
+    assert torch.equal(seen[0], seen[2])
+    assert torch.equal(seen[1], seen[3])
+    assert not torch.equal(seen[0], seen[1])
