@@ -38,13 +38,13 @@ def exact_topk(
     rows = torch.empty(len(queries), 0, dtype=torch.int64, device=queries.device)
     blocks = [index] if isinstance(index, torch.Tensor) else index
     for first, block in _scored(queries, blocks, share):
-        best_scores, places = _best(block, k)
+        best_scores, places = best(block, k)
         places += first
         if scores.shape[1]:
             # Earlier rows come first here too, so ties by position are ties by row.
             scores = torch.cat([scores, best_scores], 1)
             rows = torch.cat([rows, places], 1)
-            best_scores, order = _best(scores, k)
+            best_scores, order = best(scores, k)
             places = rows.gather(1, order)
         scores, rows = best_scores, places
     return scores, rows
@@ -79,7 +79,7 @@ def _scored(
         yield first, held[:, :count]
 
 
-def _best(scores: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+def best(scores: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The k highest values of each row of (Q, N) and their positions, ties by position."""
     k = min(k, scores.shape[1])
     values, places = _highest(scores, min(k + 1, scores.shape[1]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch.profiler import profile
 
 from workloads.sampling.hard import hardest
 
@@ -32,3 +33,12 @@ def test_the_highest_scores_below_the_margin_are_chosen() -> None:
         chosen = hardest(scores, positive, count, margin, excluded).tolist()
         assert chosen == slow(scores, positive, count, margin, excluded)
     assert hardest(scores, positive, 3, 0.0, excluded)[0].tolist() == [-1, -1, -1]
+
+
+def test_rows_are_not_sorted() -> None:
+    """All sentences of a training part are candidates of each anchor, and a sort of them takes longer than training."""
+    scores = torch.rand(4, 3000, generator=torch.Generator().manual_seed(3))
+    nothing = torch.zeros_like(scores, dtype=torch.bool)
+    with profile() as seen:
+        hardest(scores, torch.full((4,), 0.9), 5, 0.0, nothing)
+    assert not [event.key for event in seen.key_averages() if "sort" in event.key]
