@@ -16,6 +16,9 @@ _UNKNOWN, _FIRST, _LAST = "[UNK]", "[CLS]", "[SEP]"
 _CONTINUES = "##"
 _LONGEST_WORD = 100
 
+_AT_ONCE = 2**13
+"""Texts that the library tokenises at once: it takes 100 bytes for each token, of which 8 are kept."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tokens:
@@ -131,12 +134,17 @@ class Tokenizer:
 
     def bare(self, texts: Sequence[str]) -> Tokens:
         """Tokenise without special tokens and truncation, as input of :meth:`single` and :meth:`pairs`."""
-        encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-        ids = [encoding.ids for encoding in encodings]
+        parts = [self._ids(texts[first : first + _AT_ONCE]) for first in range(0, len(texts), _AT_ONCE)]
+        ids = np.concatenate([np.zeros(0, np.int32), *(flat for flat, _ in parts)])
+        lengths = np.concatenate([np.zeros(0, np.int64), *(own for _, own in parts)])
+        offsets = spans(np.zeros(len(texts), np.int64), lengths)[1]
+        return Tokens(ids, offsets, np.zeros_like(ids), np.zeros(len(texts), np.bool_))
+
+    def _ids(self, texts: Sequence[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """The ids of some texts, one after the other, and their number in each text."""
+        ids = [encoding.ids for encoding in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
         lengths = np.fromiter(map(len, ids), np.int64, len(ids))
-        flat = np.fromiter((one for text in ids for one in text), np.int32, int(lengths.sum()))
-        offsets = spans(np.zeros(len(ids), np.int64), lengths)[1]
-        return Tokens(flat, offsets, np.zeros_like(flat), np.zeros(len(ids), np.bool_))
+        return np.fromiter((one for text in ids for one in text), np.int32, int(lengths.sum())), lengths
 
     def single(self, bare: Tokens) -> Tokens:
         """Add special tokens and truncate. A text without tokens stays empty: its vector is zero (E-S4).
