@@ -152,7 +152,8 @@ def query_topics(data: Retrieval, topic: NDArray[np.int16]) -> NDArray[np.int16]
 def arrivals(sessions: Sessions, topics: NDArray[np.int16], seed: int) -> NDArray[np.int16]:
     """The session in which each query arrives, (Q,): that of a random document of its topic (E-L9).
 
-    Interests then drift as the documents do. A query without a topic arrives in session 0.
+    Interests then drift as the documents do. A query without a topic, or of one whose documents have no text, arrives
+    in session 0.
 
     Args:
         sessions: the documents' sessions.
@@ -164,7 +165,8 @@ def arrivals(sessions: Sessions, topics: NDArray[np.int16], seed: int) -> NDArra
     for topic in np.unique(topics[topics >= 0]).tolist():
         times = sessions.session[(sessions.topic == topic) & (sessions.session >= 0)]
         own = np.flatnonzero(topics == topic)
-        arrived[own] = times[(draws[own] % len(times)).astype(np.int64)]
+        if len(times):
+            arrived[own] = times[(draws[own] % len(times)).astype(np.int64)]
     return arrived
 
 

@@ -62,6 +62,14 @@ def test_queries_arrive_with_the_documents_of_their_topic() -> None:
     assert not np.array_equal(arrived, arrivals(found, topics, seed=1))
 
 
+def test_a_query_of_a_topic_without_text_is_there_from_the_beginning() -> None:
+    data = collection((10, 20, 20), empty=10)
+    found = build(data, Stream(sessions=2))
+    arrived = arrivals(found, query_topics(data, found.topic), seed=0)
+    assert arrived[0] == 0
+    assert np.array_equal(arrived[1:], arrivals(found, np.array([-1, 1, 2], np.int16), seed=0)[1:])
+
+
 def test_saved_embeddings_are_those_of_a_rebuilt_index() -> None:
     assert saved([8, 2, 2, 2, 2], [8, 2, 2, 2, 2]).tolist() == pytest.approx(
         [0, 1 - 10 / 18, 1 - 12 / 30, 1 - 14 / 44, 1 - 1 / 3.75]
