@@ -18,6 +18,9 @@ FLOOR = 1e-7
 ABSTAINS = 2.0
 """The threshold that no confidence reaches."""
 
+_AT_ONCE = 2**20
+"""Resampled queries that are measured at once: a measure holds some 100 bytes of each."""
+
 Measure: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """Maps confidence and success (..., n) to values (...,)."""
 
@@ -89,9 +92,11 @@ def ece_interval(
     observed = torch.empty_like(diagram.success[bin_of])
     observed[confidence.argsort(stable=True)] = diagram.success[bin_of]
     rate = torch.where((observed - 0.5).abs() < (confidence - 0.5).abs(), observed, confidence.to(observed.dtype))
-    drawn = (torch.rand(resamples, n, generator=source).to(rate.device) < rate).to(rate.dtype)
-    errors = reliability(confidence.expand(resamples, n), drawn, bins).success
-    errors = (errors - reliability(confidence, rate, bins).success).double() * share.double()
+    shares = []
+    for count in _counts(resamples, n):
+        drawn = (torch.rand(count, n, generator=source).to(rate.device) < rate).to(rate.dtype)
+        shares.append(reliability(confidence.expand(count, n), drawn, bins).success)
+    errors = (torch.cat(shares) - reliability(confidence, rate, bins).success).double() * share.double()
     value = float(ece(confidence, success, bins))
     below = float(errors.abs().sum(-1).quantile(0.975))
     above = float(errors.sum(-1).abs().quantile(0.95))
@@ -190,10 +195,19 @@ def bootstrap(
         resamples: how many; draws come from ``source``, which is on the CPU.
     """
     n = len(confidence)
-    rows = torch.randint(n, (resamples, n), generator=source).to(confidence.device)
-    values = measure(confidence[rows], success[rows]).double()
-    low, high = values.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64, device=values.device)).tolist()
+    values = []
+    for count in _counts(resamples, n):
+        rows = torch.randint(n, (count, n), generator=source).to(confidence.device)
+        values.append(measure(confidence[rows], success[rows]).double())
+    every = torch.cat(values)
+    low, high = every.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64, device=every.device)).tolist()
     return low, high
+
+
+def _counts(resamples: int, n: int) -> list[int]:
+    """The numbers of resamples of n queries that are measured together; the draws are those of all at once."""
+    most = max(1, _AT_ONCE // max(1, n))
+    return [min(most, resamples - first) for first in range(0, resamples, most)]
 
 
 def _ordered(confidence: torch.Tensor, success: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

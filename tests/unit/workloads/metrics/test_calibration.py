@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from workloads.metrics import calibration
 from workloads.metrics.calibration import (
     ABSTAINS,
     aurc,
@@ -182,6 +183,25 @@ def test_bootstrap_interval_of_a_mean() -> None:
     centre, error = brier(c, z).mean().item(), brier(c, z).std().item() / 20
     assert low == pytest.approx(centre - 1.96 * error, abs=0.15 * error)
     assert high == pytest.approx(centre + 1.96 * error, abs=0.15 * error)
+
+
+def test_resamples_are_measured_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 100,000 queries, 200 resamples at once would take 2 GB."""
+    c, z = drawn(400, seed=2)
+    sizes: list[int] = []
+
+    def measure(c: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+        sizes.append(c.numel())
+        return aurc(c, z)
+
+    def ends() -> tuple[tuple[float, float], ...]:
+        source = torch.Generator().manual_seed(0)
+        return bootstrap(measure, c, z, 90, source), ece_interval(c, z, 15, 90, source)
+
+    whole = ends()
+    monkeypatch.setattr(calibration, "_AT_ONCE", 7 * 400, raising=False)
+    assert ends() == whole
+    assert sizes == [90 * 400, *[7 * 400] * 12, 6 * 400]
 
 
 def test_auroc_and_excess_aurc_against_all_pairs() -> None:
