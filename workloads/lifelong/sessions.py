@@ -20,6 +20,9 @@ VERSION = 1
 """Version of the construction. Part of the cached files' names."""
 
 
+_TOPICS = 2**15 - 1  # of int16
+
+
 @dataclass(frozen=True)
 class Stream:
     """How a collection is divided into sessions 0 to T. See the parameters ``split_...``."""
@@ -129,11 +132,16 @@ def topics_of(data: Retrieval, stream: Stream) -> NDArray[np.int16]:
     the topics are clusters.
 
     Raises:
-        ValueError: there are fewer documents than clusters.
+        ValueError: there are fewer documents than clusters, or too many topics.
     """
     names = [name.partition("/")[0] if "/" in name else "" for name in data.doc_ids.to_pylist()]
     different = list(dict.fromkeys(names))
     if len(different) > 1 and "" not in different:
+        if len(different) > _TOPICS:
+            raise ValueError(
+                f"the documents' ids name {len(different):,} topics before their first slash, as {different[0]!r}, and "
+                f"at most {_TOPICS:,} are possible. Take the slashes out of the ids, so that topics are clusters"
+            )
         topic_of = {name: number for number, name in enumerate(different)}
         return np.array([topic_of[name] for name in names], np.int16)
     if stream.topics > len(data.docs):

@@ -112,6 +112,14 @@ def test_clusters_are_found_where_ids_name_no_topic() -> None:
         topics_of(plain, Stream(topics=91))
 
 
+def test_ids_that_name_too_many_topics_are_refused() -> None:
+    """As those of web pages, where each site would be a topic."""
+    ids = [f"site{number}.org/page" for number in range(2**15)]
+    pages = replace(collection(), doc_ids=pa.array(ids, pa.large_string()))
+    with pytest.raises(ValueError, match=r"ids name 32,768 topics before their first slash, as 'site0.org', and at"):
+        topics_of(pages, Stream())
+
+
 def test_a_query_has_the_topic_of_its_relevant_documents() -> None:
     data = collection()
     assert query_topics(data, topics_of(data, Stream())).tolist() == [0, 1, 2]
