@@ -99,6 +99,8 @@ def csv(stream: IO[bytes], columns: Sequence[Any] | None) -> Iterator[pd.DataFra
     texts = [column.name for column in columns or () if _kind(column) in ("string", "binary")]
     types = {name: str for text in texts for name in (text, f" {text}")}  # 007 stays 007
     for frame in pd.read_csv(stream, chunksize=BATCH_ROWS, dtype=types, keep_default_na=False, na_values=[""]):
+        if not isinstance(frame.index, pd.RangeIndex):  # of longer rows pandas takes the first fields as an index
+            raise ValueError("its rows have more fields than its header has names")
         frame.columns = frame.columns.str.strip()
         if frame.columns.has_duplicates:
             raise ValueError(f"several columns are named {frame.columns[frame.columns.duplicated()][0]}")

@@ -171,6 +171,21 @@ def test_blanks_around_names_and_texts_do_not_count(tmp_path: Path) -> None:
         list(frames(str(tmp_path / "in.csv"), "in.csv", [ColSpec(DataType.string, "user")]))
 
 
+@pytest.mark.parametrize("row", ["5,7,\n", "5,7,9\n", "5,7,9,11\n"])
+def test_rows_of_csv_that_are_longer_than_the_header_do_not_shift_its_columns(row: str, tmp_path: Path) -> None:
+    (tmp_path / "in.csv").write_text("user,item\n" + 2 * row)
+    with pytest.raises(UserError, match=r"in\.csv cannot be read: its rows have more fields than its header has names"):
+        list(frames(str(tmp_path / "in.csv"), "in.csv", [ColSpec(DataType.long, "user")]))
+
+
+@pytest.mark.parametrize("rows", [0, 1, 5])
+def test_rows_of_csv_come_in_batches(rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "BATCH_ROWS", 2)
+    (tmp_path / "in.csv").write_text("user,item\n" + "".join(f"{row},7\n" for row in range(rows)))
+    batches = frames(str(tmp_path / "in.csv"), "in.csv", [ColSpec(DataType.long, "user")])
+    assert [user for frame in batches for user in frame["user"]] == list(range(rows))
+
+
 @pytest.mark.parametrize("text", ["[1,2]", "7"])
 def test_csv_has_no_lists(tmp_path: Path, text: str) -> None:
     (tmp_path / "in.csv").write_text(f'history\n"{text}"\n')
