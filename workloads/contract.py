@@ -148,7 +148,8 @@ class Servable:
     ``predict(inputs: pandas.DataFrame, **params) -> pandas.DataFrame``. Files that it imports by relative imports are
     exported with it (:mod:`workloads.predictor_sources`). ``weights`` may be on any device and require gradients: the
     export copies them. ``example`` holds input columns (an object column of ``bytes`` where the input is binary),
-    ``alternatives`` further columns of as many rows that may be given in the place of those: then neither is required.
+    ``alternatives`` further columns of as many rows that may be given in the place of those: then neither is required,
+    ``optional`` columns that may be given in addition; other columns of an input do not reach the predictor.
     ``params``: keyword parameters of ``predict`` with their defaults. ``requirements``: the packages that these files
     import. ``tags`` are set on the registered version, such as the location of the index that belongs to the model.
     ``training``: further weights, which only training needs, such as a projection head. They are stored with the model
@@ -164,6 +165,7 @@ class Servable:
     tags: Mapping[str, str] = field(default_factory=dict)
     alternatives: Columns = field(default_factory=dict)
     training: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    optional: Columns = field(default_factory=dict)
 
 
 @runtime_checkable

@@ -199,7 +199,7 @@ def _log(settings: Settings, run_id: str, folder: Path, outcome: str) -> str:
                 params={name: fitting_param(str(value)) for name, value in spec.get("params", {}).items()},
                 python_model=str(Path(__file__).with_name("serving.py")),
                 artifacts={"files": str(files)},
-                signature=_signature(example, meta["alternatives"], output, meta["params"]),
+                signature=_signature(example, meta, output),
                 input_example=(example, meta["params"]) if meta["params"] else example,  # MLflow drops an empty pair
                 pip_requirements=requirements,
                 tags={OUTCOME_TAG: outcome},
@@ -211,14 +211,21 @@ def _log(settings: Settings, run_id: str, folder: Path, outcome: str) -> str:
     return str(info.model_id)
 
 
-def _signature(example: pd.DataFrame, alternatives: dict[str, Any], output: pd.DataFrame, params: Any) -> Any:
-    """The model's signature. Where a column has alternatives, no column is required."""
+def _signature(example: pd.DataFrame, meta: Mapping[str, Any], output: pd.DataFrame) -> Any:
+    """The model's signature; ``meta`` as :func:`servable.read`. Where a column has alternatives, none is required."""
     from mlflow.models import infer_signature
     from mlflow.types import ColSpec, Schema
 
-    signature = infer_signature(example.assign(**alternatives), output, params=params)
-    if alternatives:
-        signature.inputs = Schema([ColSpec(column.type, column.name, required=False) for column in signature.inputs])
+    alternatives, optional = meta["alternatives"], meta["optional"]
+    signature = infer_signature(example.assign(**alternatives, **optional), output, params=meta["params"])
+    if alternatives or optional:
+        needed = {column.name for column in signature.inputs if column.required} - optional.keys()
+        signature.inputs = Schema(
+            [
+                ColSpec(column.type, column.name, required=column.name in needed and not alternatives)
+                for column in signature.inputs
+            ]
+        )
     return signature
 
 

@@ -25,22 +25,22 @@ _BYTES = "base64"
 
 
 def write(servable: Servable, folder: Path) -> None:
-    """Write the example's columns, their alternatives, parameters of ``predict``, the requirements and the tags."""
-    example, alternatives = (
+    """Write the example's columns and those that are not in it, parameters, the requirements and the tags."""
+    example, alternatives, optional = (
         {name: column.tolist() for name, column in columns.items()}
-        for columns in (servable.example, servable.alternatives)
+        for columns in (servable.example, servable.alternatives, servable.optional)
     )
     meta = {
         "example": example, "params": dict(servable.params), "requirements": list(servable.requirements),
-        "tags": dict(servable.tags), "alternatives": alternatives,
+        "tags": dict(servable.tags), "alternatives": alternatives, "optional": optional,
     }  # fmt: skip
     (folder / FILE).write_text(json.dumps(meta, default=_encoded))
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """Read the output of :func:`write`: ``example, params, requirements, tags, alternatives``."""
+    """Read the output of :func:`write`: ``example, params, requirements, tags, alternatives, optional``."""
     meta: dict[str, Any] = json.loads((folder / FILE).read_text(), object_hook=_decoded)
-    return {"tags": {}, "alternatives": {}, **meta}  # models exported by earlier versions have fewer
+    return {"tags": {}, "alternatives": {}, "optional": {}, **meta}  # models exported by earlier versions have fewer
 
 
 def _encoded(value: Any) -> dict[str, str]:

@@ -59,6 +59,7 @@ def servable(
             "query": np.array([data.data.queries[query].as_py()] * len(docs), object),
             "document": np.array([data.data.docs[int(doc)].as_py() for doc in docs], object),
         },
+        optional={"bm25": data.candidates.scores[query, : len(docs)]},
         params={"batch_size": 32, **(PARAMS if table else {})},
         requirements=REQUIREMENTS,
     )

@@ -17,8 +17,10 @@ import pytest
 import torch
 
 from orchestrator.config import workload_loader
+from orchestrator.errors import UserError
 from orchestrator.registry import retrieval, versions
 from orchestrator.registry.export.model import Model
+from orchestrator.registry.prediction import predict
 from orchestrator.registry.retrieval import check_candidates, evaluate, rank_collection
 from orchestrator.registry.versions import Version
 from orchestrator.runs import worker
@@ -127,6 +129,20 @@ def test_runs_hold_the_lists_and_the_mean_is_that_of_the_collections(
     assert np.array_equal(np.sort(bm25.docs), np.sort(read.docs)), "the same documents in another order"
     added = [row for row in looks(settings) if row not in before]
     assert [(row.fields["kind"], row.fields["run"]) for row in added] == [("evaluate", "text_ranker/1")] * 2
+
+
+def test_predict_takes_the_scores_of_bm25_where_the_input_has_them(settings: Settings, tmp_path: Path) -> None:
+    pairs = pd.DataFrame({"query": ["cat"] * 3, "document": ["a dog", "a cat", "cats"], "bm25": [0, 7, 2]})
+
+    def predicted(rows: pd.DataFrame) -> pd.DataFrame:
+        rows.to_csv(tmp_path / "in.csv", index=False)
+        predict(settings, "text_ranker/1", str(tmp_path / "in.csv"), str(tmp_path / "out.parquet"), {})
+        return pd.read_parquet(tmp_path / "out.parquet")
+
+    assert predicted(pairs).columns.tolist() == ["query", "document", "score", "fused", "rank"]
+    assert predicted(pairs.drop(columns="bm25")).columns.tolist() == ["query", "document", "score", "rank"]
+    with pytest.raises(UserError, match="lacks the column document, which the model needs"):
+        predicted(pairs.drop(columns="document"))
 
 
 def test_vera_gives_its_confidence_as_a_column(model: Any, beir: Path, tmp_path: Path) -> None:

@@ -48,13 +48,14 @@ def test_an_example_comes_back_as_it_was(tmp_path: Path) -> None:
         "requirements": ["numpy"],
         "tags": {},
         "alternatives": {},
+        "optional": {},
     }
 
 
 def test_one_that_was_exported_before_there_were_bytes_and_tags_is_read(tmp_path: Path) -> None:
     meta = {"example": {"user": [1]}, "params": {}, "requirements": []}
     (tmp_path / servable.FILE).write_text(json.dumps(meta))
-    assert servable.read(tmp_path) == {**meta, "tags": {}, "alternatives": {}}
+    assert servable.read(tmp_path) == {**meta, "tags": {}, "alternatives": {}, "optional": {}}
 
 
 def test_an_example_of_anything_else_is_refused(tmp_path: Path) -> None:
