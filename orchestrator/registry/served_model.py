@@ -23,7 +23,10 @@ from orchestrator.storage.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A loaded version, how rows of several requests can be predicted in one call, and its signature's parts."""
+    """A loaded version, how rows of several requests can be predicted in one call, and its signature's parts.
+
+    ``untried``: columns of the signature that the example, by which ``batching`` was tested, does not have.
+    """
 
     uri: str
     version: str
@@ -31,6 +34,7 @@ class Served:
     batching: Batching
     columns: Sequence[Any] | None = None
     params: Any = None
+    untried: frozenset[str] = frozenset()
 
 
 def current(settings: Settings, reference: str) -> str:
@@ -52,7 +56,9 @@ def load(settings: Settings, uri: str) -> Served:
     how = batching(model.predict, frame) if isinstance(frame, pd.DataFrame) else "none"
     signature = model.metadata.signature
     columns = columns_of(signature and signature.inputs)
-    return Served(uri, uri.rpartition("/")[2], model, how, columns, signature and signature.params)
+    tried = frame.columns if isinstance(frame, pd.DataFrame) else ()
+    untried = frozenset(column.name for column in columns or ()).difference(tried)
+    return Served(uri, uri.rpartition("/")[2], model, how, columns, signature and signature.params, untried)
 
 
 def answers(served: Served, requests: Sequence[tuple[pd.DataFrame, Mapping[str, Any]]]) -> list[Any]:
@@ -79,8 +85,10 @@ def answers(served: Served, requests: Sequence[tuple[pd.DataFrame, Mapping[str, 
     for numbers in groups.values():
         frames = [requests[number][0] for number in numbers]
         params = requests[numbers[0]][1]
-        inputs = pd.concat(frames, ignore_index=True) if len(frames) > 1 else frames[0]
-        parts = _parts(served, frames, inputs, _predicted(served, inputs, params))
+        parts = None
+        if served.untried.isdisjoint(map(str, frames[0].columns)):
+            inputs = pd.concat(frames, ignore_index=True) if len(frames) > 1 else frames[0]
+            parts = _parts(served, frames, inputs, _predicted(served, inputs, params))
         if parts is None:
             parts = [_predicted(served, frame, params) for frame in frames]
         for number, part in zip(numbers, parts):

@@ -8,12 +8,13 @@ import time
 import urllib.error
 import urllib.request
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
-from mlflow.types import ColSpec, DataType, ParamSchema, ParamSpec
+from mlflow.types import ColSpec, DataType, ParamSchema, ParamSpec, Schema
 
 from orchestrator.registry import models as registry
 from orchestrator.registry.served_model import Served, answers, current, load
@@ -168,6 +169,30 @@ def test_lists_of_several_requests_are_predicted_in_one_call() -> None:
     found = answers(served, [(frame, {}) for frame in (frames[3], empty, ambiguous)])
     assert [len(one) for one in found] == [4, 0, 8]
     assert calls == [4, 1, 1, 2], "what cannot be told apart is predicted again"
+
+
+def test_columns_that_the_example_does_not_have_are_predicted_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As queries of a bi-encoder with a collection: two rows for a query, and none for an empty one."""
+
+    class Search:
+        input_example = pd.DataFrame({"text": ["a", "b"]})
+        metadata = SimpleNamespace(
+            signature=SimpleNamespace(
+                inputs=Schema([ColSpec("string", name, False) for name in ("text", "query")]), params=None
+            )
+        )
+
+        def predict(self, frame: pd.DataFrame, params: Any = None) -> pd.DataFrame:
+            if "query" not in frame:
+                return pd.DataFrame({"vector": frame["text"].map(ord)})
+            rows = [(query, rank) for query in frame["query"] if query for rank in (1, 2)]
+            return pd.DataFrame(rows, columns=["query", "rank"])
+
+    monkeypatch.setattr(registry, "load", lambda settings, uri: Search())
+    served = load(resolve({}), "models:/m/1")
+    assert served.batching == "rows"
+    found = answers(served, [(pd.DataFrame({"query": [query]}), {}) for query in ("", "mine")])
+    assert [one.to_numpy().tolist() for one in found] == [[], [["mine", 1], ["mine", 2]]]
 
 
 def test_whether_rows_depend_on_each_other_is_seen_by_the_example() -> None:
