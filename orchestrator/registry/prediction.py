@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import reprlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 LIST = "query"
-"""Input column of rankers: successive rows with one value form a list."""
+"""Input column of rankers: rows with one value form a list."""
 
 HISTORY, USER = "history", "user"
 """Input columns of recommenders. The output's ``user`` of rows with a history alone is their number in the input."""
@@ -84,22 +85,34 @@ def _typed(batches: Iterator[pd.DataFrame], columns: Sequence[Any] | None, name:
 
 
 def _whole_lists(batches: Iterator[pd.DataFrame], columns: Sequence[Any] | None) -> Iterator[pd.DataFrame]:
-    """The batches, cut so that successive rows of one query, which form a list, are in one batch."""
-    names = [column.name for column in columns or ()]
-    if LIST not in names or len(names) < 2:
+    """The batches, cut so that the rows of one query, which form a list, are in one batch.
+
+    Raises UserError for a query that comes again after its batch: its rows would be ranked apart.
+    """
+    needed = {column.name for column in columns or () if column.required}
+    if LIST not in needed or len(needed) < 2:
         yield from batches
         return
+    import numpy as np
     import pandas as pd
 
+    ended: set[Any] = set()  # queries of the batches before
     kept: pd.DataFrame | None = None
     for batch in batches:
-        if LIST not in batch.columns:
-            yield batch
-            continue
+        if again := ended & set(batch[LIST]):
+            raise UserError(
+                "The rows of a query are ranked together, but those of one are far apart in the input",
+                got=reprlib.repr(again.pop()), fix=f"Sort the input by {LIST}",
+            )  # fmt: skip
         joined = batch if kept is None else pd.concat([kept, batch], ignore_index=True)
-        other = (joined[LIST] != joined[LIST].iloc[-1]).to_numpy()
-        last = len(joined) - int(other[::-1].argmax()) if other.any() else 0
+        codes, queries = pd.factorize(joined[LIST], use_na_sentinel=False)
+        ends = np.zeros(len(queries), np.int64)
+        ends[codes] = np.arange(len(joined))  # each query's last row
+        open_until = np.maximum.accumulate(ends[codes])
+        whole = np.flatnonzero(open_until[:-1] == np.arange(len(joined) - 1))  # rows after which no query goes on
+        last = int(whole[-1]) + 1 if len(whole) else 0
         kept = joined.iloc[last:].reset_index(drop=True)
+        ended.update(joined[LIST][:last])
         if last:
             yield joined.iloc[:last]
     if kept is not None:

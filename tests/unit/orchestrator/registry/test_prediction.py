@@ -73,6 +73,19 @@ def test_lists_are_not_cut_at_the_end_of_a_batch(size: int) -> None:
     assert [len(batch) for batch in _whole_lists(iter(batches), alone)] == [len(batch) for batch in batches]
 
 
+def test_rows_of_a_query_that_others_come_between_are_in_one_batch_or_refused() -> None:
+    columns = [ColSpec(DataType.string, name) for name in ("query", "document")]
+
+    def cut(*queries: str) -> list[str]:
+        batches = (pd.DataFrame({"query": list(text), "document": list(text)}) for text in queries)
+        return ["".join(batch["query"]) for batch in _whole_lists(batches, columns)]
+
+    assert cut("abacc") == ["aba", "cc"]
+    assert cut("aba", "bcd", "dde") == ["ababc", "ddd", "e"]
+    with pytest.raises(UserError, match=r"those of one are far apart in the input: got 'a'\. Sort the input by query"):
+        cut("ab", "bc", "ca")
+
+
 def test_a_registry_that_is_away_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     away = MlflowException("API request to http://mlflow failed with exception: too many 503 error responses")
     monkeypatch.setattr(registry, "client", Mock(**{"return_value.search_model_versions.side_effect": away}))
