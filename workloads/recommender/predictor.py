@@ -186,6 +186,9 @@ class Names:
     def typed(self, values: NDArray[Any], role: str, row: int | None = None) -> NDArray[Any]:
         """Values as ids: text or int64. ``role`` and ``row``, the input's row if not that of a value, for messages."""
         if self.ids is not None and self.ids.dtype.kind == "U":
+            if (missing := pd.isna(values)).any():
+                where = int(missing.argmax()) if row is None else row
+                raise ValueError(f"{role} ids are texts, got nothing in row {where} of the input")
             return values.astype(str)
         return _integers(values, role, row)
 

@@ -16,7 +16,7 @@ import torch
 from workloads.contract import Runtime
 from workloads.recommender import predictor
 from workloads.recommender.params import Params
-from workloads.recommender.predictor import NumpyRanker, Predictor, TorchRanker
+from workloads.recommender.predictor import Names, NumpyRanker, Predictor, TorchRanker
 from workloads.recommender.workload import Recommender
 
 RUNTIME = Runtime(device=torch.device("cpu"), data=Path(), seed=3, epochs=2)
@@ -174,6 +174,14 @@ def test_a_history_of_the_sources_own_ids() -> None:
     assert answer["item"].tolist() == ["a", "c"]
     with pytest.raises(ValueError, match="trained on small, does not know item 'z' of the history in row 1"):
         model.predict(pd.DataFrame({"history": [["a"], ["b", "z"]]}))
+
+
+@pytest.mark.parametrize("nothing", [None, np.nan])
+def test_no_text_is_no_id(nothing: Any) -> None:
+    named = Names(np.char.encode(np.array(["None", "nan"])).view("u1").reshape(2, -1))
+    for values in (["nan", nothing], [nothing]):
+        with pytest.raises(ValueError, match=f"user ids are texts, got nothing in row {len(values) - 1} of the input"):
+            named.column(pd.DataFrame({"user": pd.Series(values, dtype=object)}))
 
 
 @pytest.mark.parametrize(
