@@ -39,6 +39,8 @@ def status(settings: Settings, reference: str, *, wait: bool, address: str | Non
             time.sleep(POLL_SECONDS)
             values = _trial(*trial)
         print(json.dumps(values) if as_json else _text(values))
+        if wait and values["exit_code"] is None:  # the sweep has ended without the end of this trial
+            return _run(run_lookup.find(settings.storage, trial[0].id))["exit_code"] or FAILED
         return values["exit_code"] or DONE if wait else DONE
     target = find(settings, reference, address)
     if isinstance(target, RunFolder):

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from optuna.trial import TrialState, create_trial
 
 from orchestrator.cli import app, exit_codes
 from orchestrator.cli.common import show_result
 from orchestrator.runs.session import Result
+from orchestrator.search.journal import open_study
 from orchestrator.storage import records
 from orchestrator.storage.settings import embedded_uri
 from orchestrator.storage.usage_log import EVENTS
@@ -131,6 +133,15 @@ def test_status_of_a_sweep_that_runs_says_how_far_it_is(home: Path, typed: Calla
     assert told["search"]["trials"] == {"complete": 1, "fail": 1}
     assert "search:     2 of 3 trials: 1 complete, 1 fail; best: trial 0, error 3" in typed("status s")[1]
     assert held.status() == "running"
+
+
+def test_a_trial_that_has_not_ended_is_no_success_when_its_sweep_has(home: Path, typed: Callable[..., Any]) -> None:
+    held = sweep(home / "storage", "s", [(3.0,)], settled=False)
+    open_study(held.path).add_trial(create_trial(state=TrialState.RUNNING))
+    held.release("interrupted", 130)
+    code, out, _ = typed("status s/1 --wait --json")
+    assert (code, json.loads(out)["status"]) == (130, "running")
+    assert typed("status s/1")[0] == 0
 
 
 @pytest.mark.parametrize("version", ["3", None])
