@@ -175,9 +175,10 @@ def _queries(data: Retrieval, name: str, model: Model) -> NDArray[np.int64]:
     if len(tested):
         return tested
     params = model.parameters
-    if params.get("dataset") == name:
+    own = params.get("dataset")
+    if own is not None and _is_one(own, name):
         trained = model.version.tags.get("orchestrator.data_fingerprint", "none")
-        if trained != "none" and trained != catalogue.fingerprint(name, model.settings.data):
+        if trained != "none" and trained != catalogue.fingerprint(own, model.settings.data):
             raise UserError(
                 f"{model.version.name} was trained on another state of {name}, or by a version of the program that "
                 "splits it differently, so the queries that it was trained on are not known", got="no test part",
@@ -186,6 +187,14 @@ def _queries(data: Retrieval, name: str, model: Model) -> NDArray[np.int64]:
         shares = {part: params[f"split_{part}"] for part in ("validation", "test") if params.get(f"split_{part}")}
         return split_queries(data, seed=params.get("split_seed", 0), **shares).test
     return np.flatnonzero(data.answered)
+
+
+def _is_one(own: str, name: str) -> bool:
+    """Whether two names are of one collection: a folder has several, with a slash at its end or through a link."""
+    folders = Path(own), Path(name)
+    return own == name or (
+        all(path.is_absolute() and path.exists() for path in folders) and folders[0].samefile(folders[1])
+    )
 
 
 def _note_look(settings: Settings, version: versions.Version, name: str) -> None:

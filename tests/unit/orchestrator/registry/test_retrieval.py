@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
@@ -217,6 +218,20 @@ def test_without_a_test_part_no_query_of_training_is_ranked(model: Any, tmp_path
     table = pd.read_parquet(tmp_path / "own" / "run.parquet")
     numbers = {name: number for number, name in enumerate(data.query_ids.to_pylist())}
     assert {numbers[name] for name in table["query"]} <= set(split_queries(data, seed=0).test.tolist())
+
+
+def test_a_folder_by_another_name_is_the_one_of_training(model: Any, beir: Path, tmp_path: Path) -> None:
+    folder, link = shutil.copytree(beir, tmp_path / "own"), tmp_path / "link"
+    (folder / "qrels" / "test.tsv").rename(folder / "qrels" / "train.tsv")
+    link.symlink_to(folder)
+    data = load_retrieval(str(folder), Path())
+    expected = split_queries(data, seed=0).test.tolist()
+    assert len(expected) < 6
+    for own in (f"{folder}/", str(link)):
+        tags = {"orchestrator.workload": "vera", "orchestrator.data_fingerprint": fingerprint(own, Path())}
+        version = replace(model("vera").version, tags=tags)
+        trained = replace(model("vera"), version=version, parameters={"dataset": own})
+        assert retrieval._queries(data, str(folder), trained).tolist() == expected
 
 
 def test_a_model_of_another_split_is_not_evaluated_on_drawn_queries(
