@@ -16,7 +16,7 @@ def test_a_pretrained_ranker_is_trained_registered_and_used(home: Path, database
     """A few steps: it learns little, and every part of it has been there."""
     settings = (
         "dataset=cran", "encoder=minilm", "max_length=48", "eval_candidates=3", "positives=2", "ties=judged",
-        "loss=adaptive_ranknet", "dropout=0", "epochs=1", "steps_per_epoch=2", "precision=bf16",
+        "loss=adaptive_ranknet", "dropout=0", "epochs=1", "steps_per_epoch=2",
     )  # fmt: skip
     run = typed(home, "run", "text_ranker", *settings, "--local", "--register", "ranker", "--json")
     assert run.returncode == 0, run.stderr
