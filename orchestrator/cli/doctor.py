@@ -21,6 +21,7 @@ from urllib.parse import quote
 from orchestrator.cli import describe
 from orchestrator.cluster import connection, preflight
 from orchestrator.errors import DONE, UNAVAILABLE, UserError, mask
+from orchestrator.provenance import machine
 from orchestrator.runs import driver_status
 from orchestrator.storage import commands, conditional, disk, notifications, remote, run_lookup
 from orchestrator.storage.settings import NAMES, Settings, sqlite_file
@@ -158,7 +159,8 @@ def _gpu(_: Settings) -> Iterator[Check]:
             yield Check("gpu", "note", "no C compiler, or no headers of this Python", fix)
     elif not present or visible is not None:
         cpus = connection.this_machine()[0]["CPU"]
-        yield Check("gpu", "ok", f"none visible: training runs on {cpus:g} CPU cores; {build}")
+        slow = "" if machine.has_bf16_instructions() else ", faster in fp32 than in bf16"
+        yield Check("gpu", "ok", f"none visible: training runs on {cpus:g} CPU cores{slow}; {build}")
     else:
         fix = f"Check that nvidia-smi works and its driver supports CUDA {torch['build']}"
         fix = fix if torch["build"] else "Install a CUDA build of PyTorch"

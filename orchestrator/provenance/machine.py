@@ -11,19 +11,27 @@ from workloads.cpus import usable_cpus
 
 GIB = 2**30
 
+_CPU = Path("/proc/cpuinfo")
+
 
 def describe() -> dict[str, Any]:
     """This machine: ``cpu`` and ``gpus`` by model name, ``cpus`` usable here, ``memory_gib``."""
     import psutil
 
     return {
-        "cpu": _field(Path("/proc/cpuinfo"), "model name") or platform.processor() or platform.machine(),
+        "cpu": _field(_CPU, "model name") or platform.processor() or platform.machine(),
         "cpus": usable_cpus(),
         "memory_gib": round(psutil.virtual_memory().total / GIB, 1),
         "gpus": sorted(
             _field(file, "Model") or "unknown" for file in Path("/proc/driver/nvidia/gpus").glob("*/information")
         ),
     }
+
+
+def has_bf16_instructions() -> bool:
+    """Whether the CPU has instructions for bf16. Without them bf16 is slower than float32. True if it is not known."""
+    flags = _field(_CPU, "flags") or _field(_CPU, "Features")  # x86, ARM
+    return flags is None or not {"amx_bf16", "avx512_bf16", "bf16"}.isdisjoint(flags.split())
 
 
 def cluster() -> dict[str, Any] | None:

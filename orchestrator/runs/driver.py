@@ -17,6 +17,7 @@ from orchestrator.console import Console
 from orchestrator.engine import checkpoint
 from orchestrator.engine.loop import Progress, Row
 from orchestrator.errors import DONE, Interrupted, UserError, unknown
+from orchestrator.provenance import machine
 from orchestrator.provenance import record as provenance
 from orchestrator.registry import models as registry
 from orchestrator.registry import servable
@@ -163,7 +164,10 @@ def prepare(
     missing = skipped_images_warning(params, settings.data) if fingerprint and not elsewhere else None
     seen = spec.plan.refit != "only" and start_point.has_seen_validation(folder.path, fingerprint)
     warning = start_point.WARNING if seen else None
-    for line in filter(None, (headline, start_point.sentence(spec), warning, note, missing)):
+    on_this_cpu = not elsewhere and not spec.resources.gpus_per_worker
+    emulated = on_this_cpu and spec.plan.precision == "bf16" and not machine.has_bf16_instructions()
+    slow = "This CPU has no instructions for bf16: training is faster with precision=fp32" if emulated else None
+    for line in filter(None, (headline, start_point.sentence(spec), warning, note, missing, slow)):
         say(line)
     return {
         "orchestrator.kind": kind,

@@ -21,6 +21,7 @@ from orchestrator.cli import doctor
 from orchestrator.cli.doctor import Check
 from orchestrator.cluster import connection
 from orchestrator.errors import UserError, mask
+from orchestrator.provenance import machine
 from orchestrator.runs.driver_status import DriverStatus, StatusPublisher
 from orchestrator.storage import records, remote, run_lookup
 from orchestrator.storage.settings import NAMES, Settings, resolve
@@ -190,8 +191,10 @@ def test_gpus_as_pytorch_tells_them(settings: Settings, monkeypatch: pytest.Monk
     answer["build"] = None
     assert "Install a CUDA build" in one(doctor._gpu, settings)[1]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    level, text = one(doctor._gpu, settings)
-    assert (level, "CUDA_VISIBLE_DEVICES=''" in text) == ("ok", True)
+    for fast in (True, False):
+        monkeypatch.setattr(machine, "has_bf16_instructions", lambda fast=fast: fast)
+        level, text = one(doctor._gpu, settings)
+        assert (level, "CUDA_VISIBLE_DEVICES=''" in text, "faster in fp32" in text) == ("ok", True, not fast)
 
 
 def test_a_probe_that_fails_or_hangs_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

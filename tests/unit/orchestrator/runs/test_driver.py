@@ -13,6 +13,7 @@ from orchestrator.cluster import preflight
 from orchestrator.cluster.interrupts import Interrupts
 from orchestrator.config.spec import Resources
 from orchestrator.errors import Interrupted, UserError
+from orchestrator.provenance import machine
 from orchestrator.runs import driver
 from orchestrator.storage.settings import resolve
 from tests.support.toy import Toy
@@ -137,6 +138,17 @@ def test_a_resume_checks_its_resources_as_a_start_does(toy_workload: str, monkey
         api.run(resume="r1", tracking="none", workers=2)
     with pytest.raises(UserError, match=r"It takes only more_trials .* gpus_per_worker"):
         api.sweep(resume="r1", workers=2)
+
+
+def test_bf16_on_a_cpu_without_its_instructions_is_said_to_be_slow(
+    toy_workload: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for precision, fast in (("bf16", False), ("bf16", True), ("fp32", False)):
+        monkeypatch.setattr(machine, "has_bf16_instructions", lambda fast=fast: fast)
+        given = {"tracking": "none", "epochs": 1, "precision": precision, "gpus_per_worker": 0}
+        api.run(toy_workload, **given)  # type: ignore[arg-type]
+        said = "no instructions for bf16" in capsys.readouterr().out
+        assert said == (precision == "bf16" and not fast)
 
 
 def test_a_run_without_a_checkpoint(
