@@ -20,6 +20,7 @@ from workloads.metrics.correlation import average_ranks, influences
 
 
 @pytest.mark.data("stsb")
+@pytest.mark.faults
 def test_minilm_reads_sentences_as_its_own_library_does() -> None:
     """Vectors of sentence-transformers, and in bf16 the same Spearman on the first pairs of STS-B's dev part."""
     library = pytest.importorskip("sentence_transformers")

@@ -22,6 +22,7 @@ def real_data_tests(folder: Path, root: Path, **more: str) -> str:
     return subprocess.run(command, env=variables, cwd=ROOT, capture_output=True, text=True, check=False).stdout
 
 
+@pytest.mark.faults
 def test_a_missing_dataset_skips_its_tests_only(tmp_path: Path) -> None:
     last = real_data_tests(DATA / "pairs", tmp_path).splitlines()[-1]
     assert "skipped" in last
@@ -29,6 +30,7 @@ def test_a_missing_dataset_skips_its_tests_only(tmp_path: Path) -> None:
     assert "passed" not in last
 
 
+@pytest.mark.faults
 def test_a_missing_dataset_fails_its_tests_where_nothing_may_skip(tmp_path: Path) -> None:
     output = real_data_tests(DATA / "pairs", tmp_path, ORCHESTRATOR_NO_SKIP="1")
     assert "ORCHESTRATOR_DATA holds no stsb" in output

@@ -98,6 +98,7 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_encoder(tmp_path_factory.mktemp("encoder") / "bert", small=True)
 
 
+@pytest.mark.faults
 def test_rows_fit_generated_data(monkeypatch: pytest.MonkeyPatch, encoder: Path, tmp_path: Path) -> None:
     """Batches of 4,096 images among them, of which the embedded dataset has too few."""
     monkeypatch.setenv("ORCHESTRATOR_DATA", str(tmp_path))
@@ -238,6 +239,7 @@ def test_the_larger_share_is_written() -> None:
     assert measures.shares(2e-3, amounts, None) == {}
 
 
+@pytest.mark.faults
 def test_operations_of_a_compiled_step_are_those_of_the_plain_one(tmp_path: Path) -> None:
     rows = {row.name: row for row in PARTS["4"](True) if row.name in ("tiny, 8, bf16 compiled", "tiny, 8, bf16")}
     with virtual_cuda(), Inputs(dry=True) as given:

@@ -168,6 +168,7 @@ def test_an_alias_that_came_since_saves_a_version(settings: Settings, add: Add) 
     assert retention.remove(settings, survey.removable) == ([], [])
 
 
+@pytest.mark.faults
 def test_the_verb_shows_then_removes_and_frees_the_files(settings: Settings, add: Add, home: Path) -> None:
     old = add("rec")
     add("rec")

@@ -110,7 +110,9 @@ def test_what_violates_one_is_not_on_the_front(tmp_path: Path) -> None:
     assert [trial.number for trial in front(running.trials, several)] == [0, 2]
 
 
-@pytest.mark.parametrize(("sampler", "trials", "learnt"), [("tpe", 30, 15), ("gp", 18, 8)])
+@pytest.mark.parametrize(
+    ("sampler", "trials", "learnt"), [("tpe", 30, 15), pytest.param("gp", 18, 8, marks=pytest.mark.faults)]
+)
 def test_samplers_learn_it(sampler: str, trials: int, learnt: int, tmp_path: Path) -> None:
     """The best values lie far above lr = .5, where the constraint is violated; suggestions stay near the border."""
 

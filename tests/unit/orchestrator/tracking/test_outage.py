@@ -138,6 +138,7 @@ def test_a_server_that_hangs_makes_no_run_twice(
     assert metrics(server.database, f"{OWNER}/hung") == expected(rows(1, 3))
 
 
+@pytest.mark.faults
 def test_a_full_disk_costs_a_server_that_is_there_nothing(
     server: Server, open_tracker: Callable[..., Tracker], tmp_path: Path
 ) -> None:
@@ -168,6 +169,7 @@ def test_a_full_disk_and_an_outage_are_told_with_what_they_cost(
     assert "\n" not in told
 
 
+@pytest.mark.faults
 def test_a_request_that_is_too_large_is_sent_in_parts(server: Server, open_tracker: Callable[..., Tracker]) -> None:
     key = f"{OWNER}/large"  # a server takes one million bytes
     tracker = open_tracker(uri=server.wait())
