@@ -155,10 +155,11 @@ def prepare(
     """
     kind = folder.record["kind"]
     elsewhere = bool(settings.ray_address) and not options.local
-    fingerprint = preflight.dataset(spec.workload, params, settings.data, elsewhere=elsewhere)
-    inputs = preflight.input_files(spec.workload, params)
-    start_point.prepare(folder.path, spec, settings)
-    start_point.record_data(folder.path, params, fingerprint, settings.data, elsewhere=elsewhere)
+    with folder.renewing():  # a large dataset takes minutes
+        fingerprint = preflight.dataset(spec.workload, params, settings.data, elsewhere=elsewhere)
+        inputs = preflight.input_files(spec.workload, params)
+        start_point.prepare(folder.path, spec, settings)
+        start_point.record_data(folder.path, params, fingerprint, settings.data, elsewhere=elsewhere)
     selected_by = [[objective.metric, objective.direction] for objective in objectives.of(spec.workload, spec.plan)]
     folder.update(objectives=selected_by, **({"inputs": inputs} if inputs else {}))
     missing = skipped_images_warning(params, settings.data) if fingerprint and not elsewhere else None

@@ -191,6 +191,16 @@ def holding(location: Remote, above: int = 0) -> Iterator[None]:
     """
     held = Lease(location)
     held.take(above)
+    try:
+        with renewing(held):
+            yield
+    finally:
+        held.release()
+
+
+@contextmanager
+def renewing(held: Lease) -> Iterator[None]:
+    """Renew a lease within the block, until another driver has taken it over."""
     ended = threading.Event()
 
     def renew() -> None:
@@ -199,14 +209,13 @@ def holding(location: Remote, above: int = 0) -> Iterator[None]:
                 if not held.renew_or_lose():
                     return
 
-    renewing = threading.Thread(target=renew, name="lease", daemon=True)
-    renewing.start()
+    thread = threading.Thread(target=renew, name="lease", daemon=True)
+    thread.start()
     try:
         yield
     finally:
         ended.set()
-        renewing.join()
-        held.release()
+        thread.join()
 
 
 def valid(location: Remote) -> bool:

@@ -17,22 +17,13 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any, Literal
 
 from orchestrator.config import user_code
-from orchestrator.errors import (
-    FAILED,
-    INTERRUPTED,
-    UNAVAILABLE,
-    USAGE,
-    Interrupted,
-    RunFailed,
-    UserError,
-    one_line,
-)
+from orchestrator.errors import FAILED, INTERRUPTED, UNAVAILABLE, USAGE, Interrupted, RunFailed, UserError, one_line
 from orchestrator.provenance import private_files
 from orchestrator.storage import commands, conditional, disk, generations, lease, remote, requests, sync_state, takeover
 from orchestrator.storage.lease import Lease
@@ -108,6 +99,10 @@ class RunFolder:
             self._lock, self._lease = lock, claim
             DRIVEN.add(self.id)
             undone.pop_all()
+
+    def renewing(self) -> AbstractContextManager[None]:
+        """Renew the lease within the block. Once :meth:`start_sync` was called, synchronisation does that."""
+        return lease.renewing(self._lease) if self._lease else nullcontext()
 
     def provisional_end(self, status: Status, exit_code: int) -> None:
         """Record the end that applies if the driver is killed from now on. :meth:`release` records the actual end."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,8 +16,10 @@ from orchestrator.config.spec import Resources
 from orchestrator.errors import Interrupted, UserError
 from orchestrator.provenance import machine
 from orchestrator.runs import driver
+from orchestrator.storage import lease, remote
 from orchestrator.storage.settings import resolve
 from tests.support.toy import Toy
+from tests.support.waiting import until
 from workloads.contract import Metrics
 
 RUN = {"tracking": "none", "epochs": 6, "refit": True, "name": "r1"}
@@ -149,6 +152,28 @@ def test_bf16_on_a_cpu_without_its_instructions_is_said_to_be_slow(
         api.run(toy_workload, **given)  # type: ignore[arg-type]
         said = "no instructions for bf16" in capsys.readouterr().out
         assert said == (precision == "bf16" and not fast)
+
+
+def test_the_lease_is_renewed_while_the_data_are_checked(
+    toy_workload: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a large dataset that takes longer than a lease lasts."""
+    monkeypatch.setattr(lease, "SETTLE_SECONDS", 0.0)
+    monkeypatch.setattr(lease, "RENEW_SECONDS", 0.02)
+    check, renewed = preflight.dataset, []
+
+    def slow(*given: Any, **more: Any) -> str | None:
+        if file := next((tmp_path / "bucket").glob(f"*/{lease.NAME}"), None):
+            before = file.stat().st_mtime_ns
+            until(lambda: file.stat().st_mtime_ns > before)
+            renewed.append(file)
+        return check(*given, **more)
+
+    monkeypatch.setattr(preflight, "dataset", slow)
+    storage = remote.mirror_of(f"file://{tmp_path}/bucket", tmp_path / "here")
+    result = api.run(toy_workload, **RUN, storage=storage)  # type: ignore[arg-type]
+    assert len(renewed) == 1
+    assert result.metrics
 
 
 def test_a_run_without_a_checkpoint(
