@@ -8,6 +8,7 @@ import json
 import os
 import reprlib
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from itertools import islice
@@ -73,11 +74,8 @@ def _standard_input() -> AbstractContextManager[BufferedReader]:
 
 
 def _head(stream: BufferedReader) -> tuple[bytes, int]:
-    """The start of the rows, which stays in the stream, empty at the end; and the number of blank lines read before.
-
-    A pipe may have blank lines long before the rest.
-    """
-    lines = 0
+    """The start of the rows, which stays in the stream, empty at the end; and the number of blank lines read before."""
+    lines = 0  # a pipe may have many, long before the rest
     while (head := stream.peek(1)) and not head.strip():
         lines += stream.read(len(head)).count(b"\n")
     return head.removeprefix(codecs.BOM_UTF8).lstrip(), lines
@@ -98,13 +96,24 @@ def csv(stream: IO[bytes], columns: Sequence[Any] | None) -> Iterator[pd.DataFra
 
     texts = [column.name for column in columns or () if _kind(column) in ("string", "binary")]
     types = {name: str for text in texts for name in (text, f" {text}")}  # 007 stays 007
-    for frame in pd.read_csv(stream, chunksize=BATCH_ROWS, dtype=types, keep_default_na=False, na_values=[""]):
-        if not isinstance(frame.index, pd.RangeIndex):  # of longer rows pandas takes the first fields as an index
-            raise ValueError("its rows have more fields than its header has names")
+    # Without index_col=False, the first fields of rows that are longer than the header are an index.
+    rows = pd.read_csv(stream, index_col=False, chunksize=BATCH_ROWS, dtype=types, keep_default_na=False, na_values="")
+    while (frame := _next_frame(rows)) is not None:
         frame.columns = frame.columns.str.strip()
         if frame.columns.has_duplicates:
             raise ValueError(f"several columns are named {frame.columns[frame.columns.duplicated()][0]}")
         yield frame.assign(**{name: frame[name].str.strip() for name in texts if name in frame})
+
+
+def _next_frame(frames: Iterator[pd.DataFrame]) -> pd.DataFrame | None:
+    """The next rows, None at the end. Raises ValueError for rows with more fields than the header has names."""
+    from pandas.errors import ParserWarning
+
+    with warnings.catch_warnings(action="error", category=ParserWarning):
+        try:
+            return next(frames, None)
+        except ParserWarning:
+            raise ValueError("its rows have more fields than its header has names") from None
 
 
 def _json_lines(stream: IO[bytes], name: str, before: int) -> Iterator[pd.DataFrame]:
