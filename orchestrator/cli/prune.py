@@ -225,7 +225,7 @@ def _may_have_another_host(folder: RunFolder) -> bool:
     is_of_this_host = folder.record.get("host") in (None, socket.gethostname())
     if is_of_this_host or folder.record.get("ended") or remote.location_of(folder.path):
         return False
-    files = [file for file in (folder.path / RECORD, folder.path / STATUS_FILE) if file.exists()]
+    files = [folder.path / RECORD, *folder.path.glob(STATUS_FILE)]
     return max(file.stat().st_mtime for file in files) > time.time() - DAY
 
 

@@ -286,6 +286,23 @@ def test_what_another_machine_drives_by_now_stays(mirrored: Settings, tmp_path: 
     assert remove(found) == (found, [])
 
 
+def test_what_another_process_removes_during_the_search_is_no_orphan(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as there:
+        there.setattr(socket, "gethostname", lambda: "another")
+        lose(create(settings, "one"))
+    opened = records.open_folder
+
+    def removed(path: Path) -> RunFolder:
+        folder = opened(path)
+        shutil.rmtree(path)
+        return folder
+
+    monkeypatch.setattr(records, "open_folder", removed)
+    assert orphans(settings) == []
+
+
 def test_an_early_copy_of_a_run_goes_without_what_its_driver_has_stored_since(
     mirrored: Settings, tmp_path: Path
 ) -> None:
