@@ -159,7 +159,7 @@ def _gpu(_: Settings) -> Iterator[Check]:
             yield Check("gpu", "note", "no C compiler, or no headers of this Python", fix)
     elif not present or visible is not None:
         cpus = connection.this_machine()[0]["CPU"]
-        slow = "" if machine.has_bf16_instructions() else ", faster in fp32 than in bf16"
+        slow = "" if machine.has_bf16_instructions() else " (matrix products faster in fp32 than in bf16)"
         yield Check("gpu", "ok", f"none visible: training runs on {cpus:g} CPU cores{slow}; {build}")
     else:
         fix = f"Check that nvidia-smi works and its driver supports CUDA {torch['build']}"

@@ -29,7 +29,7 @@ def describe() -> dict[str, Any]:
 
 
 def has_bf16_instructions() -> bool:
-    """Whether the CPU has instructions for bf16. Without them bf16 is slower than float32. True if it is not known."""
+    """Whether the CPU has instructions for bf16; without them its matrix products are slow. True if it is unknown."""
     flags = _field(_CPU, "flags") or _field(_CPU, "Features")  # x86, ARM
     return flags is None or not {"amx_bf16", "avx512_bf16", "bf16"}.isdisjoint(flags.split())
 

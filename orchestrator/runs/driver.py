@@ -167,7 +167,7 @@ def prepare(
     warning = start_point.WARNING if seen else None
     on_this_cpu = not elsewhere and not spec.resources.gpus_per_worker
     emulated = on_this_cpu and spec.plan.precision == "bf16" and not machine.has_bf16_instructions()
-    slow = "This CPU has no instructions for bf16: training is faster with precision=fp32" if emulated else None
+    slow = "This CPU has no instructions for bf16: matrix products are faster in precision=fp32" if emulated else None
     for line in filter(None, (headline, start_point.sentence(spec), warning, note, missing, slow)):
         say(line)
     return {
