@@ -68,7 +68,7 @@ def of_run(folder: RunFolder) -> str:
         else []
     )
     record = folder.record
-    facts = {"model": (record.get("result") or {}).get("model_uri"), "error": record.get("error")}
+    facts = {"saved model": (record.get("result") or {}).get("model_uri"), "error": record.get("error")}
     sections = [
         Section("Request", request(folder), record["command"]),
         Section("Result", facts, plots=drawn, tables=_metrics(folder.path, objective.metric)),
@@ -157,7 +157,7 @@ def _winner(folder: RunFolder, all_trials: Sequence[FrozenTrial]) -> Section:
     settled = "best_trial" in result
     return Section(
         "The winner" if settled else "The best so far",
-        {"trial": str(best.number), **values, **best.params, "model": result.get("model_uri")},
+        {"trial": str(best.number), **values, **best.params, "saved model": result.get("model_uri")},
         trials.command(folder, best),
         tables=_metrics(folder.path / "winner", objectives[0].metric) if settled else [],
         notes=_opened(folder) if settled else [_unopened(folder)],

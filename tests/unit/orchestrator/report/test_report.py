@@ -83,6 +83,7 @@ def test_a_sweeps_page_has_all_of_it(five: RunFolder) -> None:
     assert read.texts["h2"] == ["Request", "The winner", "The search", "Trials", "Failures", "Accounts"]
     assert read.names().count("svg") == 4
     assert "orchestrator sweep toy" in read.texts["pre"]
+    assert "saved model" in read.texts["dt"]  # not "model", which may be a parameter
     captions = " ".join(read.texts["figcaption"])
     for word in ("history", "Learning", "Parallel", "importance"):
         assert word in captions
