@@ -129,7 +129,8 @@ class LiveIndex(MutableIndex):
             own = {**collection, **{name: doc for doc, (name, _) in self.texts.items()}}
             free = 1 + max([-1, *own.values()])
             fresh = {name: free + row for row, name in enumerate(name for name in documents if name not in own)}
-            docs = np.array([{**own, **fresh}[name] for name in documents], np.int64)
+            numbers = own | fresh
+            docs = np.array([numbers[name] for name in documents], np.int64)
             lines = [[doc, name, documents[name]] for doc, name in zip(docs.tolist(), documents)]
             file = self._write_texts(lines)
             files = [*(name for name in self._manifest.get("texts", []) if name != file), file]
