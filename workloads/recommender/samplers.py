@@ -31,6 +31,9 @@ from workloads.sampling.popularity import Popularity
 from workloads.sampling.sampler import Sampler, Uniform
 from workloads.sampling.srns import SRNS
 
+_AT_ONCE = 2**24
+"""Values in memory at once while the friends' interactions are counted."""
+
 
 def sampler(params: Params, data: RecommenderData, root: Path) -> Sampler:
     """Build the sampler of the parameters for their dataset, whose files are under ``root``.
@@ -123,7 +126,9 @@ def prior_table(params: Params, data: RecommenderData, root: Path) -> tuple[torc
     if params.bns_prior == "social":
         pairs = torch.from_numpy(friends(params.dataset, root)).to(popularity.device, torch.int64)
         by_friends = popularity.new_zeros(data.n_users, data.n_items)
-        by_friends.index_add_(0, pairs[:, 0], data.train.mask(0, data.n_users, data.n_items).float()[pairs[:, 1]])
+        items = data.train.mask(0, data.n_users, data.n_items).float()
+        for part in torch.split(pairs, max(1, _AT_ONCE // data.n_items)):
+            by_friends.index_add_(0, part[:, 0], items[part[:, 1]])
         linked = torch.bincount(pairs[:, 0], minlength=data.n_users) > 0
         return social_prior(data.popularity, by_friends, linked), torch.arange(data.n_users, device=pairs.device)
     if params.bns_prior == "file":

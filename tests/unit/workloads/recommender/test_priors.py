@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from workloads.contract import Runtime
 from workloads.data import DATASETS, DataError
+from workloads.recommender import samplers
 from workloads.recommender.params import Params
 from workloads.recommender.samplers import prior_table
 from workloads.recommender.workload import Recommender
@@ -82,6 +83,7 @@ def test_the_social_prior_by_loops(monkeypatch: pytest.MonkeyPatch) -> None:
     pairs = np.array([[0, 1], [0, 2], [1, 0], [2, 0]], np.int32)
     known = dataclasses.replace(DATASETS["synthetic"], friends=lambda folder: pairs)
     monkeypatch.setitem(DATASETS, "synthetic", known)
+    monkeypatch.setattr(samplers, "_AT_ONCE", 700)  # fewer pairs of friends at once than there are
     workload = build(bns_prior="social")
     data = workload.data
     table, groups = prior_table(workload.params, data, Path())
