@@ -67,6 +67,9 @@ ENTRY_BYTES: Mapping[str, int] = {"adam": 16, "sgd_batched": 8, "sgd": 4}
 PROPAGATED_BYTES = 12
 """In addition with lightgcn: a layer, the next one and their sum."""
 
+SRNS_BYTES = 24
+"""In addition with sampler=srns: the tables of the last five epochs, and the next one when it is added."""
+
 
 def table_memory_error(values: Mapping[str, Any], n_users: int, n_items: int, available: int) -> str | None:
     """A message if the embeddings of so many users and items do not fit into so many bytes, or None.
@@ -75,16 +78,19 @@ def table_memory_error(values: Mapping[str, Any], n_users: int, n_items: int, av
         values: parameters; the backbone is learnt.
         available: of the device, which holds the whole table.
     """
-    each = ENTRY_BYTES[values["optimizer"]] + PROPAGATED_BYTES * (values["backbone"] == "lightgcn")
+    srns = values["sampler"] == "srns"
+    further = PROPAGATED_BYTES * (values["backbone"] == "lightgcn") + SRNS_BYTES * srns
+    each = ENTRY_BYTES[values["optimizer"]] + further
     nodes = n_users + n_items
     if each * nodes * values["dim"] <= available:
         return None
     most = available // each
     fix = f"Set dim={most // nodes}" if most >= nodes else "Use a device with more memory"
     if values["optimizer"] == "adam" and values["backbone"] == "mf":
-        fix += f", or optimizer=sgd_batched, which takes {available // ENTRY_BYTES['sgd_batched'] // nodes}"
+        fix += f", or optimizer=sgd_batched, which takes {available // (ENTRY_BYTES['sgd_batched'] + further) // nodes}"
     return (
         f"embeddings of {n_users:,} users and {n_items:,} items with dim={values['dim']} need "
-        f"{each * nodes * values['dim'] / 2**30:.1f} GiB with optimizer={values['optimizer']}; with "
+        f"{each * nodes * values['dim'] / 2**30:.1f} GiB with optimizer={values['optimizer']}"
+        f"{' and sampler=srns' if srns else ''}; with "
         f"{available / 2**30:.1f} GiB available, (users + items) x dim may be {most:,}. {fix}"
     )

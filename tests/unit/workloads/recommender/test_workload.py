@@ -148,6 +148,7 @@ def test_a_refit_trains_on_the_validation_part_and_can_not_be_validated() -> Non
         ({"optimizer": "sgd_batched"}, 8, r"Set dim=7\."),
         ({"optimizer": "sgd"}, 4, r"Set dim=7\."),
         ({"backbone": "lightgcn"}, 28, r"Set dim=7\."),
+        ({"sampler": "srns"}, 40, r"Set dim=7, or optimizer=sgd_batched, which takes 9\."),
     ],
 )
 def test_a_table_that_does_not_fit_is_refused_with_the_limit(
