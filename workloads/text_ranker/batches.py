@@ -109,7 +109,7 @@ class GroupSampler:
         grades = self.data.data.grades(self.queries[:, None], docs)
         # A document drawn from all documents may be relevant, or be in the group already.
         docs[:, params.positives :][grades[:, params.positives :] > 0] = -1
-        docs[np.tril(docs[:, :, None] == docs[:, None, :], -1).any(2)] = -1
+        docs[_is_repeated(docs)] = -1
         judged = self.data.data.is_judged(self.queries[:, None], docs)
         return Groups(self.queries, docs, np.where(docs < 0, 0, grades).astype(np.float32), judged)
 
@@ -146,6 +146,14 @@ def _places(of_pairs: NDArray[np.int64], queries: NDArray[np.int64]) -> tuple[ND
 
 def _bits(seed: int, stream: str, number: int) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(derive(seed, stream, number)))
+
+
+def _is_repeated(docs: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Whether an earlier column of the same row has this document, (n, G)."""
+    repeated = np.zeros(docs.shape, np.bool_)
+    for column in range(1, docs.shape[1]):
+        repeated[:, column] = (docs[:, :column] == docs[:, column : column + 1]).any(1)
+    return repeated
 
 
 def _sampled(
