@@ -25,7 +25,9 @@ def apart(device: torch.device) -> Iterator[None]:
     """Restore the global streams, and that of the device, afterwards."""
     python = random.getstate()
     numpy = np.random.get_state()
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        yield
-    random.setstate(python)
-    np.random.set_state(numpy)
+    try:
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
