@@ -264,7 +264,9 @@ def encode(encoder: TextEncoder, tokens: Tokens) -> torch.Tensor:
     read = np.cumsum(tokens.lengths[order]) // _AT_ONCE.get(device.type, _AT_ONCE["cpu"])
     training = encoder.training
     encoder.eval()
-    for rows in np.split(order, np.flatnonzero(np.diff(read)) + 1):
-        vectors[torch.from_numpy(rows).to(device)] = encoder(pack(tokens.take(rows), device))
-    encoder.train(training)
+    try:
+        for rows in np.split(order, np.flatnonzero(np.diff(read)) + 1):
+            vectors[torch.from_numpy(rows).to(device)] = encoder(pack(tokens.take(rows), device))
+    finally:
+        encoder.train(training)
     return vectors

@@ -159,6 +159,9 @@ class TestPacked:
         encoder = model("bert").train()
         encode(encoder, tokenizer(TEXTS))
         assert encoder.training
+        with pytest.raises(IndexError):  # an id that the vocabulary does not have
+            encode(encoder, Tokens(np.array([999]), np.array([0, 1]), np.array([0]), np.array([False])))
+        assert encoder.training
 
     def test_bf16_is_near_and_float32(self, tokenizer: Tokenizer) -> None:
         encoder, tokens = model("bert"), tokenizer(TEXTS)
