@@ -32,7 +32,7 @@ def all_to_device(tensors: Sequence[torch.Tensor], device: torch.device) -> list
     return [_part(there, start, tensor) for tensor, start in zip(tensors, starts)]
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=64, typed=True)
 def constant(values: float | tuple[float, ...], device: torch.device) -> torch.Tensor:
     """A constant on ``device``, copied there once."""
     return torch.tensor(values, device=device)

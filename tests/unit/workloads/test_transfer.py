@@ -40,3 +40,8 @@ def test_a_constant_is_copied_once() -> None:
             assert constant((0.5, 1.0), CUDA).device == CUDA
         assert sum(log.uploads.values()) == 1
     constant.cache_clear()
+
+
+def test_a_constant_has_the_type_of_its_number() -> None:
+    whole, real = (constant(value, torch.device("cpu")) for value in (1, 1.0))
+    assert (whole.dtype, real.dtype) == (torch.int64, torch.float32)
