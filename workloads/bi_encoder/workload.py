@@ -28,8 +28,9 @@ from workloads.distributed import reduce_sum, wrap
 from workloads.encoders.optimisation import adamw, load_optimizer_state, optimizer_state, take_step, warmup_linear
 from workloads.encoders.packing import Packed, pack
 from workloads.encoders.pooling import cosine, normalised
+from workloads.encoders.sharded import sharded_encode
 from workloads.encoders.sources import TINY
-from workloads.encoders.text import encode, load_encoder
+from workloads.encoders.text import load_encoder
 from workloads.initial_weights import check_tokenizer, copy_weights, text_of
 from workloads.memory import not_in_training
 from workloads.sampling.hard import hardest
@@ -236,10 +237,7 @@ class BiEncoder:
 
     def _vectors(self, part: Part) -> torch.Tensor:
         """Vectors of the part's m texts, or of the sequences of its pairs, (m, d). A collective operation."""
-        own = np.arange(len(part.tokens))[self.runtime.rank :: self.runtime.world_size]
-        vectors = torch.zeros(len(part.tokens), self.encoder.dim, device=self.runtime.device)
-        vectors[torch.from_numpy(own).to(self.runtime.device)] = encode(self.encoder, part.tokens.take(own))
-        return reduce_sum(vectors)
+        return sharded_encode(self.encoder, part.tokens, self.runtime)
 
     def state_dict(self) -> State:
         """Weights, optimiser and tokenizer, not copied. The data position follows from the epoch and is not stored."""

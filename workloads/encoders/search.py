@@ -24,7 +24,7 @@ def exact_topk(
             the index may be larger than the device's memory.
         k: at least 1.
         share: (number, of): search every ``of``-th block of scores, from block ``number``; used by
-            :func:`~workloads.encoders.sharded_search.sharded_topk`.
+            :func:`~workloads.encoders.sharded.sharded_topk`.
 
     Returns:
         Scores (Q, min(k, N)) and rows of the index (Q, min(k, N)) int64, on the device of the queries. N: of the share.

@@ -7,10 +7,9 @@ import torch
 from numpy.typing import NDArray
 
 from workloads.contract import Runtime
-from workloads.distributed import reduce_sum
 from workloads.encoders.pooling import normalised
-from workloads.encoders.sharded_search import sharded_topk
-from workloads.encoders.text import TextEncoder, encode
+from workloads.encoders.sharded import sharded_encode, sharded_topk
+from workloads.encoders.text import TextEncoder
 from workloads.encoders.tokens import Tokens
 from workloads.lifelong.index import Index
 from workloads.lifelong.replay import VectorLookup
@@ -59,11 +58,7 @@ class IndexEncoder:
         ``queries``: with the encoder of queries.
         """
         encoder = self.query_encoder if queries else self.encoder
-        own = np.arange(len(texts))[self.runtime.rank :: self.runtime.world_size]
-        vectors = torch.zeros(len(texts), self.encoder.dim, device=self.runtime.device)
-        if len(own):
-            vectors[self.to_device(torch.from_numpy(own))] = encode(encoder, self.tokens.take(texts[own]))
-        return normalised(reduce_sum(vectors))
+        return normalised(sharded_encode(encoder, self.tokens.take(texts), self.runtime))
 
     def queries(self, numbers: NDArray[np.int64]) -> torch.Tensor:
         """Embed queries with the current model, (n, d)."""

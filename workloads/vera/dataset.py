@@ -20,7 +20,8 @@ from workloads.data.retrieval.load import load_retrieval
 from workloads.data.retrieval.types import Queries, split_queries
 from workloads.encoders.packing import pack
 from workloads.encoders.pooling import normalised
-from workloads.encoders.text import TextEncoder, encode
+from workloads.encoders.sharded import sharded_encode
+from workloads.encoders.text import TextEncoder
 from workloads.encoders.tokens import Tokenizer, Tokens, spans
 from workloads.memory import BoundedCache
 from workloads.seeding import derive
@@ -91,20 +92,20 @@ class VeraData:
         """With the tokens of queries and texts."""
         return replace(self, tokens=(self.tokenizer(list(self.pool.queries)), self.tokenizer(list(self.pool.texts))))
 
-    def embedded(self, encoder: TextEncoder) -> VeraData:
-        """With the vectors that ``encoder`` gives to the tokens now, without its dropout."""
+    def embedded(self, encoder: TextEncoder, runtime: Runtime) -> VeraData:
+        """With the vectors that ``encoder`` gives to the tokens now, without its dropout. A collective operation."""
         assert self.tokens is not None
-        queries, texts = (normalised(encode(encoder, side)) for side in self.tokens)
+        queries, texts = (normalised(sharded_encode(encoder, side, runtime)) for side in self.tokens)
         return replace(self, queries=queries, texts=texts)
 
-    def in_fp32(self, name: str, trained: TextEncoder | None) -> VeraData:
+    def in_fp32(self, name: str, trained: TextEncoder | None, runtime: Runtime) -> VeraData:
         """With vectors in float32, which the registered model computes. ``name``: of the frozen encoder."""
         encoder = self.encoder if trained is None else trained
         if encoder.precision == "fp32":
             return self
         with encoder.in_fp32():
             if trained is not None:
-                return self.embedded(trained)
+                return self.embedded(trained, runtime)
             queries, texts = _vectors(name, self.tokenizer, encoder, self.pool, self.queries.device)
             return replace(self, queries=queries, texts=texts)
 

@@ -147,7 +147,7 @@ class Vera:
     def _embed(self) -> None:
         """Compute the vectors of all texts by the encoder as it is now, if it is trained."""
         if self.model.backbone.encoder is not None:
-            self.data = self.data.embedded(self.model.backbone.encoder)
+            self.data = self.data.embedded(self.model.backbone.encoder, self.runtime)
 
     def _backward(
         self, batch: NDArray[np.int64], stage: Stage, rates: torch.Tensor | None, cached: FrozenFeatures | None
@@ -275,7 +275,7 @@ class Vera:
         table = None
         if self.runtime.abstention_part:
             alone = replace(self.runtime, rank=0, world_size=1)  # other ranks do not take part
-            data = self.data.in_fp32(self.params.encoder, self.model.backbone.encoder)
+            data = self.data.in_fp32(self.params.encoder, self.model.backbone.encoder, alone)
             part, validation = (
                 scored(rank(self.model, data, queries, self.params, alone), data, queries)
                 for queries in (self.data.abstention, self.data.parts.validation)

@@ -1,17 +1,31 @@
-"""Exact search that is shared by the ranks of a run."""
+"""Encoding and exact search whose work the ranks of a run share."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+import numpy as np
 import torch
 
 from workloads.contract import Runtime
 from workloads.distributed import gather, reduce_sum
 from workloads.encoders.search import exact_topk
+from workloads.encoders.text import TextEncoder, encode
+from workloads.encoders.tokens import Tokens
 
 _NONE = 2**53
 """Row of places that are left over in a list."""
+
+
+def sharded_encode(encoder: TextEncoder, tokens: Tokens, runtime: Runtime) -> torch.Tensor:
+    """As :func:`~workloads.encoders.text.encode`; each rank encodes its share of the texts, and all get the result.
+
+    A collective operation, with the same arguments on all ranks.
+    """
+    own = np.arange(len(tokens))[runtime.rank :: runtime.world_size]
+    vectors = torch.zeros(len(tokens), encoder.dim, device=runtime.device)
+    vectors[torch.from_numpy(own).to(runtime.device)] = encode(encoder, tokens.take(own))
+    return reduce_sum(vectors)
 
 
 def sharded_topk(

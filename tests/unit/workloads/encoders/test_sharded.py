@@ -6,14 +6,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from workloads.contract import Runtime
-from workloads.encoders import search
+from workloads.encoders import search, sharded
 from workloads.encoders.search import exact_topk
-from workloads.encoders.sharded_search import sharded_topk
+from workloads.encoders.sharded import sharded_encode, sharded_topk
+from workloads.encoders.text import TextEncoder, encode, load_encoder
+from workloads.encoders.tokens import Tokens
 from workloads.testing_distributed import WORLD, run_on_ranks
+
+TEXTS = ["a plane takes off", "", "off", "an air plane", "take the plane", "a a a", "plane"]
 
 RUNTIME = Runtime(device=torch.device("cpu"), data=Path(), seed=0, epochs=1)
 CASES = [(5000, 7, True), (5000, 100, False), (1500, 1, True), (20, 50, True), (3, 50, False), (0, 5, False)]
@@ -59,3 +64,27 @@ def test_two_ranks_find_what_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
             assert torch.equal(torch.from_numpy(found_rows), best)
         assert first[2] + second[2] == rows
     assert [multiplied for _, _, multiplied in ranks[1]] == [2048, 2048, 476, 0, 0, 0]
+
+
+def encoded(rank: int) -> tuple[Any, int]:
+    """Vectors of all texts, and the number of texts that this rank encoded."""
+    counts = []
+
+    def counted(encoder: TextEncoder, tokens: Tokens) -> torch.Tensor:
+        counts.append(len(tokens))
+        return encode(encoder, tokens)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sharded, "encode", counted)
+        tokenizer, encoder = load_encoder("tiny", max_length=16, texts=TEXTS)
+        vectors = sharded_encode(encoder, tokenizer(TEXTS), replace(RUNTIME, rank=rank, world_size=WORLD))
+    return vectors.numpy(), sum(counts)
+
+
+def test_two_ranks_encode_a_half_each() -> None:
+    tokenizer, encoder = load_encoder("tiny", max_length=16, texts=TEXTS)
+    expected = encode(encoder, tokenizer(TEXTS)).numpy()
+    ranks = run_on_ranks(encoded)
+    assert [count for _, count in ranks] == [4, 3]
+    for vectors, _ in ranks:
+        np.testing.assert_allclose(vectors, expected, atol=1e-6)
