@@ -185,8 +185,9 @@ class BiEncoder:
             first, second = torch.from_numpy(train.pairs[rows]).to(vectors.device).unbind(1)
             scores = vectors[first] @ vectors.T
             excluded = torch.zeros_like(scores, dtype=torch.bool)
-            for row, text in enumerate(train.pairs[rows, 0].tolist()):
-                excluded[row, list(partners[text])] = True
+            texts = enumerate(train.pairs[rows, 0].tolist())
+            cells = np.array([(row, partner) for row, text in texts for partner in partners[text]], np.int64)
+            excluded[torch.from_numpy(cells.reshape(-1, 2)).to(vectors.device).unbind(1)] = True
             positive = scores.gather(1, second.unsqueeze(1)).squeeze(1)
             chosen = hardest(scores, positive, params.hard_negatives, params.hard_margin or 0.0, excluded)
             mined[rows] = chosen.cpu().numpy()
