@@ -18,6 +18,9 @@ from workloads.transfer import to_device
 AT_ONCE = 2**17
 """Texts that are embedded at once for the index: 200 MB of vectors of 384 dimensions."""
 
+QUERIES = 2**16
+"""Queries that search the index at once: their scores of a block take 270 MB."""
+
 
 class IndexEncoder:
     """Encoders with the texts of a collection, ``documents`` documents and then its queries, and their index.
@@ -95,12 +98,13 @@ class IndexEncoder:
         A query without text, whose vector is zero, has none, nor has one with a score that is NaN, which has no place
         in an order.
         """
-        vectors = self.queries(np.arange(queries))
-        scores, best = sharded_topk(vectors, self.index.blocks(), depth, self.runtime)  # NaN is among the highest
-        unranked = (vectors == 0).all(1, keepdim=True) | scores.isnan().any(1, keepdim=True)
-        rows = best.masked_fill(unranked, -1).cpu().numpy()
         docs = np.full((queries, depth), -1, np.int64)
-        docs[:, : rows.shape[1]] = np.where(rows < 0, -1, self.index.docs[rows])
+        for part in np.split(np.arange(queries), range(QUERIES, queries, QUERIES)):
+            vectors = self.queries(part)
+            scores, best = sharded_topk(vectors, self.index.blocks(), depth, self.runtime)  # NaN is among the highest
+            unranked = (vectors == 0).all(1, keepdim=True) | scores.isnan().any(1, keepdim=True)
+            rows = best.masked_fill(unranked, -1).cpu().numpy()
+            docs[part, : rows.shape[1]] = np.where(rows < 0, -1, self.index.docs[rows])
         return docs
 
     def to_device(self, tensor: torch.Tensor) -> torch.Tensor:
