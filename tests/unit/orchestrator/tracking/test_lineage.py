@@ -34,6 +34,18 @@ def test_a_large_dataset_is_not_read_for_its_counts(tmp_path: Path, monkeypatch:
     assert json.loads(found["profile"]) == {"files": 1, "bytes": table.stat().st_size}
 
 
+def test_a_file_that_changes_is_described_again(tmp_path: Path) -> None:
+    table = tmp_path / "rows.csv"
+    table.write_text("user,item\n1,2\n1,3\n")
+    before = lineage.dataset({"dataset": str(table)}, tmp_path)
+    table.write_text("user,item\n1,2\n1,3\n2,3\n")
+    after = lineage.dataset({"dataset": str(table)}, tmp_path)
+    assert before is not None
+    assert after is not None
+    assert before["digest"] != after["digest"]
+    assert json.loads(after["profile"])["interactions"] == 3
+
+
 def test_parameters_without_a_dataset_have_no_lineage(tmp_path: Path) -> None:
     assert lineage.dataset({"lr": 0.1}, tmp_path) is None
 
