@@ -134,6 +134,8 @@ class AuditLog:
 
     def events(self, model: str, alias: str | None = None) -> list[Event]:
         """All events of a model, oldest first. Raises UserError if the experiment with the log was deleted."""
+        if "'" in model:  # MLflow cannot search for it, and orchestrator registers and promotes no such name
+            return []
         runs = all_runs(self.client.search_runs, self._experiments(), f"tags.`orchestrator.model` = '{model}'")
         events = [self._read(run) for run in runs]
         return [event for event in events if alias in (None, event.alias)]
