@@ -38,7 +38,8 @@ def status(name: str, storage: Sequence[str] = ()) -> dict[str, Any] | None:
         return values
     if answer.returncode == USAGE:  # no such run
         return None
-    sys.exit(answer.stderr or answer.returncode)
+    print(answer.stderr, end="", file=sys.stderr)
+    sys.exit(answer.returncode)
 
 
 def main(name: str, verb: str, *words: str) -> int:

@@ -1,0 +1,20 @@
+"""A job that is submitted again after its driver was lost."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from orchestrator.errors import UNAVAILABLE
+from orchestrator.jobs import durable
+
+
+def test_an_attempt_without_an_answer_ends_with_its_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = subprocess.CompletedProcess([], UNAVAILABLE, "", "The storage is out of reach\n")
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: done)
+    with pytest.raises(SystemExit) as ended:
+        durable.main("mine", "run", "toy")
+    assert (ended.value.code, capsys.readouterr().err) == (UNAVAILABLE, done.stderr)
