@@ -44,10 +44,15 @@ NOT_KEPT = (CARRIED, "RAY_JOB_CONFIG_JSON_ENV_VAR", "ORCHESTRATOR_NOTIFY")
 """Not recorded: two large copies of other data, and a notification address or command, which is a secret."""
 
 
+MAIN = Path(__file__).parents[1] / "__main__.py"
+"""What ``python -m orchestrator`` runs."""
+
+
 def command() -> str:
     """The command line of this process as a user would type it, without secrets."""
     words = scrub_words(sys.argv)
-    if Path(words[0]).name in ("orchestrator", "__main__.py"):
+    program = Path(sys.argv[0])
+    if program.name == "orchestrator" or program.absolute() == MAIN:
         words[0] = "orchestrator"
     return shlex.join(words)
 

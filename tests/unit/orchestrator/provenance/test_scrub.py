@@ -6,7 +6,9 @@ import time
 
 import pytest
 
+from orchestrator.provenance.record import command
 from orchestrator.provenance.scrub import HIDDEN, scrub, scrub_variables, scrub_words
+from tests.support.readme_tree import ROOT
 
 LEAKS = {
     "export WANDB_API_KEY=0123456789abcdef0123456789abcdef01234567": "0123456789abcdef",
@@ -117,6 +119,18 @@ def test_a_command_line() -> None:
     assert scrub_words(words) == [
         "x", "--api-key", HIDDEN, "--tracking", f"http://{HIDDEN}@h", f"--token={HIDDEN}", "lr=0.1",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("program", "shown"),
+    [
+        ("/opt/bin/orchestrator", "orchestrator"), (str(ROOT / "orchestrator" / "__main__.py"), "orchestrator"),
+        ("/home/ada/mine/__main__.py", "/home/ada/mine/__main__.py"),
+    ],
+)  # fmt: skip
+def test_the_command_of_this_process(program: str, shown: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", [program, "--fast"])
+    assert command() == f"{shown} --fast"
 
 
 def test_the_environment() -> None:
