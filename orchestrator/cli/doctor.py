@@ -37,6 +37,7 @@ TRAINING = "train"
 MAIN = ("ray", "mlflow", "optuna", "torch")
 GIB = 2**30
 LOW_SPACE = 2 * GIB
+SHARED_MEMORY = Path("/dev/shm")
 LOW_SHARED_MEMORY = GIB
 BUSY_DRIVER = 0.8
 NETWORK_SECONDS = 3.0
@@ -174,8 +175,12 @@ def _ray(settings: Settings) -> Iterator[Check]:
     yield _token()
     if address in (None, "local"):
         node = connection.this_machine()[0]
-        free = shutil.disk_usage("/dev/shm").free
-        devices = f"{node['CPU']:g} CPU, {node['GPU']:g} GPU, {free / GIB:.1f} GiB in /dev/shm"
+        devices = f"{node['CPU']:g} CPU, {node['GPU']:g} GPU"
+        if not SHARED_MEMORY.is_dir():  # not Linux
+            yield Check("ray", "ok", f"{installed}; a local cluster would have {devices}")
+            return
+        free = shutil.disk_usage(SHARED_MEMORY).free
+        devices += f", {free / GIB:.1f} GiB in /dev/shm"
         fix = "Free /dev/shm, or start the container with a larger --shm-size: Ray and NCCL need it"
         level: Level = "ok" if free > LOW_SHARED_MEMORY else "warning"
         yield Check("ray", level, f"{installed}; a local cluster would have {devices}", fix)
