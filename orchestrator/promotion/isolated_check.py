@@ -85,15 +85,14 @@ def fetched(client: Any, model: str, version: Any, name: str = "") -> Iterator[P
 
     Raises Unusable when they do not exist, UserError (exit 3) when their store does not answer.
     """
-    import mlflow
+    from mlflow.artifacts import download_artifacts
 
-    mlflow.set_tracking_uri(client.tracking_uri)
-    mlflow.set_registry_uri(client.tracking_uri)
+    server = client.tracking_uri
     with tempfile.TemporaryDirectory(prefix="model-") as scratch:
         uri = "/".join(filter(None, (f"models:/{model}/{version.version}", name)))
         for wait in WAITS:
             try:
-                path = Path(mlflow.artifacts.download_artifacts(uri, dst_path=scratch))
+                path = Path(download_artifacts(uri, dst_path=scratch, tracking_uri=server, registry_uri=server))
                 break
             except Exception as error:  # each kind of store has its own errors for missing files
                 reason = one_line(error)[:SHOWN]

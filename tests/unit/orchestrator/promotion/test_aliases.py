@@ -630,7 +630,8 @@ def test_a_store_that_is_silent_is_asked_again_and_is_no_verdict(
     version, asked = registry.version(client, "rec", rec(gain=1.0)), []
     (tmp_path / "MLmodel").touch()
 
-    def fetch(uri: str, dst_path: str) -> str:
+    def fetch(uri: str, dst_path: str, tracking_uri: str, registry_uri: str) -> str:
+        assert tracking_uri == registry_uri == client.tracking_uri
         asked.append(uri)
         if len(asked) < answers:
             raise OSError(trouble)
