@@ -12,10 +12,10 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -69,6 +69,12 @@ CLIENT_SERVER_FAILED = re.compile(r"Starting Ray client server failed|psutil\.(Z
 
 CLIENT_ATTEMPTS = 3
 """How often the cluster is asked to start that server: on a busy head its process sometimes ends while it starts."""
+
+KEPT_SECONDS = 60
+"""Time for which a cluster's answer is used again. In a notebook it may be restarted, or get GPUs."""
+
+_answers: dict[str, tuple[float, dict[str, Any]]] = {}
+"""Time and answer by address."""
 
 
 START_TIMED_OUT = "timed out during startup"
@@ -266,13 +272,23 @@ def check_is_ray(address: str) -> float | None:
     return float(answer["gpus"]) if answer else None
 
 
-@cache
 def metadata(address: str) -> Mapping[str, Any] | None:
     """Versions (``ray_version``, ``python_version``) and ``gpus`` of the Ray cluster at ``address``.
 
-    Asks once, in another process: ``ray.init`` would try for minutes. None if ``auto`` finds no cluster. Raises
-    UserError (exit 3) for a cluster that refuses the token or has other versions, and for what is none.
+    Asks in another process: ``ray.init`` would try for minutes. An answer is kept for :data:`KEPT_SECONDS`. None if
+    ``auto`` finds no cluster. Raises UserError (exit 3) for a cluster that refuses the token or has other versions, and
+    for what is none.
     """
+    now = time.monotonic()
+    if address in _answers and now - _answers[address][0] < KEPT_SECONDS:
+        return _answers[address][1]
+    if answer := _ask(address):
+        _answers[address] = now, answer
+    return answer
+
+
+def _ask(address: str) -> dict[str, Any] | None:
+    """As :func:`metadata`, without earlier answers."""
     for _ in range(CLIENT_ATTEMPTS):
         answer, trouble = _probe(address)
         if not CLIENT_SERVER_FAILED.search(trouble):

@@ -206,7 +206,9 @@ def test_a_probe_that_fails_or_hangs_says_so(monkeypatch: pytest.MonkeyPatch) ->
         doctor._probe("import time; time.sleep(60)")
 
 
-def test_ray_without_an_address_tells_what_would_start(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ray_without_an_address_tells_what_would_start(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     token, ray = found(doctor._ray, settings)
     assert token[0] == ray[0] == "ok"
@@ -214,6 +216,9 @@ def test_ray_without_an_address_tells_what_would_start(settings: Settings, monke
     monkeypatch.setattr(doctor, "LOW_SHARED_MEMORY", 2**60)
     level, text = found(doctor._ray, settings)[1]
     assert (level, "--shm-size" in text) == ("warning", True)
+    monkeypatch.setattr(doctor, "SHARED_MEMORY", tmp_path / "none")  # as on macOS
+    level, text = found(doctor._ray, settings)[1]
+    assert (level, " GPU" in text, "/dev/shm" in text) == ("ok", True, False)
 
 
 def test_ray_where_nothing_listens(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,7 +245,7 @@ def test_ray_joins_only_its_own_version(
     mine = {"ray_version": version("ray"), "python_version": platform.python_version(), "gpus": 0}
     answer = None if theirs is None else mine | theirs
     monkeypatch.setattr(connection, "_probe", lambda address: (answer, ""))
-    connection.metadata.cache_clear()
+    monkeypatch.setattr(connection, "_answers", {})
     with socket.create_server(("127.0.0.1", 0)) as listening:
         asked = resolve({"ray_address": f"127.0.0.1:{listening.getsockname()[1]}"})
         _, (found_level, text) = found(doctor._ray, asked)
