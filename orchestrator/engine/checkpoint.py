@@ -70,7 +70,7 @@ class BestEpoch:
 
 
 def write(folder: Path, checkpoint: Checkpoint) -> Path:
-    """Write atomically to ``folder``. Raises UserError (exit 3) when it cannot be written."""
+    """Write ``folder`` completely or not at all, in place of an earlier one. Raises UserError (exit 3) if it cannot."""
     partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     try:
