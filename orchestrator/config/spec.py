@@ -7,11 +7,14 @@ import json
 import re
 import shlex
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from orchestrator.config import workload_loader
 from orchestrator.config.plan import Plan
+from orchestrator.errors import UserError
 
 
 def _named(value: str) -> str:
@@ -145,13 +148,22 @@ class ExperimentSpec(BaseModel):
         """The command line that repeats this experiment."""
         plan = self.plan.model_dump(mode="json", exclude={"decide_at"}, exclude_defaults=True)
         values = {**self.params, **plan, "objective": ",".join(self.plan.objective) or None}
-        words = [f"{key}={_word(value)}" for key, value in values.items() if value is not None]
+        nulls = self._nulls() if None in self.params.values() else ()
+        words = [f"{key}={_word(value)}" for key, value in values.items() if value is not None or key in nulls]
         devices = self.resources.model_dump(mode="json", exclude_defaults=True)
         if least := devices.pop("min_workers", None):
             devices["workers"] = f"{least}:{self.resources.workers}"
         flags = [f"--{key.replace('_', '-')}={value}" for key, value in devices.items()]
         flags += [f"--from={self.origin}"] if self.origin else []
         return shlex.join(["orchestrator", "run", self.workload, *words, f"--seed={self.seed}", *flags])
+
+    def _nulls(self) -> set[str]:
+        """The parameters that are None where their default is a value; empty if the workload cannot be loaded."""
+        with suppress(UserError):
+            fields = workload_loader.params(self.workload).model_fields
+            default = {name: field.get_default() for name, field in fields.items()}
+            return {name for name, value in self.params.items() if value is None and default.get(name) is not None}
+        return set()
 
 
 class Search(BaseModel):
@@ -270,7 +282,7 @@ class SweepSpec(BaseModel):
 
 def _word(value: Any) -> str:
     """A value as text that ``key=value`` parses to the same value."""
-    return json.dumps(value) if isinstance(value, list | dict) else str(value)
+    return json.dumps(value) if value is None or isinstance(value, list | dict) else str(value)
 
 
 def digest(value: Any) -> str:

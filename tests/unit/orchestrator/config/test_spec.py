@@ -7,8 +7,9 @@ import shlex
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
+from orchestrator.config import workload_loader
 from orchestrator.config.plan import PLAN_KEYS, Plan
 from orchestrator.config.spec import ExperimentSpec, Resources, Search, SweepSpec
 from orchestrator.runs.driver import flat_params
@@ -166,6 +167,19 @@ def test_the_command_that_repeats_a_run_names_its_objective() -> None:
     words = shlex.split(spec.command())
     (word,) = (word for word in words if word.startswith("objective="))
     assert Plan.model_validate(read_overrides([word])).objective == ("x:max", "error")
+
+
+def test_the_command_that_repeats_a_run_sets_to_null_what_has_another_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Params(BaseModel):
+        warmup: int | None = 100
+        decay: int | None = None
+        clip: float | None
+
+    monkeypatch.setattr(workload_loader, "params", lambda name: Params)
+    spec = changed(SPEC, params={"warmup": None, "decay": None, "clip": None})
+    words = shlex.split(spec.command())
+    assert [word for word in words if "null" in word] == ["warmup=null", "clip=null"]
+    assert not [word for word in words if word.startswith("decay")]
 
 
 def test_a_sweeps_fingerprint_is_what_it_searches() -> None:
