@@ -109,7 +109,7 @@ class LiveIndex(MutableIndex):
             if lineage and lineage["id"] == self.lineage and lineage["session"] > own:
                 number = int(lineage["session"])
             joined = {"session": number, "dim": dim, "version": version, "run": run}
-            self._commit(self._lines(), models=[*self.models, joined])
+            self._commit(self._lines(), self._is_whole(), models=[*self.models, joined])
             return number
 
     def add(self, session: int, documents: Mapping[str, str], collection: Mapping[str, int], encode: Encoders) -> int:
@@ -216,7 +216,7 @@ class LiveIndex(MutableIndex):
             live = set(self.docs().tolist())
             lines = [[doc, *entry] for doc, entry in sorted(self.texts.items()) if doc in live]
             files = [self._write_texts(lines)] if lines else []
-            self._commit(self._lines(), texts=files)
+            self._commit(self._lines(), self._is_whole(), texts=files)
             for file in self.folder.glob("texts-*.jsonl"):
                 if file.name not in files:
                     file.unlink()

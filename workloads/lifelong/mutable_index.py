@@ -27,12 +27,16 @@ from numpy.typing import NDArray
 from workloads.data.cache import file_lock, replacing
 from workloads.data.errors import DataError
 from workloads.lifelong.index import LOST_FILE_FIX, MANIFEST, Segment, as_tensor, checksum, read_segment, write_segment
+from workloads.lifelong.last_entries import LastEntries
 
 FORMAT = 2
 """Version of the manifest's format. Format 1 is that of the append-only index."""
 
 BLOCK = 8192
 """Rows searched at once."""
+
+ADDED = 8
+"""New lines of the manifest that are added one by one; for more of them the documents are sorted again."""
 
 Rows = tuple[int, NDArray[np.int64], NDArray[np.float32]]
 """A session whose model wrote rows, their documents (n,) and vectors (n, d)."""
@@ -43,13 +47,12 @@ Embed = Callable[[NDArray[np.int64]], NDArray[np.float32]]
 
 @dataclass(frozen=True, eq=False)
 class _Entry:
-    """A line of the manifest: rows of one model, or deletions. ``live`` (n,): the rows that a search returns."""
+    """A line of the manifest: rows of one model, or deletions, which have no segment."""
 
     serial: int
     line: dict[str, Any]
     docs: NDArray[np.int64]
     segment: Segment | None
-    live: NDArray[np.int64]
 
 
 class MutableIndex:
@@ -67,6 +70,8 @@ class MutableIndex:
         self.folder = folder
         self._text = ""
         self._entries: list[_Entry] = []
+        self._last = LastEntries()
+        self._live: dict[int, NDArray[np.int64]] = {}
         self._segments: dict[tuple[int, int], Segment] = {}
         self.refresh()
 
@@ -111,7 +116,7 @@ class MutableIndex:
         return cls.create(folder, manifest["lineage"], manifest["dim"], manifest["compatible"], rows)
 
     def __len__(self) -> int:
-        return sum(len(entry.live) for entry in self._entries)
+        return sum(len(live) for _, live in self._of(None))
 
     @property
     def lineage(self) -> str:
@@ -128,21 +133,19 @@ class MutableIndex:
     @property
     def sessions(self) -> list[int]:
         """The sessions whose models wrote the rows, ascending."""
-        return sorted({entry.segment.session for entry in self._entries if entry.segment and len(entry.live)})
+        return sorted({segment.session for segment, _ in self._of(None)})
 
     def docs(self, session: int | None = None) -> NDArray[np.int64]:
         """The document of each row, (n,), in the order of :meth:`blocks`. ``session``: those of one model's rows."""
-        return np.concatenate([np.empty(0, np.int64), *(one.docs[one.live] for one in self._of(session))])
+        return np.concatenate([np.empty(0, np.int64), *(segment.docs[live] for segment, live in self._of(session))])
 
     def blocks(self, session: int | None = None) -> Iterator[torch.Tensor]:
         """The rows in blocks (n, d), the input of exact search. Rows are copied only where some were replaced."""
-        for entry in self._of(session):
-            assert entry.segment is not None
-            vectors = entry.segment.vectors
-            for first in range(0, len(entry.live), BLOCK):
-                rows = entry.live[first : first + BLOCK]
+        for segment, live in self._of(session):
+            for first in range(0, len(live), BLOCK):
+                rows = live[first : first + BLOCK]
                 whole = rows[-1] - rows[0] + 1 == len(rows)
-                yield as_tensor(vectors[rows[0] : rows[-1] + 1] if whole else vectors[rows])
+                yield as_tensor(segment.vectors[rows[0] : rows[-1] + 1] if whole else segment.vectors[rows])
 
     def vectors(self, session: int | None = None) -> NDArray[np.float32]:
         """A copy of the rows, (n, d)."""
@@ -187,12 +190,11 @@ class MutableIndex:
         with self._changing():
             gone = np.intersect1d(docs, self.docs())
             if len(gone):
-                self._commit([*self._lines(), {"serial": self._next(), "deleted": gone.tolist()}])
+                self._commit([*self._lines(), {"serial": self._next(), "deleted": gone.tolist()}], whole=False)
 
     def not_by(self, session: int) -> NDArray[np.int64]:
         """The documents whose rows are of other models, ascending."""
-        others = [entry for entry in self._of(None) if entry.segment and entry.segment.session != session]
-        return np.sort(np.concatenate([np.empty(0, np.int64), *(one.docs[one.live] for one in others)]))
+        return self._last.docs[self._has_other(session)[self._last.last]]
 
     def embed_again(
         self, session: int, embed: Embed, docs: NDArray[np.int64] | None = None, batch: int = 1024
@@ -222,7 +224,7 @@ class MutableIndex:
             for first in range(0, len(pending), batch):
                 self.refresh()
                 part = pending[first : first + batch]
-                part = part[np.isin(part, self.not_by(session))]
+                part = part[self._has_other(session)[self._last.positions(part)]]
                 before = self._serials(part)
                 vectors = embed(part) if len(part) else np.empty((0, self.dim_of(session)), np.float32)
                 with self._changing():
@@ -247,26 +249,31 @@ class MutableIndex:
                 order = np.argsort(docs)
                 lines.append(_written(self.folder, number, session, docs[order], self.vectors(session)[order]))
                 number += 1
-            self._commit(lines)
+            self._commit(lines, whole=True)
             listed = {line["file"] for line in lines}
             for file in chain(self.folder.glob("rows-*.arrow"), self.folder.glob(".rows-*.part")):
                 if file.name not in listed:
                     file.unlink()
 
-    def _of(self, session: int | None) -> list[_Entry]:
-        """The entries with rows, of one model or of all."""
+    def _of(self, session: int | None) -> list[tuple[Segment, NDArray[np.int64]]]:
+        """The segments with rows that a search returns, of one model or of all, and these rows, ascending."""
+        for position, entry in enumerate(self._entries):
+            if entry.segment and position not in self._live:
+                self._live[position] = np.flatnonzero(self._last.positions(entry.docs) == position)
         return [
-            entry
-            for entry in self._entries
-            if entry.segment and len(entry.live) and session in (None, entry.segment.session)
+            (entry.segment, self._live[position])
+            for position, entry in enumerate(self._entries)
+            if entry.segment and len(self._live[position]) and session in (None, entry.segment.session)
         ]
+
+    def _has_other(self, session: int) -> NDArray[np.bool_]:
+        """For each entry, whether it has rows of another model; False at position -1."""
+        return np.array([bool(one.segment and one.segment.session != session) for one in self._entries] + [False])
 
     def _serials(self, docs: NDArray[np.int64]) -> NDArray[np.int64]:
         """The serial number of each document's entry, (n,); -1 if it is not in the index."""
-        serials = np.full(len(docs), -1, np.int64)
-        for entry in self._of(None):
-            serials[np.isin(docs, entry.docs[entry.live])] = entry.serial
-        return serials
+        serials = [entry.serial if entry.segment else -1 for entry in self._entries]
+        return np.array([*serials, -1], np.int64)[self._last.positions(docs)]
 
     def _append(self, session: int, docs: NDArray[np.int64], vectors: NDArray[np.float32], **about: Any) -> None:
         """Store rows in a lock; ``about`` are keys of the manifest that change with them."""
@@ -276,7 +283,8 @@ class MutableIndex:
             raise ValueError("a document occurs twice among those to store")
         if len(docs):
             line = _written(self.folder, self._next(), session, docs, vectors)
-            self._commit([*self._lines(), line], **about)
+            whole = self._is_whole() and bool((self._last.positions(docs) < 0).all())
+            self._commit([*self._lines(), line], whole, **about)
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
@@ -288,16 +296,23 @@ class MutableIndex:
     def _lines(self) -> list[dict[str, Any]]:
         return [entry.line for entry in self._entries]
 
+    def _is_whole(self) -> bool:
+        """Whether a search returns every row of every entry."""
+        rows = sum(len(entry.docs) for entry in self._entries)
+        return all(entry.segment for entry in self._entries) and rows == len(self._last.docs)
+
     def _next(self) -> int:
         return int(self._manifest["next"])
 
-    def _commit(self, lines: list[dict[str, Any]], **about: Any) -> None:
-        """Replace the manifest, which is what makes a change."""
+    def _commit(self, lines: list[dict[str, Any]], whole: bool, **about: Any) -> None:
+        """Replace the manifest, which is what makes a change.
+
+        ``whole``: a search returns every row, so that this is also a manifest of the append-only index.
+        """
         last = max([self._next() - 1, *(line["serial"] for line in lines)])
         content = {**self._manifest, **about, "next": last + 1, "entries": lines}
         content.pop("segments", None)
-        if all(len(entry.live) == len(entry.docs) for entry in self._opened(lines)):
-            # Every row counts: this is also a manifest of the append-only index.
+        if whole:
             content["segments"] = _as_segments(lines)
         _write(self.folder, content)
         self.refresh()
@@ -309,23 +324,29 @@ class MutableIndex:
                 "the index is of another format", file=self.folder / MANIFEST, got=f"format {manifest['format']}",
                 expected=f"format {FORMAT}",
             )  # fmt: skip
-        self._entries = self._opened(manifest["entries"])
+        lines = manifest["entries"]
+        known = len(self._entries)
+        if lines[:known] != self._lines() or len(lines) - known > ADDED:
+            known = 0
+        added = [self._opened(line) for line in lines[known:]]
+        if known:
+            for entry in added:
+                self._last.add(entry.docs)
+        else:
+            self._last = LastEntries([entry.docs for entry in added])
+        self._entries = [*self._entries[:known], *added]
+        self._live.clear()
         self._manifest: dict[str, Any] = manifest
         self._text = text
         listed = {(entry.serial, entry.segment.crc32) for entry in self._entries if entry.segment}
         self._segments = {key: segment for key, segment in self._segments.items() if key in listed}
 
-    def _opened(self, lines: list[dict[str, Any]]) -> list[_Entry]:
-        """The entries of a manifest's lines."""
-        segments = [None if "deleted" in line else self._mapped(line) for line in lines]
-        docs = [
-            segment.docs if segment else np.array(line["deleted"], np.int64) for line, segment in zip(lines, segments)
-        ]
-        live = _live(docs, [segment is None for segment in segments])
-        return [
-            _Entry(line["serial"], line, own, segment, rows)
-            for line, own, segment, rows in zip(lines, docs, segments, live)
-        ]
+    def _opened(self, line: dict[str, Any]) -> _Entry:
+        """The entry of a line of the manifest."""
+        if "deleted" in line:
+            return _Entry(line["serial"], line, np.array(line["deleted"], np.int64), None)
+        segment = self._mapped(line)
+        return _Entry(line["serial"], line, segment.docs, segment)
 
     def _mapped(self, line: dict[str, Any]) -> Segment:
         """The mapped rows of a line. Each file is read and verified once."""
@@ -352,19 +373,6 @@ def _written(
 def _as_segments(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Lines of the manifest as those of the append-only index."""
     return [{name: line[name] for name in ("file", "session", "rows", "crc32")} for line in lines]
-
-
-def _live(docs: list[NDArray[np.int64]], deletions: list[bool]) -> list[NDArray[np.int64]]:
-    """Of each entry, the positions whose document occurs in no later entry; none of a deletion."""
-    if not docs:
-        return []
-    every = np.concatenate(docs)
-    _, last = np.unique(every[::-1], return_index=True)
-    alive = np.zeros(len(every), np.bool_)
-    alive[len(every) - 1 - last] = True
-    ends = np.cumsum([len(one) for one in docs])[:-1]
-    parts = np.split(alive, ends)
-    return [np.flatnonzero(part) if not gone else np.empty(0, np.int64) for part, gone in zip(parts, deletions)]
 
 
 def _read(folder: Path) -> str:

@@ -18,6 +18,7 @@ import torch
 
 from workloads.data.errors import DataError
 from workloads.encoders.search import exact_topk
+from workloads.lifelong import mutable_index
 from workloads.lifelong.index import MANIFEST, Index
 from workloads.lifelong.mutable_index import MutableIndex
 from workloads.lifelong.predictor import _open
@@ -305,3 +306,13 @@ def test_a_killed_process_loses_no_batch(tmp_path: Path) -> None:
     assert kills > 1
     index.compact()
     assert rows_of(index) == by(1, np.setdiff1d(docs, deleted).tolist())
+
+
+def test_embedding_again_sorts_the_documents_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its time of a batch does not grow with the index."""
+    docs = np.arange(40)
+    index = MutableIndex.create(tmp_path / "index", "lineage", DIM, rows=[(0, docs, embedded(0)(docs))])
+    sorts = []
+    monkeypatch.setattr(mutable_index, "LastEntries", lambda entries: sorts.append(entries))
+    assert list(index.embed_again(1, embedded(1), batch=4)) == list(range(36, -1, -4))
+    assert (len(sorts), index.sessions) == (0, [1])
