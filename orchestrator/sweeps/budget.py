@@ -21,12 +21,13 @@ class Budget:
 
     def __init__(self, spec: SweepSpec, folder: RunFolder) -> None:
         self.devices = spec.resources.devices
-        """Devices per trial; a fraction when trials share them."""
+        """Devices of a usual trial; a fraction when trials share them."""
         hours = spec.search.max_device_hours
         self._limit = None if hours is None else hours * 3600
         gpus = spec.resources.gpus_per_worker > 0
         earlier = [span for span in usage_log.spans(folder) if span.holder.startswith("trial")]
-        self._since: dict[int, float] = {}
+        self._since: dict[int, tuple[float, float, float]] = {}
+        """Since when a running seed run is charged, how many devices, and its device seconds before."""
         self._costs: dict[int, float] = {}
         for span in earlier:
             number, _, seed = span.holder.removeprefix("trial ").partition(" seed ")
@@ -38,8 +39,10 @@ class Budget:
         self._spent = sum(self._costs.values())
         self._warned = self._limit is not None and self._spent >= WARNING * self._limit
 
-    def start(self, seed_run: int) -> None:
-        self._since[seed_run] = time.monotonic()
+    def start(self, seed_run: int, devices: float | None = None) -> None:
+        """Charge a seed run ``devices`` from now on, by default those of a usual trial."""
+        before = self._running(seed_run) if seed_run in self._since else 0.0
+        self._since[seed_run] = time.monotonic(), self.devices if devices is None else devices, before
 
     def stop(self, seed_run: int) -> None:
         if seed_run in self._since:
@@ -91,4 +94,5 @@ class Budget:
         return True
 
     def _running(self, seed_run: int) -> float:
-        return (time.monotonic() - self._since[seed_run]) * self.devices
+        since, devices, before = self._since[seed_run]
+        return before + (time.monotonic() - since) * devices

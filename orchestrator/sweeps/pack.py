@@ -195,8 +195,8 @@ class Packs:
             if slot.answer is None:
                 if not stopping and slot in may:
                     self._fill(slot)
-                for seed_run in slot.trials:  # those of a dead process have others from now on
-                    self._manager.hold(seed_run)
+                for seed_run in slot.trials:  # the last ones share the devices that all had
+                    self._manager.hold(seed_run, of=len(slot.trials))
                 if slot.trials:
                     slot.ask(stopping)
         if any(slot.trials for slot in self._slots):
@@ -210,7 +210,7 @@ class Packs:
             if slot.alone:
                 slot.take(self._isolated.popleft())
         while not slot.alone and len(slot.trials) < slot.size:
-            config = self._requeued.popleft() if self._requeued else self._manager.next()
+            config = self._requeued.popleft() if self._requeued else self._manager.next(hold=False)
             if config is None:
                 self._finished = self._manager.exhausted
                 return

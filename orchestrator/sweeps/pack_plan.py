@@ -74,10 +74,12 @@ def capacities(spec: SweepSpec, fitting: int) -> tuple[int, ...]:
 def run_together(manager: TrialManager, runner: PackRunner, size: int) -> None:
     """Run the trials of a sweep in this process, at most ``size`` at once, until the manager has none left."""
     while True:
-        while len(runner) < size and (config := manager.next()) is not None:
+        while len(runner) < size and (config := manager.next(hold=False)) is not None:
             runner.begin(config)
         if not len(runner):
             return
+        for seed_run in runner.seed_runs:  # the last ones share the devices that all had
+            manager.hold(seed_run, of=len(runner))
         for seed_run, payload in runner.step():
             if manager.result(seed_run, payload):
                 runner.drop(seed_run)

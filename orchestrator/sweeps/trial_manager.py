@@ -59,13 +59,12 @@ class TrialManager:
         self._runs = TrialRuns(study, session, spec)
         self._running: dict[int, RunningTrial] = {}
         """Seed runs that have begun. On Ray Tune they may wait for their processes."""
-        self._held: set[int] = set()
-        """Those of them that hold devices."""
+        self._held: dict[int, int] = {}
+        """Those of them that hold devices, and how many trials share these."""
         self._released = time.monotonic()  # when one released them last
         self._most = 1
         """Most seed runs that ever held devices at once."""
         self._curves = Curves(session.folder.path)
-        self._charged = spec.resources
         self.refusal: UserError | None = None
         """The error of a trial that every other trial would raise too. It stops the sweep."""
         self.usage_log = UsageLog(session.folder.path)
@@ -83,9 +82,8 @@ class TrialManager:
         self._measure = sorted({one.metric for one in self._constraints} & {*OF_MODEL})
 
     def share(self, trials: float) -> None:
-        """Charge each trial its part of the devices: on average ``trials`` of them share those of one."""
-        self._charged = self._spec.resources.part(trials)
-        self.budget.devices = self._charged.devices
+        """Expect of each trial the cost of its part of the devices: on average ``trials`` share those of one."""
+        self.budget.devices = self._spec.resources.part(trials).devices
 
     def next(self, *, hold: bool = True) -> dict[str, Any] | None:
         """Configuration of the next trial for the process that runs it, or None when none can start now.
@@ -99,20 +97,22 @@ class TrialManager:
                 self.hold(config["number"])
             return config
 
-    def hold(self, seed_run: int) -> None:
-        """Charge a trial's devices from now on. Does nothing if they are charged, or the trial has ended."""
-        trial = self._running.get(seed_run)
-        if trial is None or seed_run in self._held:
+    def hold(self, seed_run: int, of: int = 1) -> None:
+        """Charge a trial its part of the devices from now on, which ``of`` trials share. Not if it has ended."""
+        trial, before = self._running.get(seed_run), self._held.get(seed_run)
+        if trial is None or before == of:
             return
-        self._held.add(seed_run)
-        trial.since = time.monotonic()
-        self.usage_log.start(trial.name, self._charged)
-        self.budget.start(seed_run)
-        self._session.console.event(f"{trial.name} {'continues' if trial.epoch else 'started'}  {trial.params}")
+        self._held[seed_run] = of
+        part = self._spec.resources.part(of)
+        self.usage_log.start(trial.name, part)
+        self.budget.start(seed_run, part.devices)
+        if before is None:
+            trial.since = time.monotonic()
+            self._session.console.event(f"{trial.name} {'continues' if trial.epoch else 'started'}  {trial.params}")
 
     def release(self, seed_run: int) -> None:
         """Charge a trial's devices no longer: it has lost its process, and waits for another until :meth:`hold`."""
-        self._held.discard(seed_run)
+        self._held.pop(seed_run, None)
         self._released = time.monotonic()
         self.usage_log.stop(self._runs.name(seed_run))
         self.budget.stop(seed_run)

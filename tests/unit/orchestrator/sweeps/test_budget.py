@@ -86,6 +86,20 @@ def test_trials_that_run_together_cost_their_sum(folder: RunFolder, clock: Clock
     assert (spent.of(0), spent.of(1), spent.used) == (7, 5, 12)
 
 
+def test_the_last_trial_of_a_pack_costs_all_of_its_process(folder: RunFolder, clock: Clock) -> None:
+    spent = budget(folder, 100)
+    run(spent, clock, 6, seed_run=9)
+    spent.start(0, 0.5)
+    spent.start(1, 0.5)
+    clock.sleep(4)
+    spent.stop(1)
+    spent.start(0, 1.0)
+    assert (spent.of(0), spent.used) == (0, 10), "no cost of an ended trial: it would reduce the usual one"
+    clock.sleep(3)
+    spent.stop(0)
+    assert (spent.of(0), spent.of(1), spent.used) == (5, 2, 13)
+
+
 def test_a_unit_that_comes_in_parts_costs_their_sum(folder: RunFolder, clock: Clock) -> None:
     spent = budget(folder, 100)
     run(spent, clock, 4)

@@ -182,24 +182,25 @@ class Book:
         self.complete: list[int] = []
         self.failed: dict[int, str] = {}
         self.reports = self.most = 0
-        self.held, self.released = set[int](), set[int]()
+        self.held, self.released = dict[int, int](), set[int]()
+        self.parts: list[list[int]] = []
 
-    def hold(self, seed_run: int) -> None:
-        self.held.add(seed_run)
+    def hold(self, seed_run: int, of: int) -> None:
+        self.held[seed_run] = of
 
     def release(self, seed_run: int) -> None:
-        self.held.remove(seed_run)
+        del self.held[seed_run]
         self.released.add(seed_run)
 
     def note_wait(self) -> None:
         pass
 
-    def next(self) -> dict[str, Any] | None:
+    def next(self, *, hold: bool) -> dict[str, Any] | None:
+        assert not hold, "its part is not known yet"
         if self.exhausted:
             return None
         self.given += 1
         self.most = max(self.most, self.given - len(self.complete) - len(self.failed))
-        self.hold(self.given - 1)
         return {"number": self.given - 1}
 
     def ask_ahead(self) -> None:
@@ -211,9 +212,11 @@ class Book:
 
     def result(self, seed_run: int, payload: Mapping[str, Any]) -> bool:
         self.reports += 1
+        self.parts.append(sorted(self.held.values()))
         assert seed_run in self.held, "its devices are not charged"
         if payload["done"]:
             self.complete.append(seed_run)
+            del self.held[seed_run]
         return bool(payload["done"])
 
     def died(self, seed_run: int, cause: str) -> None:
@@ -258,6 +261,13 @@ def test_all_trials_run_as_many_at_once_as_there_is_room_for(drive: Callable[...
     assert [len(seed_runs) for seed_runs in Runner.seen[:2]] == [3, 2]
     assert book.most == 5, "each process has its own number"
     assert cluster.started == len(cluster.dead) == 2, "every process was started once and ended"
+
+
+def test_the_last_trial_of_a_process_is_charged_all_of_its_devices(drive: Callable[..., Cluster]) -> None:
+    book = Book(4)
+    drive(book, 3)
+    assert book.parts[0] == [3, 3, 3]
+    assert book.parts[-1] == [1]
 
 
 def test_a_trial_that_kills_its_process_fails_alone(drive: Callable[..., Cluster]) -> None:

@@ -96,8 +96,14 @@ class Book:
         self.folder, self.specs, self.stops = folder, list(specs), dict(stops or {})
         self.given: list[int] = []
         self.told: dict[int, list[dict[str, Any]]] = {}
+        self.charged: list[tuple[int, int]] = []
 
-    def next(self) -> dict[str, Any] | None:
+    def hold(self, seed_run: int, of: int) -> None:
+        if (seed_run, of) not in self.charged:
+            self.charged.append((seed_run, of))
+
+    def next(self, *, hold: bool) -> dict[str, Any] | None:
+        assert not hold, "its part is not known yet"
         number = len(self.given)
         if number == len(self.specs):
             return None
@@ -160,6 +166,12 @@ def test_who_is_stopped_makes_room(tmp_path: Path) -> None:
     assert [epoch for epoch, _ in book.rows(0)] == [1, 2, 3]
     assert [4, 4, 1] in PackedToys.trained
     assert book.rows(3) == apart(book, 3)
+
+
+def test_the_trials_of_a_process_are_charged_all_of_its_devices_to_the_end(tmp_path: Path) -> None:
+    book = Book(tmp_path, [spec_of(number, {}) for number in range(3)], stops={0: 3, 1: 3})
+    together(book, size=3)
+    assert book.charged == [(0, 3), (1, 3), (2, 3), (2, 1)]
 
 
 def test_shapes_and_workloads_without_packing_share_a_process(tmp_path: Path) -> None:
