@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import defaultdict
 from statistics import fmean
 
 from orchestrator.config.spec import SweepSpec
@@ -23,6 +24,7 @@ class Budget:
         self.devices = spec.resources.devices
         """Devices of a usual trial; a fraction when trials share them."""
         hours = spec.search.max_device_hours
+        self._seeds = spec.search.seeds
         self._limit = None if hours is None else hours * 3600
         gpus = spec.resources.gpus_per_worker > 0
         earlier = [span for span in usage_log.spans(folder) if span.holder.startswith("trial")]
@@ -31,7 +33,7 @@ class Budget:
         self._costs: dict[int, float] = {}
         for span in earlier:
             number, _, seed = span.holder.removeprefix("trial ").partition(" seed ")
-            seed_run = int(number) * spec.search.seeds + int(seed or 0)
+            seed_run = int(number) * self._seeds + int(seed or 0)
             cost = 3600 * (span.gpu_hours if gpus else span.cpu_hours)
             self._costs[seed_run] = self._costs.get(seed_run, 0.0) + cost
         self.complete: set[int] = set()
@@ -63,13 +65,22 @@ class Budget:
     def allows_another(self, reserved: int = 0, waiting: int = 0, *, repeat: bool = False) -> bool:
         """Whether a trial of average cost fits in addition to what the running trials will still need.
 
+        Both are counted with all of their seeds: a trial whose last seed is cut has no result.
+
         ``reserved``: number of repeats of finalists that must fit as well. ``waiting``: number of begun trials without
         devices. ``repeat``: it is a finalist's.
         """
         if self._limit is None:
             return True
-        usual = fmean(self._costs.values()) if self._costs else 0.0
-        left = usual * waiting + sum(max(0.0, usual - self._running(seed_run)) for seed_run in self._since)
+        spent: dict[int, float] = defaultdict(float)  # of trials with all of their seeds
+        for seed_run, cost in self._costs.items():
+            spent[seed_run // self._seeds] += cost
+        running = {seed_run // self._seeds for seed_run in self._since}
+        ended = [cost for number, cost in spent.items() if number not in running]
+        usual = fmean(ended or spent.values() or [0.0])
+        for seed_run in self._since:
+            spent[seed_run // self._seeds] += self._running(seed_run)
+        left = usual * waiting + sum(max(0.0, usual - spent[number]) for number in running)
         own = self.cost_of_repeat if repeat else usual
         return self.used + left + own + self.cost_of_repeat * reserved < self._limit
 

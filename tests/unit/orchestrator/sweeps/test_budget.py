@@ -134,6 +134,19 @@ def test_what_runs_is_expected_to_cost_as_much(folder: RunFolder, clock: Clock) 
     assert spent.allows_another(), "they ended early: the usual is less, and there is room again"
 
 
+def test_a_trial_begins_only_if_all_of_its_seeds_fit(folder: RunFolder, clock: Clock) -> None:
+    """Of 85, 30 are spent by the three seeds of one trial and 15 by those of another."""
+    spec = sweep(max_device_hours=85 / 3600, seeds=3)
+    spent = Budget(spec, folder)
+    for seed_run in range(3):
+        run(spent, clock, 10, seed_run)
+    assert spent.allows_another(), "30 + 30"
+    run(spent, clock, 10, 3)
+    spent.start(4)
+    clock.sleep(5)
+    assert not spent.allows_another(), "45 + 15 to come + 30"
+
+
 def test_the_first_ones_are_not_held_back_by_a_guess(folder: RunFolder, clock: Clock) -> None:
     spent = budget(folder, 10)
     for seed_run in range(4):
