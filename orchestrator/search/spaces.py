@@ -7,9 +7,11 @@ import inspect
 import json
 import re
 import traceback
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +134,27 @@ def draws(space: Space, fixed: Mapping[str, Any], seed: int, count: int) -> list
 
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=seed))
     return [suggest(space, study.ask(), fixed) for _ in range(count)]
+
+
+def distributions_at(space: Space, fixed: Mapping[str, Any], params: Mapping[str, Any]) -> dict[str, Any]:
+    """The distributions of a trial with ``params``: those of its branch, if the space is conditional.
+
+    Searched parameters that ``params`` lack are drawn. Empty if the space has no such trial.
+    """
+    import optuna
+
+    def drawn() -> optuna.Trial:
+        study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+        study.enqueue_trial(dict(params))
+        return study.ask()
+
+    # The first draws nothing, and takes a tenth of the time.
+    kinds: tuple[Callable[[], Any], ...] = (partial(optuna.trial.FixedTrial, dict(params)), drawn)
+    for kind in kinds:
+        with warnings.catch_warnings(action="ignore"), suppress(UserError):  # values outside of the space
+            suggest(space, trial := kind(), fixed)
+            return dict(trial.distributions)
+    return {}
 
 
 def probe(

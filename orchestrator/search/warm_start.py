@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -28,10 +28,14 @@ PUBLISHED = "published"
 
 
 def earlier_trials(
-    spec: SweepSpec, settings: Settings, objectives: Sequence[Objective], distributions: Mapping[str, BaseDistribution]
+    spec: SweepSpec,
+    settings: Settings,
+    objectives: Sequence[Objective],
+    distributions: Callable[[Mapping[str, Any]], Mapping[str, BaseDistribution]],
 ) -> tuple[list[FrozenTrial], list[str]]:
     """Trials of the sweeps of ``--warm-start`` that fit this search, and a line about each sweep.
 
+    ``distributions`` are those of this search for a trial with the given parameters.
     Raises UserError for a sweep of another workload or dataset, and for one without such trials.
     """
     usable: list[FrozenTrial] = []
@@ -48,8 +52,9 @@ def earlier_trials(
         # Pruned trials are ranked by their values at epochs, which are of the source's first objective.
         by_other = (theirs.metric, theirs.direction) != first
         ranked = [trial for trial in trials if not (by_other and trial.state == TrialState.PRUNED)]
-        fitting = [trial for trial in ranked if fitting_trial(source.id, trial, objectives, distributions)]
-        each = (fitting_trial(source.id, trial, objectives, distributions, constraints) for trial in fitting)
+        here = {trial.number: distributions(trial.user_attrs.get("params", {}) | trial.params) for trial in ranked}
+        fitting = [trial for trial in ranked if fitting_trial(source.id, trial, objectives, here[trial.number])]
+        each = (fitting_trial(source.id, trial, objectives, here[trial.number], constraints) for trial in fitting)
         learnt = [one for one in each if one]
         if not learnt:
             raise UserError(

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from optuna.distributions import BaseDistribution
-
 from orchestrator.cluster import preflight
 from orchestrator.cluster.connection import Node, check_fit, cluster, nodes_by_id
 from orchestrator.config import objectives, user_code, workload_loader
@@ -77,9 +75,7 @@ def sweep(spec: SweepSpec, settings: Settings, options: Options, console: Consol
             for source in spec.search.warm_start
         )
         spec = spec.model_copy(update={"search": spec.search.model_copy(update={"warm_start": sources})})
-        warm_start.earlier_trials(
-            spec, settings, objectives.of(spec.workload, spec.plan), _distributions(_survey(spec))
-        )
+        _earlier_trials(spec, settings)
     folder = create(spec, settings, options, contract=search_identity(spec))
     with folder.guarded():
         return _drive(folder, spec, settings, options, console, ResumeOptions(), resuming=False)
@@ -181,8 +177,10 @@ def _survey(spec: SweepSpec) -> spaces.Survey:
     return spaces.probe(spaces.load(spec.workload, spec.search.space), spec.fixed, params, spec.seed)
 
 
-def _distributions(survey: spaces.Survey) -> dict[str, BaseDistribution]:
-    return {name: distributions[0] for name, distributions in survey.distributions.items()}
+def _earlier_trials(spec: SweepSpec, settings: Settings) -> tuple[list[FrozenTrial], list[str]]:
+    space = spaces.load(spec.workload, spec.search.space)
+    at = partial(spaces.distributions_at, space, spec.fixed)
+    return warm_start.earlier_trials(spec, settings, objectives.of(spec.workload, spec.plan), at)
 
 
 def _drive(
@@ -239,16 +237,15 @@ def _drive(
 def _study(spec: SweepSpec, folder: RunFolder, session: Session, again: ResumeOptions) -> Study:
     """The sweep's study, with the trials of ``--warm-start`` and ``--retry-failed`` added."""
     survey = _survey(spec)
-    first = _distributions(survey)
     space = spaces.load(spec.workload, spec.search.space)
     common = (folder.path, spec, objectives.of(spec.workload, spec.plan), space, survey.conditional)
     if spec.search.scheduler == "pbt":
-        changing = strategy.changeable(workload_loader.params(spec.workload), list(first))
+        changing = strategy.changeable(workload_loader.params(spec.workload), list(survey.distributions))
         return Population(*common, changeable=changing)
     study = Study(*common)
     begun = any(trial.state.name != "WAITING" for trial in study.trials)
     if spec.search.warm_start and not begun:  # a driver that died before may have added some
-        learnt, lines = warm_start.earlier_trials(spec, session.settings, study.objectives, first)
+        learnt, lines = _earlier_trials(spec, session.settings)
         study.add_earlier(learnt)
         for line in lines:
             session.console.say(line)

@@ -224,6 +224,21 @@ def test_probing_tells_what_varies_conditions_included() -> None:
     assert not spaces.probe(space, {"momentum": 0.0, "lr": 0.1}, Params, seed=0).distributions
 
 
+def branches(trial: Any) -> dict[str, Any]:
+    kind = trial.suggest_categorical("kind", ["a", "b"])
+    if kind == "a":
+        return {"kind": kind, "lr": trial.suggest_float("lr", 0.0, 0.1)}
+    return {"kind": kind, "lr": trial.suggest_float("lr", 0.1, 1.0), "tau": trial.suggest_int("tau", 1, 9)}
+
+
+def test_the_distributions_of_a_trial_are_those_of_its_branch() -> None:
+    at = spaces.distributions_at(branches, {}, {"kind": "b", "lr": 0.5, "batch_size": 8})
+    assert list(at) == ["kind", "lr", "tau"], "what is not given is drawn"
+    assert (at["lr"].low, at["lr"].high) == (0.1, 1.0)
+    assert list(spaces.distributions_at(branches, {"kind": "a"}, {"lr": 0.05})) == ["lr"]
+    assert spaces.distributions_at(branches, {}, {"kind": "c"}) == {}
+
+
 def broken(trial: Any) -> dict[str, Any]:
     raise KeyError("depth")
 

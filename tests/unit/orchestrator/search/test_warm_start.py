@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from optuna.trial import FrozenTrial
 from orchestrator.cluster import preflight
 from orchestrator.config.spec import SweepSpec
 from orchestrator.errors import UserError
-from orchestrator.search import warm_start
+from orchestrator.search import spaces, warm_start
 from orchestrator.search.constraints import Constraint
 from orchestrator.search.study import Study
 from orchestrator.storage import records, run_lookup
@@ -97,6 +98,28 @@ def test_what_lies_outside_the_space_is_left_out(change: dict[str, Any], taken: 
         "none": lambda p: False,
     }[taken]  # fmt: skip
     assert [lesson(trial, space) is not None for trial in trials] == [inside(trial.params) for trial in trials]
+
+
+def test_every_branch_of_a_conditional_space_teaches(toy_workload: str, settings: Settings) -> None:
+    """Its ranges may differ by branch, and a sample of the space may lack a rare one."""
+
+    def space(trial: Any) -> dict[str, Any]:
+        kind = trial.suggest_categorical("kind", ["a", "b"])
+        low, high = (0.0, 0.5) if kind == "a" else (0.5, 1.0)
+        more = {"dim": trial.suggest_int("dim", 1, 64)} if kind == "b" else {}
+        return {"kind": kind, "lr": trial.suggest_float("lr", low, high), **more}
+
+    asked = {"sweep": sweep(trials=8).model_dump(mode="json"), "options": {}}
+    folder = records.create(settings.storage, "sweep", "toy", asked, "orchestrator sweep", name="one").path
+    old = study(folder, trials=8, space=space)
+    for number in range(8):
+        begin(old)
+        complete(old, number, 0.1 * number)
+    at = partial(spaces.distributions_at, space, {})
+    found, lines = warm_start.earlier_trials(sweep(warm_start=("one",)), settings, [ERROR], at)
+    assert [trial.distributions for trial in found] == [trial.distributions for trial in old.trials]
+    assert {trial.params["kind"] for trial in found} == {"a", "b"}
+    assert lines == ["Learnt from 8 of 8 trials of one"]
 
 
 def test_what_was_fixed_then_and_is_searched_now_has_the_value_it_had(tmp_path: Path) -> None:
@@ -210,7 +233,7 @@ def kept(settings: Settings, name: str, workload: str = "toy", **fixed: Any) -> 
 
 def lessons(settings: Settings, *sources: str, **fixed: Any) -> tuple[list[FrozenTrial], list[str]]:
     spec = sweep(warm_start=sources).model_copy(update={"fixed": fixed})
-    return warm_start.earlier_trials(spec, settings, [ERROR], WIDE)
+    return warm_start.earlier_trials(spec, settings, [ERROR], lambda params: WIDE)
 
 
 def test_several_sweeps_teach_together(toy_workload: str, settings: Settings) -> None:
@@ -278,8 +301,9 @@ def test_a_sweep_that_evaluated_on_another_split(
 
 def test_a_sweep_without_a_trial_in_this_space(toy_workload: str, settings: Settings) -> None:
     kept(settings, "one")
+    recall = [Objective("recall", "max")]
     with pytest.raises(UserError, match="one has no trial that lies in this search space and has this objective"):
-        warm_start.earlier_trials(sweep(warm_start=("one",)), settings, [Objective("recall", "max")], WIDE)
+        warm_start.earlier_trials(sweep(warm_start=("one",)), settings, recall, lambda params: WIDE)
 
 
 def test_seconds_and_size_of_several_seeds_are_their_means(tmp_path: Path) -> None:
