@@ -251,11 +251,11 @@ class Study(SweepTrials):
     def _ask(self) -> optuna.Trial | None:
         """A new trial or a retry. None when all trials exist."""
         trials = self.trials
-        waiting = any(trial.state == TrialState.WAITING for trial in trials)
-        if not waiting and (len(trials) >= self.target or self.is_ended_by_sampler or self._only_noise_is_left()):
+        waiting = next((trial.number for trial in trials if trial.state == TrialState.WAITING), None)
+        if waiting is None and (len(trials) >= self.target or self.is_ended_by_sampler or self._only_noise_is_left()):
             return None
-        number = len(self.optuna_study.get_trials(deepcopy=False))
-        if self._grid is not None and not waiting:
+        number = len(self.optuna_study.get_trials(deepcopy=False)) if waiting is None else waiting
+        if self._grid is not None and waiting is None:
             self.optuna_study.enqueue_trial(self._grid[sum(not is_additional(trial) for trial in trials)])
         self._prepare_sampler(number)
         return self.optuna_study.ask()

@@ -356,6 +356,15 @@ def test_a_trial_that_waits_is_begun_before_new_ones_and_after_a_restart(tmp_pat
     assert second.next() is None
 
 
+def test_trials_that_wait_together_are_drawn_apart(tmp_path: Path) -> None:
+    """From each other, and from the new one that follows."""
+    running = study(tmp_path, trials=1)
+    for request in ("first", "second"):
+        running.add({"kind": "a"}, request)
+    found = [begin(running).params for _ in range(3)]
+    assert len({params["lr"] for params in found}) == 3
+
+
 def test_what_a_budget_ended_is_not_tried_again(tmp_path: Path) -> None:
     running = study(tmp_path)
     running.discard(begin(running).number, "the time budget was spent")
