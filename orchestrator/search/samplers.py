@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import warnings
+from collections import defaultdict
 from typing import Any
 
 import optuna
@@ -21,9 +22,9 @@ STARTUP = 5
 class ReplayedCmaEs(CmaEsSampler):  # type: ignore[misc]
     """CMA-ES that rebuilds its state from the trials. Optuna's sampler stores a pickle in the study instead.
 
-    Complete generations are replayed, which takes milliseconds; further points are drawn as usual. Outside of
-    ray_compat.py this is the only use of what a library does not document: Optuna has no public hook for the state of
-    a sampler, and without this class a resumed sweep would unpickle what its study holds.
+    Complete generations are replayed, in time proportional to the number of trials; further points are drawn as usual.
+    Outside of ray_compat.py this is the only use of what a library does not document: Optuna has no public hook for the
+    state of a sampler, and without this class a resumed sweep would unpickle what its study holds.
     """
 
     def _restore_optimizer(self, completed_trials: list[FrozenTrial]) -> None:
@@ -33,7 +34,10 @@ class ReplayedCmaEs(CmaEsSampler):  # type: ignore[misc]
         optimizer = super()._init_optimizer(trans, direction)
         sign = 1.0 if direction == StudyDirection.MINIMIZE else -1.0
         size = optimizer.population_size
-        while len(drawn := self._get_solution_trials(self._completed, optimizer.generation)) >= size:
+        generations: dict[int, list[FrozenTrial]] = defaultdict(list)  # Optuna's search passes all trials for each
+        for trial in self._completed:
+            generations[trial.system_attrs.get(self._attr_key_generation, -1)].append(trial)
+        while len(drawn := generations[optimizer.generation]) >= size:
             optimizer.tell([(trans.transform(t.params), sign * float(t.value)) for t in drawn[:size]])
         return optimizer
 

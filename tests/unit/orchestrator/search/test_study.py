@@ -242,6 +242,25 @@ def test_cma_es_learns_and_keeps_no_pickle(tmp_path: Path) -> None:
     assert "optimizer" not in (tmp_path / JOURNAL).read_text()
 
 
+def test_cma_es_passes_all_trials_once_for_a_suggestion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not once for each generation: a suggestion after 10,000 trials would take half a minute."""
+    running = study(tmp_path, sampler="cmaes", trials=40)
+    for number in range(39):
+        trial = begin(running)
+        complete(running, number, (trial.params["lr"] - 0.25) ** 2)
+    passes: list[int] = []
+    original = samplers.ReplayedCmaEs._get_solution_trials
+
+    def counted(self: Any, trials: Any, generation: int) -> Any:
+        passes.append(generation)
+        return original(self, trials, generation)
+
+    monkeypatch.setattr(samplers.ReplayedCmaEs, "_get_solution_trials", counted)
+    begin(running)
+    assert len(passes) == 1, "Optuna's own"
+    assert passes[0] >= 5
+
+
 # The truth
 
 
