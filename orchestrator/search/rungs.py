@@ -15,6 +15,7 @@ from orchestrator.engine.loop import Row
 from orchestrator.search import schedulers, user_search
 from orchestrator.search.constraints import violated
 from orchestrator.search.racing import Racing
+from orchestrator.search.ranking import REPEAT
 from orchestrator.search.schedulers import Observed, Scheduler
 from orchestrator.search.unit_values import UnitValues
 from workloads.contract import Objective
@@ -40,7 +41,7 @@ class Rungs:
         self._pruner = user_search.pruner(self._name) if user_code.is_named(self._name) else None
         self._observed: dict[int, Observed] = {}
         for trial in trials:
-            if trial.state == TrialState.WAITING:  # it may be stopped before it begins
+            if trial.state == TrialState.WAITING or REPEAT in trial.user_attrs:  # the first may be stopped before
                 continue
             values = {epoch: self._sign * value for epoch, value in trial.intermediate_values.items()}
             self._observed[trial.number] = Observed(values)
@@ -93,7 +94,9 @@ class Rungs:
         return prune
 
     def end(self, trial: FrozenTrial) -> None:
-        """Record that a trial has ended."""
+        """Record that a trial has ended. Repeats of finalists compete with none: they are the best ones once more."""
+        if REPEAT in trial.user_attrs:
+            return
         observed = self._of(trial.number)
         observed.is_complete = trial.state == TrialState.COMPLETE
         observed.is_out = not observed.is_complete or bool(violated(trial))

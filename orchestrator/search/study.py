@@ -180,13 +180,13 @@ class Study(SweepTrials):
         """Handle the values of a seed run and decide whether it continues. ``best`` is its best value so far."""
         trial = self._open[seed_run]
         is_first_seed = seed_run % self.spec.search.seeds == 0  # further seeds are not pruned
-        if is_first_seed and len(self.objectives) == 1:  # Optuna does not support intermediate values of several
+        judged = is_first_seed and REPEAT not in trial.user_attrs
+        if judged and len(self.objectives) == 1:  # Optuna does not support intermediate values of several
             self._rungs.record(trial, rows)
         if (number := self.trial_of(seed_run)[0]) in self._to_stop and not ended:
             return self._stopped(seed_run, self._to_stop[number], attributes)
         if ended:
             return self._ended(seed_run, best, attributes)
-        judged = is_first_seed and REPEAT not in trial.user_attrs
         if not judged or not rows or (epoch := rows[-1].epoch) not in self.spec.plan.decide_at:
             return "go on"
         if self._rungs.waits(number, epoch):
@@ -295,7 +295,8 @@ class Study(SweepTrials):
                 raise
             cause = f"{spaces.FAILED}: {type(error).__name__}: {one_line(error)}"
             raise DrawFailed(seed_run, cause) from error
-        self._rungs.begin(trial.number)
+        if REPEAT not in about:
+            self._rungs.begin(trial.number)
         params = about.get("params", suggested)
         origin = about.get("seed_of", trial.number)
         return Trial(seed_run, trial.number, 0, origin, dict(params), about.get(REPEAT))

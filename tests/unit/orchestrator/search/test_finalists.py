@@ -164,6 +164,21 @@ def test_a_failed_repeat_is_one_seed_less(tmp_path: Path) -> None:
     assert begin(running).repeat_of == 0
 
 
+@pytest.mark.parametrize("restart", [False, True])
+def test_trials_that_follow_do_not_compete_with_repeats(restart: bool, tmp_path: Path) -> None:
+    """Six trials and four repeats of the best two: the second of seven is in the best third, as without repeats."""
+    asked: dict[str, Any] = {"scheduler": "asha", "decide_at": (3, 9), "finalists": 2, "finalist_seeds": 3}
+    running = study(tmp_path, trials=6, **asked)
+    for value in (0.8, 0.7, 0.6, 0.5, 0.3, 0.1, 0.11, 0.12, 0.13, 0.14):
+        number = begin(running).seed_run
+        assert at_rung(running, number, 3, value) == "go on"
+        complete(running, number, value)
+    running.spec = running.spec.model_copy(update={"search": running.spec.search.model_copy(update={"trials": 7})})
+    if restart:
+        running = study(tmp_path, trials=7, **asked)
+    assert at_rung(running, begin(running).seed_run, 3, 0.2) == "go on"
+
+
 def test_without_a_complete_trial_there_are_none(tmp_path: Path) -> None:
     running = study(tmp_path, trials=1, finalists=2)
     running.fail(begin(running).seed_run, "train/loss is nan at epoch 2")
