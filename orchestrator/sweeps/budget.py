@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
+from collections.abc import Mapping
 from statistics import fmean
 
 from orchestrator.config.spec import SweepSpec
@@ -31,11 +32,14 @@ class Budget:
         self._since: dict[int, tuple[float, float, float]] = {}
         """Since when a running seed run is charged, how many devices, and its device seconds before."""
         self._costs: dict[int, float] = {}
+        self._seconds: dict[int, float] = defaultdict(float)
+        """Time in which a seed run held devices. Its cost does not tell it: it may have shared them for a while."""
         for span in earlier:
             number, _, seed = span.holder.removeprefix("trial ").partition(" seed ")
             seed_run = int(number) * self._seeds + int(seed or 0)
             cost = 3600 * (span.gpu_hours if gpus else span.cpu_hours)
             self._costs[seed_run] = self._costs.get(seed_run, 0.0) + cost
+            self._seconds[seed_run] += span.end - span.start
         self.complete: set[int] = set()
         """Seed runs that ran to their end. Repeats of finalists cost as much: none is pruned."""
         self._spent = sum(self._costs.values())
@@ -44,12 +48,14 @@ class Budget:
     def start(self, seed_run: int, devices: float | None = None) -> None:
         """Charge a seed run ``devices`` from now on, by default those of a usual trial."""
         before = self._running(seed_run) if seed_run in self._since else 0.0
-        self._since[seed_run] = time.monotonic(), self.devices if devices is None else devices, before
+        now = time.monotonic()
+        self._seconds[seed_run] += now - self._since[seed_run][0] if seed_run in self._since else 0.0
+        self._since[seed_run] = now, self.devices if devices is None else devices, before
 
     def stop(self, seed_run: int) -> None:
         if seed_run in self._since:
             cost = self._running(seed_run)
-            del self._since[seed_run]
+            self._seconds[seed_run] += time.monotonic() - self._since.pop(seed_run)[0]
             self._spent += cost
             self._costs[seed_run] = self._costs.get(seed_run, 0.0) + cost
 
@@ -87,12 +93,15 @@ class Budget:
     @property
     def cost_of_repeat(self) -> float:
         """Device seconds of a run to the end: the mean of the complete ones, else of all, 0 before the first end."""
-        complete = [self._costs[seed_run] for seed_run in self.complete if seed_run in self._costs]
-        return fmean(complete or self._costs.values() or [0.0])
+        return self._to_the_end(self._costs)
 
     def seconds(self, reserved: int, at_once: int) -> float:
         """Time that a run to the end takes, and after it ``reserved`` further ones, ``at_once`` of them together."""
-        return self.cost_of_repeat / self.devices * (1 + math.ceil(reserved / max(1, at_once)))
+        return self._to_the_end(self._seconds) * (1 + math.ceil(reserved / max(1, at_once)))
+
+    def _to_the_end(self, values: Mapping[int, float]) -> float:
+        complete = [values[seed_run] for seed_run in self.complete if seed_run in self._costs]
+        return fmean(complete or [values[seed_run] for seed_run in self._costs] or [0.0])
 
     def is_spent(self) -> bool:
         return self._limit is not None and self.used >= self._limit

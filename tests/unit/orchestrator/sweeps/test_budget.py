@@ -98,6 +98,8 @@ def test_the_last_trial_of_a_pack_costs_all_of_its_process(folder: RunFolder, cl
     clock.sleep(3)
     spent.stop(0)
     assert (spent.of(0), spent.of(1), spent.used) == (5, 2, 13)
+    spent.complete = {0}
+    assert spent.seconds(0, 1) == 7
 
 
 def test_a_unit_that_comes_in_parts_costs_their_sum(folder: RunFolder, clock: Clock) -> None:
