@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -65,15 +65,16 @@ class Points:
         Texts stand for the values that they name. Raises UserError if the space has no such point.
         """
         accepted = {}
+        ranges = self._ranges(params)
         for name, value in params.items():
             if name in self._fixed:
                 raise UserError(f"{name} is fixed in this sweep", got=value, allowed=self._fixed[name])
-            if name not in self._survey.distributions:
+            if not ranges[name]:
                 raise unknown("searched parameter", name, self._survey.distributions)
-            values = (contained(distribution, value) for distribution in self._survey.distributions[name])
-            accepted[name] = next((value for value in values if value is not _OUTSIDE), _OUTSIDE)
+            accepted[name] = _first(ranges[name], value)
             if accepted[name] is _OUTSIDE:
-                raise UserError(f"{name} is outside the search space", got=value, allowed=self._survey.text()[name])
+                allowed = spaces.Survey(ranges, conditional=False).text()[name]
+                raise UserError(f"{name} is outside the search space", got=value, allowed=allowed)
         self._trial(accepted)
         return accepted
 
@@ -93,11 +94,26 @@ class Points:
             compared = [name for name in compared if name in self._fixed or isinstance(settings[name], str | bool)]
         return point if all(str(trained[name]) == str(settings[name]) for name in compared) else None
 
+    def _ranges(self, params: Mapping[str, Any]) -> dict[str, list[BaseDistribution]]:
+        """The distributions of each parameter: those of the survey, which may lack a rare branch, and of its branch."""
+        ranges = {name: list(self._survey.distributions.get(name, ())) for name in params}
+        seen = {name: _first(ranges[name], value) for name, value in params.items()}
+        known = {name: value for name, value in seen.items() if value is not _OUTSIDE}
+        for name, distribution in spaces.distributions_at(self._space, self._fixed, known).items():
+            if name in ranges and distribution not in ranges[name]:
+                ranges[name].append(distribution)
+        return ranges
+
     def _trial(self, point: Mapping[str, Any]) -> BaseModel:
         """The parameters of a trial at ``point``. Raises UserError if they are not valid."""
         study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=self._seed))
         study.enqueue_trial(dict(point))
         return validate(self._model, spaces.suggest(self._space, study.ask(), self._fixed), "parameter")
+
+
+def _first(distributions: Iterable[BaseDistribution], value: Any) -> Any:
+    values = (contained(distribution, value) for distribution in distributions)
+    return next((value for value in values if value is not _OUTSIDE), _OUTSIDE)
 
 
 def contained(distribution: BaseDistribution, value: Any) -> Any:

@@ -9,6 +9,7 @@ import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 from orchestrator.config.spec import Search, SweepSpec
+from orchestrator.errors import UserError
 from orchestrator.search import points, spaces
 from orchestrator.search.study import Study
 from orchestrator.search.warm_start import enqueue_published
@@ -53,6 +54,19 @@ def test_a_value_of_the_space_is_taken(distribution: Any, value: Any, taken: Any
 )
 def test_another_one_is_not(distribution: Any, value: Any) -> None:
     assert points.contained(distribution, value) is points._OUTSIDE
+
+
+def test_a_point_of_a_branch_that_the_survey_lacks_is_taken() -> None:
+    """Thirty-two draws of a space with fourteen losses do not see all of them."""
+    space = points.Points(SweepSpec(workload="recommender", search=Search(space="everything")))
+    assert "drop_steps" not in space._survey.distributions
+    point = {"loss": "denoise_truncated", "drop_steps": "2000"}
+    assert space.checked(point) == {"loss": "denoise_truncated", "drop_steps": 2000}
+    assert space.checked({"beta": "1.7", "loss": "hcl"}) == {"beta": 1.7, "loss": "hcl"}
+    with pytest.raises(UserError, match=r"beta is outside the search space: got 1.7; .*step 0.1"):
+        space.checked({"beta": "1.7", "loss": "bcl"})
+    with pytest.raises(UserError, match="Unknown searched parameter: got 'drop_steps'"):
+        space.checked({"loss": "bcl", "drop_steps": "2000"})
 
 
 # What was published
