@@ -10,10 +10,14 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
+
+import numpy as np
 
 from orchestrator.config import objectives
 from orchestrator.config.plan import Plan
+from orchestrator.errors import FAILED
 from workloads.contract import Columns, Evaluation, Metrics, Objective, Pretrained, Servable, StepLogged, Workload
 
 REPORT_SECONDS = 1.0
@@ -240,7 +244,10 @@ def named(split: str, workload: Workload, method: str, result: Metrics | Evaluat
     metrics = result.metrics if isinstance(result, Evaluation) else result
     try:
         if isinstance(metrics, Mapping) and (method != "evaluate" or isinstance(result, Evaluation)):
-            return {f"{split}/{name}": float(value) for name, value in metrics.items()}
+            values = {f"{split}/{name}": float(value) for name, value in metrics.items()}
+            if isinstance(result, Evaluation):
+                _check_units(workload, method, result.units)
+            return values
     except (TypeError, ValueError):
         pass  # a value is not a number
     kinds = {"train_epoch": "a mapping of names to numbers, or an Evaluation", "evaluate": "an Evaluation of numbers"}
@@ -250,14 +257,42 @@ def named(split: str, workload: Workload, method: str, result: Metrics | Evaluat
     )  # fmt: skip
 
 
+def _check_units(workload: Workload, method: str, units: Columns) -> None:
+    """Raise :class:`NoResult` for units that cannot be stored: they are written only when training has ended."""
+    if all(isinstance(column, np.ndarray) for column in units.values()):
+        lengths = {name: len(column) for name, column in units.items()}
+        if not lengths or ("id" in lengths and len(set(lengths.values())) == 1):
+            return
+        got = ", ".join(f"{name} of {length}" for name, length in lengths.items())
+    else:
+        got = ", ".join(f"{name}: {type(column).__name__}" for name, column in units.items())
+    raise NoResult(
+        f"{type(workload).__module__}.{type(workload).__qualname__}.{method} has returned units that are no table",
+        got=got, allowed="NumPy arrays of one length, one of them named id",
+    )  # fmt: skip
+
+
 def servable(workload: Workload) -> Servable:
-    """What a workload's method of this name returns. Raises :class:`NoResult` for anything else."""
+    """What a workload's method of this name returns. Raises :class:`NoResult` for anything else.
+
+    Its code is FAILED: training is over, and a resume with a repaired method goes on from there.
+    """
     served = workload.servable()
+    allowed = "a workloads.contract.Servable"
     if isinstance(served, Servable):
-        return served
+        wrong = [f"example {name}: {type(column).__name__}" for name, column in served.example.items()
+                 if not isinstance(column, np.ndarray)]  # fmt: skip
+        if not isinstance(served.predictor, Path | None):
+            wrong.insert(0, f"predictor: {type(served.predictor).__name__}")
+        if not wrong:
+            return served
+        got = ", ".join(wrong)
+        allowed += ", its predictor a Path, its example NumPy arrays"
+    else:
+        got = " ".join(repr(served).split())[:200]
     raise NoResult(
         f"{type(workload).__module__}.{type(workload).__qualname__}.servable has returned no Servable",
-        got=" ".join(repr(served).split())[:200], allowed="a workloads.contract.Servable",
+        got=got, allowed=allowed, code=FAILED,
     )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from orchestrator import api
 from orchestrator.config import user_code, workload_loader
-from orchestrator.errors import RunFailed, UserError
+from orchestrator.errors import FAILED, RunFailed, UserError
 from orchestrator.registry import models as registry
 from orchestrator.registry import versions
 from orchestrator.storage import records
@@ -200,7 +200,8 @@ def test_a_class_that_does_not_meet_the_contract(mine: Path, right: str, wrong: 
 
 def test_a_servable_that_is_none_is_refused(mine: Path) -> None:
     mine.write_text(CLASS)
-    refused(lambda: run(f"{mine}:Mine"), "Mine.servable has returned no Servable: got None", "contract.Servable")
+    words = ("Mine.servable has returned no Servable: got None", "contract.Servable")
+    refused(lambda: run(f"{mine}:Mine"), *words, code=FAILED)
 
 
 def test_a_function_without_metrics_of_validation_is_refused(mine: Path) -> None:

@@ -6,6 +6,7 @@ import math
 import pickle
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ import torch
 
 from orchestrator.config.objectives import Unreported
 from orchestrator.config.plan import Plan
-from orchestrator.engine.loop import Diverged, EpochReport, NoResult, Progress, Row, better, run_epochs
+from orchestrator.engine.loop import Diverged, EpochReport, NoResult, Progress, Row, better, run_epochs, servable
+from orchestrator.errors import FAILED
 from tests.support.toy import BEST_EPOCH, Clock, Params, PretrainedToy, Toy
 from tests.support.waiting import HANG_SECONDS
 from workloads.contract import Evaluation, Metrics, Objective, Runtime, Split
@@ -358,6 +360,35 @@ def test_what_is_no_result_is_told_with_its_class(
         list(run_epochs(build(), Plan(epochs=2)))
     assert f"tests.support.toy.Toy.{method} has returned no result: got " in str(caught.value)
     assert expected in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("units", "got"),
+    [
+        ({"id": np.arange(3), "error": np.zeros(2)}, "id of 3, error of 2"),
+        ({"error": np.zeros(2)}, "error of 2"),
+        ({"id": [0, 1], "error": np.zeros(2)}, "id: list, error: ndarray"),
+    ],
+)
+def test_units_that_cannot_be_stored_are_refused_at_the_first_evaluation(
+    units: Any, got: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Toy, "evaluate", lambda self, split: Evaluation({"error": 0.5}, units))
+    with pytest.raises(NoResult) as caught:
+        next(run_epochs(build(), Plan(epochs=9)))
+    assert "Toy.evaluate has returned units that are no table: got " + got in str(caught.value)
+    assert "allowed: NumPy arrays of one length, one of them named id." in str(caught.value)
+
+
+def test_a_servable_with_parts_of_other_types_is_refused() -> None:
+    toy = build()
+    good = toy.servable()
+    other = replace(good, predictor=str(good.predictor), example={"user": [0, 1]})  # type: ignore[arg-type, dict-item]
+    toy.servable = lambda: other  # type: ignore[method-assign]
+    with pytest.raises(NoResult) as caught:
+        servable(toy)
+    assert "got predictor: str, example user: list; allowed: a workloads.contract.Servable, its" in str(caught.value)
+    assert caught.value.code == FAILED  # training is over: `status` shows how to resume
 
 
 def test_an_evaluation_without_metrics_is_refused_at_the_first_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
