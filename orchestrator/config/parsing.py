@@ -89,7 +89,14 @@ def _read_experiment(file: Path, above: tuple[Path, ...]) -> Document:
                 f"{file}, line {document.lines[key]}: {key} must be a mapping", got=repr(section), allowed="key: value"
             )
     if base := document.values.pop("extends", None):
-        parent = _read_experiment(file.parent / str(base), above)
+        where = f"{file}, line {document.lines['extends']}"
+        if not isinstance(base, str):
+            raise UserError(f"{where}: extends names one file", got=repr(base), allowed="a path, such as base.yaml")
+        if not (file.parent / base).exists():
+            raise UserError(
+                f"{where}: the file that it extends does not exist", got=file.parent / base, fix="Check the path"
+            )
+        parent = _read_experiment(file.parent / base, above)
         places = {**parent.places, **document.places}
         return Document(_merge(parent.values, document.values), {**parent.lines, **document.lines}, places)
     return document
@@ -105,7 +112,7 @@ def read_overrides(words: Iterable[str]) -> dict[str, Any]:
             raise UserError("Not a setting", got=repr(word), allowed="key=value", fix=fix)
         if key in result:
             raise _twice(key, result[key], value)
-        result[key] = _parse(value)
+        result[key] = _parse(key, value)
         check_text(f"The value of {key}", result[key])  # JSON can escape what is not UTF-8
     return result
 
@@ -133,9 +140,11 @@ def split_keys(
     for key, value in values.items():
         section, _, name = key.rpartition(".")
         if section not in ("", "params", "plan"):
-            raise unknown("section", section, ("params", "plan"))
+            raise unknown("section", section, ("params", "plan", "resources", "search"))
         homes = [home for home, names in sections.items() if name in names and section in ("", home)]
         if not homes:
+            if other := next((home for home, names in sections.items() if name in names), None):
+                raise UserError(f"{name} is a key of {other}, not of {section}", got=key, fix=f"Write {name}=VALUE")
             names = sections["params"] | sections["plan"]
             raise mistaken(key, value, names) if mistaken else unknown("parameter", key, names)
         if name in result[homes[0]]:
@@ -211,14 +220,14 @@ def _twice(key: str, first: Any, second: Any) -> UserError:
     return UserError(f"{key} is given twice", got=f"{first} and {second}", fix="Keep one")
 
 
-def _parse(value: str) -> Any:
+def _parse(key: str, value: str) -> Any:
     if value == "null":  # as in YAML; "none" is a value of some parameters
         return None
     if value[:1] in "[{" and value:
         try:
             return json.loads(value)
         except json.JSONDecodeError:
-            raise UserError("Not a JSON list or object", got=repr(value)) from None
+            raise UserError(f"The value of {key} is not a JSON list or object", got=repr(value)) from None
     return value  # pydantic converts text to the type of the field
 
 

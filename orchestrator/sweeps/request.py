@@ -235,10 +235,11 @@ class _Request:
         inherited_plan = source.spec.plan.model_dump(exclude=_OWN, exclude_defaults=True) if source else {}
         self._plan = {**inherited_plan, **preset_plan, **self.section("plan"), **plan}
         seed = given.get("seed")
+        where = f" ({self._file.places['seed']})" if seed is None and "seed" in self._file.places else ""
         if seed is None:
             seed = self._file.values.get("seed", source.spec.seed if source else 0)
         if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**31:
-            raise UserError("The seed is not valid", got=repr(seed), allowed="an integer from 0 to 2147483647")
+            raise UserError(f"The seed{where} is not valid", got=repr(seed), allowed="an integer from 0 to 2147483647")
         self.seed = seed
 
     def _preset(self, name: str | None) -> Mapping[str, Any]:

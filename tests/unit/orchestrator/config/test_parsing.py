@@ -133,8 +133,14 @@ def test_a_file_extends_another(tmp_path: Path) -> None:
 
 
 def test_a_base_that_is_not_there(tmp_path: Path) -> None:
-    path = file(tmp_path, "extends: none.yaml\n")
-    refused(lambda: read_experiment(path), f"{tmp_path}/none.yaml does not exist")
+    path = file(tmp_path, "seed: 1\nextends: none.yaml\n")
+    what = f"{path}, line 2: the file that it extends does not exist: got {tmp_path}/none.yaml"
+    refused(lambda: read_experiment(path), what)
+
+
+def test_several_bases_are_refused(tmp_path: Path) -> None:
+    path = file(tmp_path, "extends: [a.yaml, b.yaml]\n")
+    refused(lambda: read_experiment(path), f"{path}, line 1: extends names one file: got ['a.yaml', 'b.yaml']")
 
 
 def test_files_that_extend_each_other(tmp_path: Path) -> None:
@@ -171,7 +177,7 @@ def test_words(words: list[str], expected: dict[str, Any]) -> None:
         ),
         (["=5"], "Not a setting: got '=5'; allowed: key=value"),
         (["lr=1", "lr=2"], "lr is given twice: got 1 and 2. Keep one."),
-        (["sizes=[1,"], "Not a JSON list or object: got '[1,'"),
+        (["sizes=[1,"], "The value of sizes is not a JSON list or object: got '[1,'"),
     ],
 )
 def test_words_that_are_none(words: list[str], message: str) -> None:
@@ -188,8 +194,12 @@ def test_keys_find_their_section() -> None:
     [
         ("epoch", ("Unknown parameter: got 'epoch'", "Did you mean 'epochs'?")),
         ("dims", ("Unknown parameter: got 'dims'", "Did you mean 'dim'?")),
-        ("plan.lr", ("Unknown parameter: got 'plan.lr'",)),
-        ("plans.epochs", ("Unknown section: got 'plans'; allowed: params, plan", "Did you mean 'plan'?")),
+        ("plan.lr", ("lr is a key of params, not of plan: got plan.lr. Write lr=VALUE.",)),
+        ("plan.lrr", ("Unknown parameter: got 'plan.lrr'",)),
+        (
+            "plans.epochs",
+            ("Unknown section: got 'plans'; allowed: params, plan, resources, search", "Did you mean 'plan'?"),
+        ),
         ("decide_at", ("Unknown parameter: got 'decide_at'",)),
     ],
 )

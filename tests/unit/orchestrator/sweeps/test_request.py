@@ -282,8 +282,8 @@ def test_what_no_experiment_could_be(
         ("plan:\n  epochs: many\n", ("Plan setting epochs (exp.yaml, line 3) is not valid: got 'many'",)),
         ("plan: {decide_at: [1]}\n", ("decide_at is set by the scheduler",)),
         ("resources: {workers: none}\n", ("Resource workers (exp.yaml, line 2) is not valid: got 'none'",)),
-        ("seed: three\n", ("The seed is not valid: got 'three'",)),
-        ("seed: true\n", ("The seed is not valid: got True",)),
+        ("seed: three\n", ("The seed (exp.yaml, line 2) is not valid: got 'three'",)),
+        ("seed: true\n", ("The seed (exp.yaml, line 2) is not valid: got True",)),
     ],
 )
 def test_a_mistake_in_a_file_has_its_line(
