@@ -6,6 +6,9 @@ import re
 from collections.abc import Iterable
 
 _SECTION = re.compile(r"^(?=diff --git )", re.MULTILINE)
+_SUBMODULE = re.compile(  # the last form has no other sign: the same commit, with changes in its files
+    r"^(?:index .* 160000|(?:new|deleted) file mode 160000|\+Subproject commit [0-9a-f]+-dirty)$", re.MULTILINE
+)
 
 
 def sections(difference: str) -> list[str]:
@@ -22,7 +25,7 @@ def fitting(files: Iterable[str], limit: int) -> tuple[str, list[str]]:
         why = None
         if re.search(r"^Binary files |^GIT binary patch", section, re.MULTILINE):
             why = "binary"
-        elif re.search(r"^(?:index .* 160000|(?:new|deleted) file mode 160000)$", section, re.MULTILINE):
+        elif _SUBMODULE.search(section):
             why = "a submodule"
         elif size + len(section) > limit:
             why = f"{len(section)} characters, and the difference is kept up to {limit}"

@@ -188,10 +188,13 @@ def test_a_bare_a_shallow_and_a_broken_one(repository: Path, tmp_path: Path) -> 
 def test_a_changed_submodule_is_named(repository: Path, tmp_path: Path) -> None:
     git(repository, "-c", "protocol.file.allow=always", "submodule", "--quiet", "add", str(repository), "sub")
     git(repository, "commit", "-q", "-m", "sub")
+    (repository / "sub" / "train.py").write_text("lr = 2  # at the same commit\n")
+    edited = only(repository)
     git(repository / "sub", "commit", "-q", "--allow-empty", "-m", "on")
-    found = only(repository)
-    assert found.changed == ("sub",)
-    assert found.left_out == ("sub: a submodule",)
+    for found in (edited, only(repository)):
+        assert found.changed == ("sub",)
+        assert found.left_out == ("sub: a submodule",)
+        assert found.diff == ""
 
 
 def test_no_repository_and_no_git(tmp_path: Path, repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
