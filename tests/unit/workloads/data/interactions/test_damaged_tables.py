@@ -115,6 +115,8 @@ def test_a_damaged_parquet_file(tmp_path: Path, columns: dict[str, Any], words: 
 def test_a_file_that_is_no_parquet(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="the file is not Parquet, or is damaged"):
         read(tmp_path, all_parquet=b"PAR1 nothing PAR1")
+    with pytest.raises(DataError, match=r"damaged: got Parquet magic bytes not found in footer\.$"):
+        read(tmp_path, all_parquet=b"user,item\n")
 
 
 def test_a_file_that_is_not_compressed(tmp_path: Path) -> None:
