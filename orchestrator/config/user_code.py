@@ -130,7 +130,7 @@ def load_module(text: str, kind: str) -> ModuleType:
         return _from_file(Path(location), kind)
     try:
         return importlib.import_module(location)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script reads its command line, which is ours, and exits
         raise UserError(
             f"The module of the {kind} cannot be imported: {type(error).__name__}: {one_line(error)}", got=text,
             allowed="file.py:name, or module:name of an installed module", fix=install(error),
@@ -152,7 +152,7 @@ def _from_file(file: Path, kind: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         line = next((frame.lineno for frame in inspect.trace() if frame.filename == str(file)), None)
         where = f", line {line}" if line else ""
         raise UserError(
@@ -161,8 +161,10 @@ def _from_file(file: Path, kind: str) -> ModuleType:
     return module
 
 
-def install(error: Exception) -> str | None:
-    """What to install where the package that an import lacks is that of an extra."""
+def install(error: BaseException) -> str | None:
+    """What to install where the package that an import lacks is that of an extra; what to do about a script."""
+    if isinstance(error, SystemExit):
+        return 'Put what a script does, such as reading its arguments, below if __name__ == "__main__"'
     extra = EXTRAS.get(error.name.partition(".")[0]) if isinstance(error, ImportError) and error.name else None
     return extra and f"Install ray-experiment-orchestrator[{extra}]"
 

@@ -145,6 +145,7 @@ def test_what_a_function_cannot_do_is_refused(mine: Path, asked: dict[str, Any],
         ("mine.py:trian", None, ("Unknown workload in", "got 'trian'", "Did you mean 'train'?")),
         ("mine.py:train", "x = 1 +", ("mine.py", "cannot be imported: SyntaxError")),
         ("mine.py:train", "train = 3", ("The workload cannot be used: train is no workload, but int", "mine.py:train")),
+        ("mine.py:train", "x = 1\nraise SystemExit(2)", ("line 2 cannot be imported: SystemExit: 2", "__main__")),
         ("mine.py:train", "import nosuchpackage", ("line 1 cannot be imported", "nosuchpackage")),
     ],
 )
