@@ -13,8 +13,6 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
 from orchestrator.config import objectives
 from orchestrator.config.plan import Plan
 from orchestrator.errors import FAILED
@@ -259,6 +257,8 @@ def named(split: str, workload: Workload, method: str, result: Metrics | Evaluat
 
 def _check_units(workload: Workload, method: str, units: Columns) -> None:
     """Raise :class:`NoResult` for units that cannot be stored: they are written only when training has ended."""
+    import numpy as np  # the start of a command is light
+
     if all(isinstance(column, np.ndarray) for column in units.values()):
         lengths = {name: len(column) for name, column in units.items()}
         if not lengths or ("id" in lengths and len(set(lengths.values())) == 1):
@@ -277,6 +277,8 @@ def servable(workload: Workload) -> Servable:
 
     Its code is FAILED: training is over, and a resume with a repaired method goes on from there.
     """
+    import numpy as np
+
     served = workload.servable()
     allowed = "a workloads.contract.Servable"
     if isinstance(served, Servable):
