@@ -22,6 +22,7 @@ from orchestrator.storage.names import HALF_WRITTEN, HISTORY, OUTCOME, RECORD, S
 from orchestrator.storage.records import SETTLED, RunFolder
 from orchestrator.storage.settings import Settings
 from orchestrator.tracking.client import OWNER, all_pages, all_runs
+from orchestrator.tracking.client import RECORD as RECORD_TAG
 from orchestrator.tracking.tracker import JOURNAL
 
 COPY = "copy of what is stored"
@@ -83,6 +84,9 @@ def stale(settings: Settings) -> list[Stale]:
         if owner is None:
             continue
         folder = folders.get(owner)
+        uid = folder.record.get("uid") if folder else None
+        if run.data.tags.get(RECORD_TAG, uid) != uid:
+            folder = None  # a run of another storage has the same name
         lost = folder is not None and folder.status() in ("lost", "interrupted")  # interrupted: killed while saving
         if folder is not None and lost and not _driven_elsewhere(folder):
             stale_runs.append(Stale(run.info.run_id, owner, "its driver is gone"))

@@ -347,6 +347,7 @@ def open_tracker(
         artifacts=artifacts,
         resuming=resuming,
         is_overtaken=is_overtaken,
+        uid=folder.record.get("uid"),
     )
 
 

@@ -308,6 +308,7 @@ def create(
             raise disk.unwritable(storage, error) from None
     record = {
         "format": FORMAT,
+        "uid": secrets.token_hex(8),  # another storage may have the same name
         "kind": kind,
         "workload": workload,
         "spec": spec,

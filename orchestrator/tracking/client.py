@@ -19,6 +19,9 @@ End = Literal["FINISHED", "FAILED", "KILLED"]
 KEY, OWNER = "orchestrator.key", "orchestrator.id"
 """Tags that identify a run: its key, and the run or sweep that it belongs to."""
 
+RECORD = "orchestrator.record"
+"""Tag with the ``uid`` of the record: runs of several storages may have the same name. Earlier versions set none."""
+
 KIND, MODEL_DEVELOPMENT = "mlflow.experimentKind", "custom_model_development"
 """Tag of an experiment: its kind in MLflow's UI, and the value for training runs."""
 
@@ -106,17 +109,18 @@ class Client:
                 with suppress(MlflowException):  # only MLflow's UI reads it
                     self._client.set_experiment_tag(self.experiment, KIND, MODEL_DEVELOPMENT)
 
-    def existing_runs(self, owner: str) -> Iterator[tuple[str, ExistingRun]]:
-        """All runs of ``owner``, as pairs of key and run."""
+    def existing_runs(self, owner: str, uid: str | None = None) -> Iterator[tuple[str, ExistingRun]]:
+        """All runs of ``owner`` with the record ``uid``, as pairs of key and run."""
         search = partial(self._call, self._client.search_runs)
         for run in all_runs(search, [self.experiment], f"tags.`{OWNER}` = '{owner}'"):
-            if KEY not in run.data.tags:  # removed by hand
+            if KEY not in run.data.tags or run.data.tags.get(RECORD, uid) != uid:  # removed by hand; another's
                 continue
             steps = {metric.key: int(metric.step) for metric in run.data.to_proto().metrics}
             yield run.data.tags[KEY], ExistingRun(str(run.info.run_id), steps)
 
-    def find(self, owner: str, key: str) -> str | None:
+    def find(self, owner: str, key: str, uid: str | None = None) -> str | None:
         query = f"tags.`{OWNER}` = '{owner}' and tags.`{KEY}` = '{key}'"
+        query += f" and tags.`{RECORD}` = '{uid}'" if uid else ""
         runs = self._call(self._client.search_runs, [self.experiment], query, max_results=1)
         return str(runs[0].info.run_id) if runs else None
 

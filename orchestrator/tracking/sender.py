@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from orchestrator.tracking.client import KEY, OWNER, Client, Doubtful, Refused
+from orchestrator.tracking.client import KEY, OWNER, RECORD, Client, Doubtful, Refused
 from orchestrator.tracking.journal import Operation
 from orchestrator.tracking.names import Names
 
@@ -24,9 +24,18 @@ class Sender:
 
     is_patient = True
 
-    def __init__(self, client: Client, owner: str, folder: Path, runs: dict[str, str], refused: list[str]) -> None:
+    def __init__(
+        self,
+        client: Client,
+        owner: str,
+        folder: Path,
+        runs: dict[str, str],
+        refused: list[str],
+        uid: str | None = None,
+    ) -> None:
         self._client = client
         self._owner = owner
+        self._uid = uid
         self._folder = folder
         self._runs = runs
         self._refused = refused
@@ -40,7 +49,7 @@ class Sender:
         """Send one operation. Raises Refused when a retry would not help, other errors during an outage."""
         match operation["op"]:
             case "recall":
-                for key, run in self._client.existing_runs(self._owner):
+                for key, run in self._client.existing_runs(self._owner, self._uid):
                     self._runs[key] = run.run_id
                     self._steps[key] = dict(run.steps)
             case "start":
@@ -67,13 +76,15 @@ class Sender:
 
     def _start(self, operation: Operation) -> None:
         key = operation["key"]
-        if key in self._in_doubt and key not in self._runs and (run := self._client.find(self._owner, key)):
+        is_in_doubt = key in self._in_doubt and key not in self._runs
+        if is_in_doubt and (run := self._client.find(self._owner, key, self._uid)):
             self._runs[key] = run
         if key in self._runs:
             self._client.reopen(self._runs[key])
         else:
             given = self.names["tag"].give(operation["tags"])
             tags = {given[name]: value for name, value in operation["tags"].items()} | {KEY: key, OWNER: self._owner}
+            tags |= {RECORD: self._uid} if self._uid else {}
             parent = self._runs.get(operation["parent"])
             self._runs[key] = self._client.create(operation["name"], tags, parent, operation["time"])
         self._in_doubt.discard(key)

@@ -43,7 +43,8 @@ class Tracker:
     """Queues and sends operations on runs, which are named by our keys (``<id>`` or ``<sweep>/<number>``).
 
     With ``resuming``, runs that an earlier process opened for the same ``owner`` are used again. Once ``is_overtaken``
-    returns True, nothing more is sent: the runs belong to another process, and what is queued is dropped.
+    returns True, nothing more is sent: the runs belong to another process, and what is queued is dropped. ``uid`` is
+    that of the record, which tells runs of the same owner in several storages apart.
     """
 
     def __init__(
@@ -56,10 +57,12 @@ class Tracker:
         artifacts: Path | None,
         resuming: bool,
         is_overtaken: Callable[[], bool] = lambda: False,
+        uid: str | None = None,
     ) -> None:
         self._uri = uri
         self._experiment = experiment
         self._owner = owner
+        self._uid = uid
         self._artifacts = artifacts
         self._journal = Journal(folder / JOURNAL)
         self._resuming = resuming or not self._journal.empty()
@@ -314,7 +317,8 @@ class Tracker:
                 client = Client(self._uri, self._experiment, self._artifacts)
             finally:
                 self._tried.set()
-            self._sender = Sender(client, self._owner, self._journal.path.parent, self._opened, self._refused)
+            folder = self._journal.path.parent
+            self._sender = Sender(client, self._owner, folder, self._opened, self._refused, self._uid)
         return self._sender
 
     def _refuse(self, operation: Operation, error: Exception) -> None:

@@ -33,6 +33,7 @@ TAGS = {
     "orchestrator.parent",
     "orchestrator.promotion",
     "orchestrator.reads_test",
+    "orchestrator.record",
     "orchestrator.refit",
     "orchestrator.repeat",
     "orchestrator.repeat_of",

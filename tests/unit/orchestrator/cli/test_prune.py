@@ -22,6 +22,7 @@ from orchestrator.storage import lease, records, remote, run_lookup, sync_state
 from orchestrator.storage.records import RunFolder
 from orchestrator.storage.settings import Settings, resolve
 from orchestrator.tracking.client import OWNER
+from orchestrator.tracking.client import RECORD as RECORD_TAG
 from tests.support.waiting import until
 
 
@@ -375,8 +376,9 @@ def running(database: Path) -> Callable[..., str]:
 
     client = MlflowClient(f"sqlite:///{database}")
 
-    def begin(owner: str | None, user: str | None = None, days: float = 2.0) -> str:
+    def begin(owner: str | None, user: str | None = None, days: float = 2.0, uid: str | None = None) -> str:
         tags = {"mlflow.user": user or records.user()} | ({OWNER: owner} if owner else {})
+        tags |= {RECORD_TAG: uid} if uid else {}
         began = round(1000 * (time.time() - days * 86_400))
         return str(client.create_run("0", tags=tags, start_time=began).info.run_id)
 
@@ -393,9 +395,11 @@ def test_runs_left_running_are_found_and_killed(running: Callable[..., str], set
     lose(saving)
     done.release("finished", 0)
     expected = {running("lost"), running("lost", days=0), running("saving"), running("absent")}
+    expected |= {running("lost", days=0, uid=lost.record["uid"])}
     others = [
         running("alive"), running("done"), running(None),
         running("absent", user="somebody"), running("absent", days=0.5),
+        running("lost", user="somebody", uid="of another storage"),
     ]  # fmt: skip
     found = stale(settings)
     assert {run.run_id for run in found} == expected

@@ -157,6 +157,19 @@ def test_the_run_id_is_there_once_the_run_is_open(open_tracker: Callable[..., Tr
 # Taking a run up again
 
 
+def test_runs_of_two_storages_with_one_name_stay_apart(
+    open_tracker: Callable[..., Tracker], database: Path, tmp_path: Path
+) -> None:
+    for folder, first, last in (("a", 1, 2), ("b", 1, 5), ("a", 2, 3)):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        tracker = open_tracker(folder=tmp_path / folder, resuming=first > 1, uid=folder)
+        tracker.start(OWNER, folder, params={"of": folder})
+        tracker.log(OWNER, rows(first, last))
+        assert tracker.close() is None
+    counts = "select name, max(step) from runs join metrics using (run_uuid) group by name order by name"
+    assert query(database, counts) == [("a", 3), ("b", 5)]
+
+
 def test_a_resumed_run_is_the_same_run_and_no_step_is_there_twice(
     open_tracker: Callable[..., Tracker], database: Path
 ) -> None:
@@ -449,10 +462,10 @@ def test_runs_are_not_opened_twice_where_the_search_for_them_is_rejected(
     search = mlflow_client.Client.existing_runs
     answers = iter([mlflow_client.Refused("404"), KeyError("orchestrator.key")])
 
-    def failing(client: Any, owner: str) -> Any:
+    def failing(client: Any, owner: str, uid: str | None) -> Any:
         if error := next(answers, None):
             raise error
-        return search(client, owner)
+        return search(client, owner, uid)
 
     monkeypatch.setattr(mlflow_client.Client, "existing_runs", failing)
     monkeypatch.setattr(tracking, "RETRY_SECONDS", (0.001,))
