@@ -348,6 +348,7 @@ def open_tracker(
         resuming=resuming,
         is_overtaken=is_overtaken,
         uid=folder.record.get("uid"),
+        follow=resuming and settings.sources["experiment"] != "flag",
     )
 
 

@@ -76,10 +76,12 @@ def all_runs(search: Callable[..., Any], experiments: Sequence[str], query: str)
 class Client:
     """Client of one MLflow experiment, which is created if it does not exist.
 
+    With ``uid``, it is the experiment that has the runs of this record, whatever its name is now.
+
     Methods raise Refused when the server rejects a request, and MLflow's exceptions or OSError during an outage.
     """
 
-    def __init__(self, uri: str, experiment: str, artifacts: Path | None) -> None:
+    def __init__(self, uri: str, experiment: str, artifacts: Path | None, uid: str | None = None) -> None:
         store.quiet()
         from mlflow import entities
         from mlflow.exceptions import MlflowException, RestException
@@ -90,6 +92,9 @@ class Client:
         self._answer = RestException if uri.startswith("http") else MlflowException
         self._client = MlflowClient(uri, uri)
         experiment = encodable(experiment)
+        if uid and (current := self._experiment_of(uid)):
+            self.experiment = current
+            return
         existing = self._client.get_experiment_by_name(experiment)
         if existing is None:
             location = str(artifacts / fitting(experiment)) if artifacts else None
@@ -108,6 +113,12 @@ class Client:
             if KIND not in existing.tags:
                 with suppress(MlflowException):  # only MLflow's UI reads it
                     self._client.set_experiment_tag(self.experiment, KIND, MODEL_DEVELOPMENT)
+
+    def _experiment_of(self, uid: str) -> str | None:
+        """The experiment with the runs of a record: it may have been renamed. None if there is none."""
+        every = [one.experiment_id for one in all_pages(self._client.search_experiments)]
+        runs = self._client.search_runs(every, f"tags.`{RECORD}` = '{uid}'", max_results=1) if every else ()
+        return str(runs[0].info.experiment_id) if runs else None
 
     def existing_runs(self, owner: str, uid: str | None = None) -> Iterator[tuple[str, ExistingRun]]:
         """All runs of ``owner`` with the record ``uid``, as pairs of key and run."""

@@ -44,7 +44,8 @@ class Tracker:
 
     With ``resuming``, runs that an earlier process opened for the same ``owner`` are used again. Once ``is_overtaken``
     returns True, nothing more is sent: the runs belong to another process, and what is queued is dropped. ``uid`` is
-    that of the record, which tells runs of the same owner in several storages apart.
+    that of the record, which tells runs of the same owner in several storages apart. With ``follow``, the experiment
+    of earlier runs is used even if it was renamed.
     """
 
     def __init__(
@@ -58,11 +59,13 @@ class Tracker:
         resuming: bool,
         is_overtaken: Callable[[], bool] = lambda: False,
         uid: str | None = None,
+        follow: bool = False,
     ) -> None:
         self._uri = uri
         self._experiment = experiment
         self._owner = owner
         self._uid = uid
+        self._followed = uid if follow else None
         self._artifacts = artifacts
         self._journal = Journal(folder / JOURNAL)
         self._resuming = resuming or not self._journal.empty()
@@ -314,7 +317,7 @@ class Tracker:
     def _connected(self) -> Sender:
         if self._sender is None:
             try:
-                client = Client(self._uri, self._experiment, self._artifacts)
+                client = Client(self._uri, self._experiment, self._artifacts, self._followed)
             finally:
                 self._tried.set()
             folder = self._journal.path.parent

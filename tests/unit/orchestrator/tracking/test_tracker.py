@@ -170,6 +170,22 @@ def test_runs_of_two_storages_with_one_name_stay_apart(
     assert query(database, counts) == [("a", 3), ("b", 5)]
 
 
+@pytest.mark.parametrize("follow", [True, False])
+def test_a_run_goes_on_in_its_experiment_after_that_was_renamed(
+    follow: bool, open_tracker: Callable[..., Tracker], database: Path
+) -> None:
+    for first, last in ((1, 2), (2, 3)):
+        tracker = open_tracker(resuming=first > 1, uid="a", follow=follow and first > 1)
+        tracker.start(OWNER, "run", params={})
+        tracker.log(OWNER, rows(first, last))
+        assert tracker.close() is None
+        client = MlflowClient(f"sqlite:///{database}")
+        if experiment := client.get_experiment_by_name("toy"):
+            client.rename_experiment(experiment.experiment_id, f"renamed {first}")
+    assert (client.get_experiment_by_name("renamed 2") is None) == follow
+    assert (metrics(database) == expected(rows(1, 3))) == follow
+
+
 def test_a_resumed_run_is_the_same_run_and_no_step_is_there_twice(
     open_tracker: Callable[..., Tracker], database: Path
 ) -> None:
