@@ -18,7 +18,7 @@ from typing import Any
 from orchestrator.errors import UNAVAILABLE, UserError, missing_module, one_line
 from orchestrator.storage import disk
 from orchestrator.tracking import store
-from orchestrator.tracking.mlflow_globals import PICKLES
+from orchestrator.tracking.mlflow_globals import PICKLES, tracking_uri_set
 
 PROBE = Path(__file__).with_name("load_probe.py")
 CALLS = 50
@@ -85,14 +85,14 @@ def fetched(client: Any, model: str, version: Any, name: str = "") -> Iterator[P
 
     Raises Unusable when they do not exist, UserError (exit 3) when their store does not answer.
     """
-    from mlflow.artifacts import download_artifacts
+    import mlflow
 
-    server = client.tracking_uri
     with tempfile.TemporaryDirectory(prefix="model-") as scratch:
         uri = "/".join(filter(None, (f"models:/{model}/{version.version}", name)))
         for wait in WAITS:
             try:
-                path = Path(download_artifacts(uri, dst_path=scratch, tracking_uri=server, registry_uri=server))
+                with tracking_uri_set(client.tracking_uri):
+                    path = Path(mlflow.artifacts.download_artifacts(uri, dst_path=scratch))
                 break
             except Exception as error:  # each kind of store has its own errors for missing files
                 reason = one_line(error)[:SHOWN]

@@ -76,12 +76,12 @@ def log_model(settings: Settings, run_id: str, folder: Path, register: str | Non
     an interruption: finished steps are skipped.
     """
     mlflow_client = client(settings)
-    for name in RECORD_FILES:
-        if (folder / name).exists():
-            mlflow_client.log_artifact(run_id, str(folder / name))
-    if (folder / TABLES).is_dir():
-        mlflow_client.log_artifacts(run_id, str(folder / TABLES), TABLES)
     with tracking_uri_set(settings.tracking):
+        for name in RECORD_FILES:
+            if (folder / name).exists():
+                mlflow_client.log_artifact(run_id, str(folder / name))
+        if (folder / TABLES).is_dir():
+            mlflow_client.log_artifacts(run_id, str(folder / TABLES), TABLES)
         parent = None
         for sealed in _sealed(folder) if register else ():
             parent = _version(settings, run_id, sealed, register, parent).version

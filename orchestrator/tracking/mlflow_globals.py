@@ -6,24 +6,34 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from orchestrator.tracking import store
+
 PICKLES = "MLFLOW_ALLOW_PICKLE_DESERIALIZATION"
 """Whether MLflow loads pickled models. Our models are logged from code, so the default is no."""
 
-_INHERITED = ("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI", PICKLES)
+TIMEOUT = "MLFLOW_HTTP_REQUEST_TIMEOUT"
+FILE_SECONDS = "300"
+"""Time limit of an answer about files, unless the user has set one. A server answers a large one once its whole content
+is in its bucket, or here."""
+
+_CHANGED = ("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI", PICKLES, TIMEOUT)
 
 
 @contextmanager
 def tracking_uri_set(uri: str | None) -> Iterator[None]:
     """Set MLflow's tracking and registry address to ``uri`` (None: MLflow's default) and refuse pickled models.
 
+    Files may take longer than other requests.
     MLflow also keeps the address in the environment, which subprocesses inherit; the earlier variables are restored.
     """
     import mlflow
 
-    with preserve_env(*_INHERITED):
+    with preserve_env(*_CHANGED):
         mlflow.set_tracking_uri(uri)
         mlflow.set_registry_uri(uri)
         os.environ.setdefault(PICKLES, "false")
+        if os.environ.get(TIMEOUT) == store.QUIET[TIMEOUT]:
+            os.environ[TIMEOUT] = FILE_SECONDS
         try:
             yield
         finally:

@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
+import mlflow
 import pandas as pd
 import pytest
 from mlflow.exceptions import MlflowException
@@ -630,8 +631,8 @@ def test_a_store_that_is_silent_is_asked_again_and_is_no_verdict(
     version, asked = registry.version(client, "rec", rec(gain=1.0)), []
     (tmp_path / "MLmodel").touch()
 
-    def fetch(uri: str, dst_path: str, tracking_uri: str, registry_uri: str) -> str:
-        assert tracking_uri == registry_uri == client.tracking_uri
+    def fetch(uri: str, dst_path: str) -> str:
+        assert mlflow.get_tracking_uri() == mlflow.get_registry_uri() == client.tracking_uri
         asked.append(uri)
         if len(asked) < answers:
             raise OSError(trouble)
@@ -640,8 +641,10 @@ def test_a_store_that_is_silent_is_asked_again_and_is_no_verdict(
     monkeypatch.setattr("mlflow.artifacts.download_artifacts", fetch)
     monkeypatch.setattr(isolated_check, "WAITS", (0.0, 0.0, 0.0))
     trouble, answers = "HTTPConnectionPool(host='mlflow'): Read timed out.", 3
+    before = mlflow.get_tracking_uri()
     with isolated_check.fetched(client, "rec", version) as folder:
         assert folder == tmp_path
+        assert mlflow.get_tracking_uri() == before
     assert asked == [f"models:/rec/{version.version}"] * 3
     answers = 9
     with (

@@ -14,6 +14,8 @@ import pytest
 
 from orchestrator.errors import UserError
 from orchestrator.registry import servable, tables
+from orchestrator.tracking import store
+from orchestrator.tracking.mlflow_globals import FILE_SECONDS, TIMEOUT, tracking_uri_set
 from workloads.contract import Columns, Servable
 
 IMAGE = b"\x89PNG\x00\xff"
@@ -92,11 +94,24 @@ def test_where_mlflow_speaks_to_is_put_back(monkeypatch: pytest.MonkeyPatch, tmp
     """It would reach every subprocess of a notebook that has registered one model."""
     import mlflow
 
-    from orchestrator.tracking.mlflow_globals import tracking_uri_set
-
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://mine:5000")
     monkeypatch.delenv("MLFLOW_REGISTRY_URI", raising=False)
     with tracking_uri_set(f"sqlite:///{tmp_path}/other.db"):
         assert mlflow.get_tracking_uri() == mlflow.get_registry_uri() == f"sqlite:///{tmp_path}/other.db"
     assert os.environ["MLFLOW_TRACKING_URI"] == "http://mine:5000" == mlflow.get_tracking_uri()
     assert "MLFLOW_REGISTRY_URI" not in os.environ
+
+
+@pytest.mark.parametrize(("given", "seconds"), [(None, FILE_SECONDS), ("45", "45")])
+def test_a_server_may_take_longer_for_a_file(
+    given: str | None, seconds: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It answers once the whole file is in its bucket."""
+    monkeypatch.setenv(TIMEOUT, given or "0")
+    if given is None:
+        monkeypatch.delenv(TIMEOUT)
+    store.quiet()
+    usual = os.environ[TIMEOUT]
+    with tracking_uri_set(f"sqlite:///{tmp_path}/other.db"):
+        assert os.environ[TIMEOUT] == seconds
+    assert os.environ[TIMEOUT] == usual
