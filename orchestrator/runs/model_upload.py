@@ -36,7 +36,7 @@ class UntrustedModel(UserError):
 
 
 def deliver(session: Session, outcome: Path, register: str | None) -> Logged | None:
-    """Log the model below ``outcome`` and register it; None when MLflow is away, which the session says at its end.
+    """Log the model below ``outcome`` and register it; None, which is said, when MLflow is away.
 
     Raises UserError (exit 3) when MLflow answers and refuses the run or the name to register under.
     """
@@ -48,7 +48,11 @@ def deliver(session: Session, outcome: Path, register: str | None) -> Logged | N
         assert predictor is not None, "a model without one is not uploaded"
         _renew(outcome, predictor)
     folder.update(**{PENDING_MODEL: {"outcome": outcome.relative_to(folder.path).as_posix(), "register": register}})
-    if not tracker.flush():
+    later = commands.for_run(folder.path, "sync")
+    if not tracker.flush():  # it may answer again before the end, where the tracker then has nothing to say
+        session.console.say(
+            f"The model is not logged, since MLflow does not answer; it is kept, deliver it with: {later}"
+        )
         return None
     run_id = tracker.run_id(folder.id)
     trouble: tuple[type[Exception], ...] = (UntrustedModel, *registry.outage_errors())
@@ -62,7 +66,6 @@ def deliver(session: Session, outcome: Path, register: str | None) -> Logged | N
         ) from error  # fmt: skip
     except trouble as error:
         cause = one_line(error)
-        later = commands.for_run(folder.path, "sync")
         if register and isinstance(error, UntrustedModel):
             raise
         if register and registry.refused(error):

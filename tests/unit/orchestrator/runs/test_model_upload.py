@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -45,6 +46,19 @@ def test_what_another_sync_has_uploaded_is_not_uploaded_again(home: Path, monkey
         model_upload, "_sync_tracking", lambda settings, folder: [str(folder.record[model_upload.PENDING_MODEL])]
     )
     assert model_upload.sync(settings, found) == "one: None"
+
+
+def test_a_model_that_waits_for_mlflow_is_told(home: Path) -> None:
+    """MLflow may answer before the tracker is closed, which then has nothing to say."""
+    folder = records.create(resolve().storage, "run", "toy", {}, "orchestrator run toy", "one")
+    said: list[str] = []
+    console, tracker = SimpleNamespace(say=said.append), SimpleNamespace(flush=lambda: False)
+    session: Any = SimpleNamespace(folder=folder, console=console, tracker=tracker)
+    assert model_upload.deliver(session, folder.path, "kept") is None
+    assert said == [
+        "The model is not logged, since MLflow does not answer; it is kept, deliver it with: orchestrator sync one"
+    ]
+    assert folder.record[model_upload.PENDING_MODEL] == {"outcome": ".", "register": "kept"}
 
 
 @pytest.mark.parametrize("host", ["another", socket.gethostname()])
