@@ -12,6 +12,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
+
 from orchestrator.errors import UNAVAILABLE, UserError, mask, of_client
 from orchestrator.storage.settings import Settings
 from orchestrator.tracking import store
@@ -48,14 +50,35 @@ def check_port(host: str, port: int) -> None:
         ) from None  # fmt: skip
 
 
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
 TRAINING_VIEW = "/#/experiments?workflowType=machine_learning"
 """Page of MLflow's UI that lists the experiments, in the view of model training: 3.17 begins with that of agents."""
+
+
+def on_network(host: str, port: int) -> dict[str, str]:
+    """Variables with which MLflow's server answers pages from the names and addresses of this machine.
+
+    By default it refuses names, and from addresses the requests of its own page. Empty on loopback, which needs none.
+    """
+    if host in LOOPBACK:
+        return {}
+    from mlflow.server.security_utils import get_default_allowed_hosts
+
+    interfaces = (each for addresses in psutil.net_if_addrs().values() for each in addresses)
+    addresses = {each.address for each in interfaces if each.family == socket.AF_INET}
+    shown = f"[{host}]" if ":" in host else host
+    names = sorted({shown, socket.gethostname(), socket.getfqdn(), *addresses})
+    hosts = [*get_default_allowed_hosts(), *names, *(f"{name}:{port}" for name in names)]
+    origins = [f"http://{name}{'' if port == 80 else f':{port}'}" for name in names]
+    return {"MLFLOW_SERVER_ALLOWED_HOSTS": ",".join(hosts), "MLFLOW_SERVER_CORS_ALLOWED_ORIGINS": ",".join(origins)}
 
 
 def _run_server(uri: str, artifacts: Path | None, host: str, port: int) -> None:
     environment = {
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # would start eight more processes that are not needed
         "PYTHONWARNINGS": "ignore",
+        **on_network(host, port),
         **os.environ,
         # Not on the command line, where everyone could read a password.
         "MLFLOW_BACKEND_STORE_URI": uri,
