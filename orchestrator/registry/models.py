@@ -23,6 +23,7 @@ from orchestrator.registry import model_metrics, servable
 from orchestrator.storage.names import OUTCOME, OUTCOMES, SEALED, TABLES, TEST_UNITS, VALIDATION_UNITS
 from orchestrator.storage.settings import Settings
 from orchestrator.tracking import artifact_stores, store
+from orchestrator.tracking.client import all_pages
 from orchestrator.tracking.mlflow_globals import tracking_uri_set
 from orchestrator.tracking.names import fitting_param
 
@@ -341,7 +342,7 @@ def versions(registry: Any, model: str) -> list[Any]:
     """All versions of a registered model. Raises UserError for an unknown model and one without versions."""
     all_versions = list(registry.search_model_versions(f"name = '{model}'")) if "'" not in model else []
     if not all_versions:
-        names = [m.name for m in registry.search_registered_models()]
+        names = [one.name for one in all_pages(registry.search_registered_models)]
         register = f"Register one: orchestrator run ... --register {model}"
         if (name := re.split("[@/]", model)[0]) != model:  # an alias or a version in place of a name
             register = f"Write the name, {name}; promote takes a version with --version"

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
+from functools import partialmethod
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,7 @@ from unittest.mock import Mock
 import mlflow
 import pandas as pd
 import pytest
+from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import ENDPOINT_NOT_FOUND
 
@@ -246,8 +248,11 @@ def test_a_gate_on_a_metric_that_the_run_does_not_have(settings: Settings, rec: 
     assert caught.value.code == USAGE
 
 
-def test_a_model_without_versions(settings: Settings, client: Any) -> None:
-    client.create_registered_model("empty")
+def test_a_model_without_versions(settings: Settings, client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a", "empty"):
+        client.create_registered_model(name)
+    search = MlflowClient.search_registered_models  # by default a page has 100 models
+    monkeypatch.setattr(MlflowClient, "search_registered_models", partialmethod(search, max_results=1))
     with pytest.raises(UserError, match="empty has no version"):
         promote(settings, Request("empty", "champion"))
 
