@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import platform
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from orchestrator.config.spec import digest
 from orchestrator.console import Console
 from orchestrator.console import show as show_value
 from orchestrator.provenance import private_files
@@ -225,8 +227,9 @@ def _track(result: Mapping[str, Any], files: Sequence[Path], folder: Path, setti
     }
     artifacts = store.ensure(settings.tracking, settings.home)
     tracker = Tracker(
-        settings.tracking, settings.experiment or result["workload"], name, folder, artifacts=artifacts, resuming=True
-    )
+        settings.tracking, settings.experiment or result["workload"], name, folder, artifacts=artifacts, resuming=True,
+        uid=digest([platform.node(), str(folder.absolute())]),  # others reproduce the same table
+    )  # fmt: skip
     tracker.start(name, name, params={"id": result["id"]}, tags=tags)
     tracker.files(name, files)
     tracker.end(name, "FINISHED" if result["complete"] else "FAILED")

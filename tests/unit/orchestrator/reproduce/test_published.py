@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from mlflow import MlflowClient
 
 from orchestrator.errors import UserError
 from orchestrator.report import statistics
@@ -24,6 +25,7 @@ from orchestrator.reproduce.run_cache import Done
 from orchestrator.reproduce.table import Block, Measured, Reproduction
 from orchestrator.reproduce.table_runs import Choice, ReproductionBudget
 from orchestrator.runs import worker
+from orchestrator.storage.settings import resolve
 from workloads.published import Doubt, Method, Row, Table
 from workloads.recommender.published.tables import TABLES
 
@@ -218,6 +220,20 @@ def told(tmp_path: Path) -> dict[str, Any]:
     )
     found = table_report.record(Reproduction(known, ReproductionBudget(seeds=2), (block,), {"ml-1m": "not here"}))
     return found | {"when": "2026-11-22T19:00:00+00:00", "commits": {"ours": "fedcba987654", "theirs": None}}
+
+
+def test_two_who_reproduce_a_table_have_a_run_each(told: dict[str, Any], database: Path, tmp_path: Path) -> None:
+    """On one MLflow store; who reproduces it again goes on with the own run."""
+    runs = []
+    for home in ("ada", "bob", "ada"):
+        folder = tmp_path / home / "a-table"
+        folder.mkdir(parents=True, exist_ok=True)
+        settings = replace(resolve({}), tracking=f"sqlite:///{database}", home=tmp_path / home)
+        table_report._track(told, [], folder, settings)
+        client = MlflowClient(f"sqlite:///{database}")
+        experiment = client.get_experiment_by_name(told["workload"])
+        runs.append(len(client.search_runs([experiment.experiment_id])))
+    assert runs == [1, 2, 2]
 
 
 def test_the_record_says_what_was_reached_and_why_not(told: dict[str, Any]) -> None:
