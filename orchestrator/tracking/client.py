@@ -25,7 +25,7 @@ RECORD = "orchestrator.record"
 KIND, MODEL_DEVELOPMENT = "mlflow.experimentKind", "custom_model_development"
 """Tag of an experiment: its kind in MLflow's UI, and the value for training runs."""
 
-PAGE = 500
+PAGE = 100
 """Runs a search request returns at most."""
 
 
