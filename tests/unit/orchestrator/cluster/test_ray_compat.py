@@ -36,6 +36,7 @@ ALLOWED = {
     "orchestrator/cluster/ray_compat.py": "its purpose",
     "tests/unit/orchestrator/cluster/test_ray_compat.py": "tests of it",
     "orchestrator/search/samplers.py": "CMA-ES without a pickle (ReplayedCmaEs)",
+    "tests/unit/orchestrator/search/test_study.py": "tests of it",
     "tests/unit/deploy/test_launcher.py": "Ray has no public check of a launcher's file that starts no machine",
     "tests/conftest.py": "MLflow's, not of these libraries",
 }

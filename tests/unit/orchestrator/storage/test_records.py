@@ -112,7 +112,7 @@ def test_ids_never_collide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
     names = iter(["aaaa", "aaaa", "bbbb"])
     monkeypatch.setattr(records, "datetime", Now)
-    monkeypatch.setattr(secrets, "token_hex", lambda _: next(names))
+    monkeypatch.setattr(secrets, "token_hex", lambda count: next(names) if count == 2 else "0" * 16)
     assert [create(tmp_path).id for _ in range(2)] == ["toy-20261121-000000-aaaa", "toy-20261121-000000-bbbb"]
 
 
