@@ -122,7 +122,10 @@ def input_files(name: str, params: Mapping[str, Any]) -> dict[str, str]:
 
 
 def batch(params: Mapping[str, Any], resources: Resources, plan: Plan, *, resuming: bool = False) -> None:
-    """Check that micro-batches and every possible number of workers divide ``batch_size``; ``resuming`` it is given."""
+    """Raise UserError unless ``batch_size`` can be split into equal micro-batches for every allowed number of workers.
+
+    With ``resuming`` the message suggests other workers, since the batch size is recorded.
+    """
     workers = range(resources.least, resources.workers + 1)
     size = params.get("batch_size")
     accumulate = 1 if plan.accumulate == "auto" else plan.accumulate
@@ -172,7 +175,10 @@ def limits(workload: str, params: Mapping[str, Any], resources: Resources, plan:
 
 
 def schedule(name: str, params: Mapping[str, Any], plan: Plan, refit: bool) -> None:
-    """As ``check_plan`` and ``check_objectives`` in the contract. Raises UserError."""
+    """Let the workload check number of epochs, refit and objectives (``check_plan``, ``check_objectives``).
+
+    Raises UserError.
+    """
     model = workload_loader.params(name)
     with _as_user_errors():
         if hasattr(model, "check_plan"):
@@ -268,7 +274,7 @@ def resumed_resources(
     """The ``recorded`` resources of a run or sweep with those ``given`` to its resume, reported by ``say``.
 
     On this machine a worker has at most its share of the CPUs, unless their number is given. GPUs and workers are
-    never reduced unasked. ``record`` says whether a cluster was used: then Raises UserError (exit 3) if none is named
+    never reduced unasked. Raises UserError (exit 3) if the run used a cluster, as ``record`` says, none is named now,
     and this machine is too small.
     """
     given = {name: value for name, value in given.items() if value is not None}

@@ -21,9 +21,9 @@ second, and a copy of a larger one takes a tenth of its writing."""
 class CheckpointWriter:
     """Context manager that writes checkpoints below ``folder`` and removes all but the ``newest`` ones.
 
-    At most one checkpoint is being written: the next one waits for it. A kill therefore loses what was trained since
-    the newest complete checkpoint: the work between two of them, as with a writer that lets training wait, and as much
-    of the next interval as had passed when the writing was cut off. The context ends when everything is written.
+    At most one checkpoint is written at a time; the next ``save`` waits for it. After a kill, training continues from
+    the newest complete checkpoint, so at most two intervals are trained again. Leaving the context waits for the last
+    write.
     """
 
     def __init__(self, folder: Path, newest: int) -> None:
