@@ -219,7 +219,7 @@ def slots(available: Sequence[Node], resources: Resources) -> int:
 
     An elastic run counts with its minimum number of workers.
     """
-    return workers_that_fit(available, resources) // resources.least
+    return workers_that_fit(available, resources) // resources.fewest_workers
 
 
 def workers_that_fit(available: Sequence[Node], resources: Resources) -> int:
@@ -247,7 +247,7 @@ def check_fit(available: Sequence[Node], resources: Resources, *, here: bool = F
         has = "; ".join(f"{node['CPU']:g} CPU, {node['GPU']:g} GPU" for node in available) or "no node"
         raise UserError(
             "This machine is too small" if here else "The cluster is too small",
-            got=f"{'at least ' if resources.min_workers else ''}{resources.least} worker(s) of {need} each",
+            got=f"{'at least ' if resources.min_workers else ''}{resources.fewest_workers} worker(s) of {need} each",
             allowed=f"what it has: {has}" if here else f"what its {len(available)} node(s) have: {has}",
             fix="Request fewer with --workers, --cpus-per-worker or --gpus-per-worker",
             code=UNAVAILABLE,

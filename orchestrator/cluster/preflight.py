@@ -126,7 +126,7 @@ def batch(params: Mapping[str, Any], resources: Resources, plan: Plan, *, resumi
 
     With ``resuming`` the message suggests other workers, since the batch size is recorded.
     """
-    workers = range(resources.least, resources.workers + 1)
+    workers = range(resources.fewest_workers, resources.workers + 1)
     size = params.get("batch_size")
     accumulate = 1 if plan.accumulate == "auto" else plan.accumulate
     parts = math.lcm(*workers) * accumulate
@@ -286,7 +286,7 @@ def resumed_resources(
         raise UserError("A local run trains in one process", got=f"workers={wanted.workers}", fix="Leave --workers out")
     if local or not settings.ray_address:
         here = this_machine()
-        share = here[0]["CPU"] / wanted.least
+        share = here[0]["CPU"] / wanted.fewest_workers
         if slots(here, wanted) < 1 and "cpus_per_worker" not in given and wanted.cpus_per_worker > share:
             less = wanted.model_copy(update={"cpus_per_worker": int(share) or share})
             wanted = less if slots(here, less) >= 1 and not record["spec"].get("cluster") else wanted

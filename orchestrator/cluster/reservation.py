@@ -64,9 +64,9 @@ def _better(resources: Resources, requested: Resources, seconds: float) -> Resou
     """The next request after one that was not granted for ``seconds``, or None to keep it."""
     if resources.min_workers is None or seconds < SETTLE_SECONDS:
         return None
-    fits = max(resources.least, min(room(resources), resources.workers))
+    fits = max(resources.fewest_workers, min(room(resources), resources.workers))
     if fits == requested.workers and seconds > TRY_SECONDS:  # enough in sum, but not granted
-        fits = max(resources.least, fits - 1)
+        fits = max(resources.fewest_workers, fits - 1)
     return resources.fixed(fits) if fits != requested.workers else None
 
 

@@ -88,8 +88,8 @@ class Resources(BaseModel):
         return self
 
     @property
-    def most(self) -> int | None:
-        """How many trials of this size ``max_gpus`` allows at once; None without a limit."""
+    def max_trials(self) -> int | None:
+        """Number of trials that ``max_gpus`` allows at once; None without a limit."""
         gpus = self.workers * self.gpus_per_worker
         return int(self.max_gpus / gpus + 1e-9) if self.max_gpus is not None and gpus else None
 
@@ -99,8 +99,8 @@ class Resources(BaseModel):
         return self.model_copy(update=share)
 
     @property
-    def least(self) -> int:
-        """The fewest workers to start or continue with."""
+    def fewest_workers(self) -> int:
+        """Fewest workers that the run starts or continues with."""
         return self.min_workers or self.workers
 
     def fixed(self, workers: int) -> Resources:
@@ -110,7 +110,7 @@ class Resources(BaseModel):
     def text(self, local: bool = False) -> str:
         """The devices in words; ``local``: of this process."""
         each = f"{self.gpus_per_worker:g} GPU" if self.gpus_per_worker else f"{self.cpus_per_worker:g} CPU"
-        count = f"{self.least} to {self.workers}" if self.min_workers else f"{self.workers}"
+        count = f"{self.fewest_workers} to {self.workers}" if self.min_workers else f"{self.workers}"
         return f"{each}, in this process" if local else f"{count} worker{'s' * (self.workers > 1)} of {each}"
 
     @property

@@ -52,7 +52,7 @@ def increase(spec: ExperimentSpec, folder: Path, error: BaseException) -> bool:
         return False
     now = chosen(spec, folder)
     size = spec.params.get("batch_size")
-    workers = math.lcm(*range(spec.resources.least, spec.resources.workers + 1))
+    workers = math.lcm(*range(spec.resources.fewest_workers, spec.resources.workers + 1))
     if not isinstance(size, int):
         return False
     more = next((parts for parts in range(2 * now, size // workers + 1) if size % (workers * parts) == 0), None)

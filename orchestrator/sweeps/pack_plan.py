@@ -66,7 +66,7 @@ def capacities(spec: SweepSpec, fitting: int) -> tuple[int, ...]:
     """
     seed_runs = spec.search.trials * spec.search.seeds
     limit = min(spec.search.concurrency or seed_runs, seed_runs)
-    processes = min(fitting, limit, spec.resources.most or limit)
+    processes = min(fitting, limit, spec.resources.max_trials or limit)
     each, more = divmod(min(limit, processes * pack_size(spec)), processes)
     return tuple(each + (number < more) for number in range(processes))
 

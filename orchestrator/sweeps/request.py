@@ -126,7 +126,8 @@ def sweep(
     devices = request.resources(whole_machine=False)
     if devices.min_workers:
         raise UserError(
-            "A sweep's trials have a fixed number of workers", got=f"workers={devices.least}:{devices.workers}",
+            "A sweep's trials have a fixed number of workers",
+            got=f"workers={devices.fewest_workers}:{devices.workers}",
             fix=f"Use --workers {devices.workers}; the number of trials at once follows the cluster's size",
         )  # fmt: skip
 

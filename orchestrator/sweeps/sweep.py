@@ -348,7 +348,7 @@ def _at_once(spec: SweepSpec, capacities: Sequence[int], nodes: Sequence[Node]) 
     together = f" in {processes} process{'es' * (processes > 1)}" if count > processes else ""
     fewer = requested is not None and count < min(requested, spec.search.trials * spec.search.seeds)
     why = f" (not {requested}: no more fit)" if fewer else ""
-    why = f" (at most {spec.resources.max_gpus} GPUs)" if processes == spec.resources.most else why
+    why = f" (at most {spec.resources.max_gpus} GPUs)" if processes == spec.resources.max_trials else why
     return f"{count} trial{'s' * (count > 1)} at once{together} on {training} node{'s' * (training > 1)}{why}"
 
 

@@ -33,7 +33,8 @@ ELASTIC = Resources(workers="1:4")  # type: ignore[arg-type]
 @pytest.mark.parametrize(("written", "least", "most"), [("1:4", 1, 4), ("2:2", 2, 2), ("3", 3, 3), (3, 3, 3)], ids=str)
 def test_a_number_or_two(written: Any, least: int, most: int) -> None:
     resources = validate(Resources, {"workers": written}, "resource")
-    assert (resources.least, resources.workers, resources.min_workers) == (least, most, least if least < most else None)
+    assert (resources.fewest_workers, resources.workers) == (least, most)
+    assert resources.min_workers == (least if least < most else None)
     assert Resources.model_validate(resources.model_dump()) == resources
 
 
