@@ -93,7 +93,8 @@ def _winner(folder: RunFolder, split: Split) -> Iterator[Sample]:
         return
     if split == "validation":
         kept = unit_values.read(folder.path)
-        is_held = winners.holds(folder) in (None, best.number)  # else the units in the folder are an earlier winner's
+        # Otherwise the units in the folder are an earlier winner's.
+        is_held = winners.trial_of_outcome(folder) in (None, best.number)
         for number, metrics in enumerate(_over_seeds(best, every)):
             # All metrics of units are kept of the first seed only.
             units = _units(folder.path / "winner", split) if is_held and not number else None

@@ -31,7 +31,7 @@ def record_winner(folder: RunFolder, trial: int) -> int:
     Call it before an earlier winner's files are removed: they say whether it was tested.
     """
     outcome = folder.path / WINNER
-    held = holds(folder)
+    held = trial_of_outcome(folder)
     winners = recorded(folder) or ([{"trial": held, "tested": False}] if held is not None else [])  # an old record
     if winners and winners[-1]["trial"] == held and ((outcome / OUTCOME).exists() or (outcome / SEALED).exists()):
         winners[-1]["tested"] = True
@@ -41,8 +41,8 @@ def record_winner(folder: RunFolder, trial: int) -> int:
     return len(winners) - 1
 
 
-def settled(folder: RunFolder) -> int:
-    """Record that the last winner was tested. Returns the number of tested winners."""
+def mark_tested(folder: RunFolder) -> int:
+    """Record that the current winner was tested. Returns the number of tested winners."""
     winners = recorded(folder)
     winners[-1]["tested"] = True
     folder.update(**{WINNERS: winners})
@@ -59,8 +59,8 @@ def tested(folder: RunFolder) -> set[int]:
     return {winner["trial"] for winner in recorded(folder) if winner["tested"]}
 
 
-def holds(folder: RunFolder) -> int | None:
-    """The trial of the outcome in the folder, which may be incomplete."""
+def trial_of_outcome(folder: RunFolder) -> int | None:
+    """Number of the trial whose outcome, perhaps incomplete, is in the winner's folder."""
     mark = folder.path / WINNER / MARK
     return int(json.loads(mark.read_text())) if mark.exists() else None
 

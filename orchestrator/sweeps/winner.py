@@ -111,7 +111,7 @@ def _prepare_folder(session: Session, number: int, trained: Path) -> int:
     """
     folder = session.folder.path / WINNER
     earlier = winners.record_winner(session.folder, number)
-    if folder.exists() and winners.holds(session.folder) != number:
+    if folder.exists() and winners.trial_of_outcome(session.folder) != number:
         (session.folder.path / HISTORY).write_text("")  # its rows are the winner's
         session.folder.update(result=None)
         session.discard(folder)
@@ -175,7 +175,7 @@ def finalize(
     rows = trials.rows(every_trial, study.objectives, spec.search.seeds)
     report.write_trials(rows, folder)
     status: Status = "partial" if failed else "finished"
-    opened = winners.settled(session.folder)
+    opened = winners.mark_tested(session.folder)
     report.write_page(session.folder, rows, {**result.to_json(), "status": status, "best_trial": best.number})
     chosen = {"trial": best.number, "params": best.user_attrs["params"]}
     if len(training := members.parts(study.optuna_study.get_trials(deepcopy=False), best.number)) > 1:

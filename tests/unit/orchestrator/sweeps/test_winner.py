@@ -318,7 +318,7 @@ def test_a_winner_that_never_came_to_its_test_opened_nothing(settings: Settings)
     (place / "outcome.json").write_text("{}")
     assert winners.record_winner(found, 2) == 2
     assert winners.tested(found) == {1}
-    assert winners.settled(found) == 2
+    assert winners.mark_tested(found) == 2
     assert winners.steps(found, 50) == "trial 0 from step 1, trial 1 from step 51, trial 2 from step 101"
 
 
