@@ -41,7 +41,7 @@ from orchestrator.tracking.tracker import Tracker
 if TYPE_CHECKING:
     import pandas
 
-ENDS: Mapping[Status, End] = {
+MLFLOW_STATUS: Mapping[Status, End] = {
     "finished": "FINISHED",
     "partial": "FINISHED",
     "failed": "FAILED",
@@ -49,8 +49,7 @@ ENDS: Mapping[Status, End] = {
 }
 """The MLflow status of each way to end."""
 
-
-ENDINGS: Mapping[Status, str] = {
+STATUS_TEXT: Mapping[Status, str] = {
     "finished": "has finished",
     "partial": "has finished, some trials failed",
     "failed": "has failed",
@@ -176,7 +175,7 @@ class Session:
             if self._resuming:  # a run that is opened again keeps its tags
                 self.tracker.tag(self.folder.id, self._description("Running"))
             if self.interrupts.stopped:  # a signal came before the tracker
-                self.tracker.provisional_end(ENDS["interrupted"])
+                self.tracker.provisional_end(MLFLOW_STATUS["interrupted"])
             self.tracker.files(self.folder.id, record)
             began = datetime.fromisoformat(self.folder.record["started"]).timestamp()
             self._system = SystemMetrics(partial(self.tracker.log, self.folder.id), began).__enter__()
@@ -212,7 +211,7 @@ class Session:
             self.tracker.input(key, dataset)
 
     def look(self, spec: ExperimentSpec) -> Look:
-        """What the ledger says of this run or sweep, with ``spec`` as the experiment that is tested."""
+        """The entry for the ledger of looks, to be recorded before the test split is evaluated with ``spec``."""
         objective, *_ = objectives.of(spec.workload, spec.plan)
         what = "trial and epochs" if self.folder.record["kind"] == "sweep" else "epochs"
         by = f"{what} by {objective.metric} ({objective.direction}) on validation"
@@ -268,7 +267,7 @@ class Session:
         if self.tracker is not None:
             with suppress(ValueError):  # already closed
                 self.tracker.tag(self.folder.id, self._description("Interrupted"))
-                self.tracker.provisional_end(ENDS["interrupted"])
+                self.tracker.provisional_end(MLFLOW_STATUS["interrupted"])
         if self._sync is not None:
             self._sync.send_now()
 
@@ -292,7 +291,7 @@ class Session:
             if self.tracker is not None:
                 if error is not None:
                     self.tracker.tag(self.folder.id, self._description(f"{status.capitalize()}{cause}"))
-                self.tracker.end(self.folder.id, ENDS[status])
+                self.tracker.end(self.folder.id, MLFLOW_STATUS[status])
                 if trouble := self.tracker.close():
                     self.console.say(trouble)
         finally:  # the end is recorded even if the steps above fail
@@ -318,7 +317,7 @@ class Session:
         run_id = values.get("run_id")
         self.notify(
             "failure" if status == "failed" else "finish",
-            f"{self.folder.id} {ENDINGS[status]}{cause}",
+            f"{self.folder.id} {STATUS_TEXT[status]}{cause}",
             status,
             metrics=values.get("result", {}).get("metrics"),
             url=f"{tracking}/#/runs/{run_id}" if run_id and tracking.startswith("http") else None,
