@@ -28,7 +28,7 @@ from orchestrator.runs.train import (
     INBOX,
     RETRIES,
     Stopped,
-    cause,
+    failure_text,
     lost_a_process,
     needs_less_memory,
     result,
@@ -134,10 +134,10 @@ def follow(
                 continue
             lost += 1
             if devices:
-                devices.report(cause(error))
+                devices.report(failure_text(error))
             if not lost_a_process(error) or lost > RETRIES:
-                raise RunFailed(session.folder.id, cause(error), str(session.folder.log)) from error
-            session.console.say(f"A worker was lost ({cause(error)}); continuing from the last checkpoint")
+                raise RunFailed(session.folder.id, failure_text(error), str(session.folder.log)) from error
+            session.console.say(f"A worker was lost ({failure_text(error)}); continuing from the last checkpoint")
             continue
         if isinstance(failure, Stopped) and not session.interrupts.stop_requested():
             session.console.say("The workers have saved; new workers continue")

@@ -179,10 +179,11 @@ def failed(folder: RunFolder, error: Exception, trace: str = "") -> UserError | 
 
 def failed_there(folder: RunFolder, error: RayTaskError) -> UserError | RunFailed:
     """As :func:`failed` for an error raised in a Ray task or actor."""
-    return failed(folder, cause(error), str(error))  # its traceback_str is lost if the error has the class of its cause
+    # Its traceback_str is lost if the error has the class of its cause.
+    return failed(folder, without_ray_wrapper(error), str(error))
 
 
-def cause(error: RayTaskError) -> Exception:
+def without_ray_wrapper(error: RayTaskError) -> Exception:
     """The original error without Ray's wrapper."""
     return error.cause if isinstance(error.cause, Exception) else error
 

@@ -343,7 +343,7 @@ def _consequence(failure: tuple[int, BaseException]) -> tuple[bool, bool, int]:
     return not ends_a_process, isinstance(inner, ConnectionError), rank
 
 
-def cause(error: BaseException) -> str:
+def failure_text(error: BaseException) -> str:
     """The error of the first failed worker, without Ray's wrapper."""
     failures = getattr(error, "worker_failures", None)
     if failures:

@@ -23,7 +23,7 @@ class Died(RayActorError):  # type: ignore[misc]
         return (Died, (self.cause,))
 
 
-def cause(trial: Any) -> str:
+def death_text(trial: Any) -> str:
     """Why Tune gave up ``trial``. None stands for a trial whose process never started."""
     if trial is None or not trial.error_file or not Path(trial.error_file).exists():
         return "its process did not start"

@@ -301,7 +301,7 @@ def _measure_there(spec: ExperimentSpec | SweepSpec, settings: Settings, togethe
     try:
         probe: Probe = ray.get(task.remote(_probed(spec, together), settings.data))
     except ray.exceptions.RayTaskError as error:
-        raise RunFailed("The probe", reports.describe(reports.cause(error), str(error))) from error
+        raise RunFailed("The probe", reports.describe(reports.without_ray_wrapper(error), str(error))) from error
     except ray.exceptions.RayError as error:
         raise RunFailed("The probe", reports.death_cause(str(error))) from error
     return probe

@@ -102,7 +102,7 @@ class GroupTrial(tune.Trainable):  # type: ignore[misc]
                 small = train.needs_less_memory(error)
                 if small is not None and micro_batches.increase(self._spec, self._home, small):
                     continue
-                cause = train.cause(error)
+                cause = train.failure_text(error)
                 if not train.lost_a_process(error):
                     return reports.failure_payload(error, cause=cause)
                 self._deaths += 1

@@ -124,7 +124,7 @@ class _StudySearcher(_Unsaved, Searcher):  # type: ignore[misc]
         if error:
             hung = heartbeat.given_up(state.home(seed_run))
             trial = state.trials.get(trial_id)
-            cause = str(hung or actor_failures.cause(trial))
+            cause = str(hung or actor_failures.death_text(trial))
             state.lost(cause, seed_run)
             if trial is None and not hung and state.failed_starts[seed_run] < RETRIES and not state.manager.stopping():
                 state.failed_starts[seed_run] += 1
@@ -211,7 +211,7 @@ class _ProcessCallback(_Unsaved, tune.Callback):  # type: ignore[misc]
 
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         seed_run = self._state.seed_runs[trial.trial_id]
-        cause = actor_failures.cause(trial)
+        cause = actor_failures.death_text(trial)
         self._state.manager.release(seed_run)
         self._state.lost(cause, seed_run)
         self._state.monitor.lost(seed_run)

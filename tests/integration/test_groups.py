@@ -202,7 +202,7 @@ def test_a_group_that_does_not_start_in_time_says_so(address: str, tmp_path: Pat
     with pytest.raises(ControllerError) as caught:
         group.result()
     assert train.lost_a_process(caught.value), "the node may be cold: the next start may be in time"
-    cause = train.cause(caught.value)
+    cause = train.failure_text(caught.value)
     assert "worker group startup timed out after 1.0 seconds waiting for 2 workers" in cause
     assert "Set the ORCHESTRATOR_START_TIMEOUT environment variable" in cause
     remove_placement_group(taken)

@@ -136,7 +136,7 @@ def test_the_cause_of_a_lost_group_is_its_workers_own_error() -> None:
     )  # as Train writes it
     for others in ({}, {0: ConnectionError("closed by peer"), 2: ConnectionError("closed by peer")}):
         error = WorkerGroupError(text, {**others, 1: ValueError("the third layer is missing")})
-        assert train.cause(error) == "worker 1: ValueError: the third layer is missing (layers.py:7)"
+        assert train.failure_text(error) == "worker 1: ValueError: the third layer is missing (layers.py:7)"
 
 
 CLOSED = ConnectionError("Connection closed by peer")

@@ -51,7 +51,7 @@ def test_what_the_memory_monitor_killed() -> None:
     assert reports.death_cause(str(ActorDiedError())) == "its process died"
     alone = ConnectionError("[...] Connection closed by peer [127.0.0.1]:10475.")
     group = WorkerGroupError("lost", {0: alone, 1: Lost(KILLED)})
-    assert train.cause(group) == f"worker 1: {TOLD}"
+    assert train.failure_text(group) == f"worker 1: {TOLD}"
     assert train.needs_less_memory(group) is KILLED
     assert not train.lost_a_process(group), "the same settings need the same memory"
 
@@ -61,11 +61,11 @@ def test_the_last_death_of_a_trial_is_its_cause(last: Exception, tmp_path: Path)
     (tmp_path / "error.txt").write_text(
         f"Failure # 1 (occurred at noon)\n{ActorDiedError()}\nFailure # 2 (occurred at one)\n{last}\n"
     )  # as Tune writes it
-    assert actor_failures.cause(SimpleNamespace(error_file=tmp_path / "error.txt", num_failures=2)) == TOLD
+    assert actor_failures.death_text(SimpleNamespace(error_file=tmp_path / "error.txt", num_failures=2)) == TOLD
     (tmp_path / "error.txt").write_text(f"Failure # 1 (occurred at noon)\n{ActorDiedError()}\n")
     trial = SimpleNamespace(error_file=tmp_path / "error.txt", num_failures=1)
-    assert actor_failures.cause(trial) == "its process died 1 time"
-    assert actor_failures.cause(None) == "its process did not start"
+    assert actor_failures.death_text(trial) == "its process died 1 time"
+    assert actor_failures.death_text(None) == "its process did not start"
 
 
 def test_a_trial_whose_node_is_taken_away_has_not_failed() -> None:
@@ -213,7 +213,7 @@ def test_a_groups_lost_device_is_its_cause() -> None:
     """Of two ranks the other one reports a lost connection."""
     lost = reports.DeviceLost("the accelerator was lost (GPU 3 of node ab): CUDA error: an illegal access")
     group = WorkerGroupError("lost", {0: ConnectionError("Connection closed by peer"), 1: lost})
-    assert train.cause(group) == f"worker 1: {lost}"
+    assert train.failure_text(group) == f"worker 1: {lost}"
 
 
 # Storage
