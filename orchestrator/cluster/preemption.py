@@ -19,7 +19,7 @@ from orchestrator.cluster.interrupts import Interrupts
 from orchestrator.cluster.polling import at_intervals
 from orchestrator.cluster.ray_compat import draining_nodes
 
-LOOK_SECONDS = 1.0
+POLL_SECONDS = 1.0
 LOST_SECONDS = 5.0
 """Interval at which a driver checks that its own node is part of the cluster."""
 
@@ -41,7 +41,7 @@ class Preempted(RayActorError):  # type: ignore[misc]
 
 def nodes_leaving(nodes: Collection[str]) -> Callable[[], bool]:
     """Return a function that says whether one of ``nodes`` is being taken away. It asks Ray at most once a second."""
-    return at_intervals(lambda: not draining_nodes().isdisjoint(nodes), LOOK_SECONDS)
+    return at_intervals(lambda: not draining_nodes().isdisjoint(nodes), POLL_SECONDS)
 
 
 def this_node() -> Callable[[], bool]:
@@ -75,7 +75,7 @@ def stop_with_node(interrupts: Interrupts) -> Iterator[None]:
     ended = threading.Event()
 
     def watch() -> None:
-        while not ended.wait(LOOK_SECONDS):
+        while not ended.wait(POLL_SECONDS):
             with suppress(Exception):  # the cluster may not answer: ask again
                 if leaves():
                     interrupts.stop("The node of this process is being taken away: stopping and saving")

@@ -23,8 +23,8 @@ from orchestrator.registry.served_model import answers, current, load
 from orchestrator.registry.serving_formats import BadRequest, as_json, frame_of
 from orchestrator.storage.settings import resolve
 
-LOOK_SECONDS = 5.0
-"""Time between two looks at the alias."""
+POLL_SECONDS = 5.0
+"""Time between two polls of the alias."""
 
 BATCH_ROWS = 256
 """Requests that one call of the model answers, at most."""
@@ -36,7 +36,7 @@ BATCH_SECONDS = 0.005
 class Replica:
     """Answers requests with the version that the reference names now."""
 
-    def __init__(self, reference: str, tracking: str | None = None, look_seconds: float = LOOK_SECONDS) -> None:
+    def __init__(self, reference: str, tracking: str | None = None, look_seconds: float = POLL_SECONDS) -> None:
         self._settings = resolve({"tracking": tracking})
         self._reference = reference
         self._look_seconds = look_seconds
@@ -98,6 +98,6 @@ def build(args: Mapping[str, Any]) -> serve.Application:
     options = {"num_replicas": int(args.get("replicas", 1)), "max_ongoing_requests": 2 * BATCH_ROWS}
     deployment = serve.deployment(Replica).options(name="model", health_check_period_s=5, **options)
     app: serve.Application = deployment.bind(
-        args["model"], args.get("tracking"), float(args.get("look_seconds", LOOK_SECONDS))
+        args["model"], args.get("tracking"), float(args.get("look_seconds", POLL_SECONDS))
     )
     return app

@@ -24,9 +24,9 @@ from orchestrator.storage import disk
 
 PROCESS, STACK, GIVEN_UP = "process.json", "stack.txt", "given-up"
 PAUSE_SECONDS = 5.0
-"""Seconds between two looks after which the driver was busy itself: reports may wait, so the next look decides."""
+"""Time between two polls from which the driver itself was busy: reports may be waiting, so the next poll decides."""
 
-LOOK_SECONDS = 1.0
+POLL_SECONDS = 1.0
 
 PACKAGE = Path(__file__).parents[1]
 
@@ -145,7 +145,7 @@ class TrialMonitor:
     def __init__(self, timeout: float | None) -> None:
         self.timeout = timeout
         self._units: dict[int, _Watched] = {}
-        self._looked = 0.0
+        self._polled = 0.0
         self._paused = False
 
     def begin(self, unit: int, folder: Path) -> None:
@@ -173,14 +173,14 @@ class TrialMonitor:
     def silent(self) -> dict[int, Path]:
         """Trials over their time limit, with their folders. Reads the storage at most once a second."""
         now = time.monotonic()
-        if self.timeout is None or now - self._looked < LOOK_SECONDS:
+        if self.timeout is None or now - self._polled < POLL_SECONDS:
             return {}
-        paused = now - self._looked > PAUSE_SECONDS and not self._paused
-        self._looked = now
+        paused = now - self._polled > PAUSE_SECONDS and not self._paused
+        self._polled = now
         self._paused = paused
         for watched in self._units.values():
             if not watched.reported:
-                _look(watched, now)
+                _poll(watched, now)
         if paused:
             return {}
         return {
@@ -190,7 +190,7 @@ class TrialMonitor:
         }
 
 
-def _look(watched: _Watched, now: float) -> None:
+def _poll(watched: _Watched, now: float) -> None:
     """Reset the timeout when the trial gets a new process."""
     with suppress(FileNotFoundError):
         process = (watched.folder / PROCESS).read_text()

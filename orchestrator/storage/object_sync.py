@@ -19,7 +19,7 @@ from orchestrator.storage.lease import RENEW_SECONDS, Lease, Overtaken
 from orchestrator.storage.remote import Remote
 
 STOP = "stop"
-LOOK_SECONDS = 2.0
+POLL_SECONDS = 2.0
 LISTEN_SECONDS = 2.0
 """Interval at which a process on another machine than the driver checks for a stop request."""
 
@@ -156,7 +156,7 @@ class FolderSync:
                 failures = 0
                 if closing:
                     return
-                self._due.wait(max(LOOK_SECONDS, 4 * (time.monotonic() - begun)))
+                self._due.wait(max(POLL_SECONDS, 4 * (time.monotonic() - begun)))
 
     def _check_lease(self) -> None:
         """Renew the lease. Raises OSError, and Overtaken if another driver has taken over the run."""
@@ -204,7 +204,7 @@ class StopWatcher:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._lost = False
-        self._due = 0.0  # time of the next look
+        self._due = 0.0  # time of the next poll
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watch", daemon=True)
         self._thread.start()
@@ -221,17 +221,17 @@ class StopWatcher:
         Lists the storage, which may hold many runs, but for no more than a fifth of the time.
         """
         if time.monotonic() >= self._due:
-            self._look()
+            self._poll()
         return self._lost
 
     def close(self) -> str | None:
         """End the thread. Returns a sentence if another driver has taken over, else None."""
         self._closing.set()
         self._thread.join()
-        self._look()
+        self._poll()
         return overtaken(self._folder) if self._lost else None
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         begun = time.monotonic()
         with suppress(OSError):
             self._lost = self._lost or generations.is_superseded(self._folder)
@@ -240,7 +240,7 @@ class StopWatcher:
 
     def _watch(self) -> None:
         while not self._lost and not self._closing.wait(RENEW_SECONDS):
-            self._look()
+            self._poll()
         if self._lost:
             with suppress(OSError):
                 (self._folder / STOP).touch()

@@ -27,7 +27,7 @@ from orchestrator.sweeps.trial_manager import TrialManager
 TOGETHER_AGAIN = 1
 """Deaths after which the trials of a process still share one."""
 
-_LOOK_SECONDS = 0.2
+_POLL_SECONDS = 0.2
 
 
 class PackActor:
@@ -162,9 +162,9 @@ class Packs:
                 self._manager.ask_ahead()
                 answers = {slot.answer: slot for slot in self._slots if slot.answer is not None}
                 if not answers:  # the last process was released for the winner of another sweep
-                    time.sleep(_LOOK_SECONDS)
+                    time.sleep(_POLL_SECONDS)
                     continue
-                ready, _ = ray.wait(list(answers), num_returns=1, timeout=_LOOK_SECONDS)
+                ready, _ = ray.wait(list(answers), num_returns=1, timeout=_POLL_SECONDS)
                 for answer in ready:
                     self._take(answers[answer])
                 self._end_silence()

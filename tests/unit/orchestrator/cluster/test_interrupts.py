@@ -368,7 +368,7 @@ def test_a_driver_whose_node_is_taken_away_or_dead_stops_without_a_signal(
             while not heard.stop_requested():
                 time.sleep(0.01)
 
-    monkeypatch.setattr(preemption, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(preemption, "POLL_SECONDS", 0.01)
     for name in ("this_node", "this_node_is_dead"):
         monkeypatch.setattr(preemption, name, lambda name=name: leaves if name == signal_of else lambda: False)
     driver = threading.Thread(target=drive)

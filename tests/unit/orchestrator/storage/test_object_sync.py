@@ -29,7 +29,7 @@ from tests.support.waiting import HANG_SECONDS, until
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease, "SETTLE_SECONDS", 0.0)
-    monkeypatch.setattr(object_sync, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(object_sync, "POLL_SECONDS", 0.02)
     monkeypatch.setattr(object_sync, "RETRY_SECONDS", (0.02,))
     monkeypatch.setattr(object_sync, "PATIENCE_SECONDS", 0.1)
     monkeypatch.setattr(object_sync, "BRING_SECONDS", 0.1)
@@ -151,10 +151,10 @@ def test_a_checkpoint_is_whole_on_the_storage_before_it_says_so(
     assert sent[-2:] == ["checkpoints/checkpoint-00000001/checkpoint.json", "record.json"]
 
 
-def test_what_is_due_now_is_not_kept_until_the_next_look(
+def test_what_is_due_now_is_not_kept_until_the_next_poll(
     machine: Callable[[str], Path], bucket: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(object_sync, "LOOK_SECONDS", 3600)
+    monkeypatch.setattr(object_sync, "POLL_SECONDS", 3600)
     folder = create(machine("one"))
     following = start(folder)
     until(lambda: is_known(bucket))

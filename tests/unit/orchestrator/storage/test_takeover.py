@@ -35,7 +35,7 @@ BUCKET = "experiments"
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease, "SETTLE_SECONDS", 0.0)
-    monkeypatch.setattr(object_sync, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(object_sync, "POLL_SECONDS", 0.02)
     monkeypatch.setattr(object_sync, "RETRY_SECONDS", (0.02,))
     monkeypatch.setattr(object_sync, "RENEW_SECONDS", 1000.0)
     monkeypatch.setattr(sync_state, "PARALLEL", 1)  # who is halted sends nothing else meanwhile
