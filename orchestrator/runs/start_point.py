@@ -59,6 +59,9 @@ WARNING = (
 )
 _DIGITS = 16
 
+_DEPTH = 3
+"""Most levels below the run's folder at which training may work (``trials/NNNNN``, ``train``)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Source:
@@ -101,8 +104,7 @@ def source(settings: Settings, reference: str) -> Source:
     folder = run_lookup.find(settings.storage, name).fetch()
     if folder.has_live_driver():
         raise UserError(f"{folder.id} is still running", got=reference, fix="Wait for its end, or stop it")
-    kept, digest = _selection(folder)
-    origin = Source(folder.id, _spec(folder), folder.path, kept[0], kept[1], digest)
+    origin = Source(folder.id, _spec(folder), folder.path, *_selection(folder))
     if recorded and f"{folder.id}@{recorded}" != origin.origin:
         raise UserError(f"The state of {folder.id} is not the recorded one", got=origin.origin, allowed=reference)
     return origin
@@ -181,9 +183,10 @@ def check_data(spec: ExperimentSpec, data: Path, folder: Path) -> None:
     """
     if spec.params.get("dataset") is None:
         return
-    if not any((parent / FOLDER / _DATASET).exists() for parent in _around(folder)) and not remote.run_folder(folder):
+    is_here = any((parent / FOLDER / _DATASET).exists() for parent in _candidates(folder))
+    if not is_here and not remote.run_folder(folder):
         return
-    noted = private_files.read_json(_here(folder, _DATASET, _EXPECTED) / _EXPECTED)
+    noted = private_files.read_json(_start_folder(folder, _DATASET, _EXPECTED) / _EXPECTED)
     if noted is None or noted["dataset"] != spec.params["dataset"] or not noted["fingerprint"]:
         return
     read = noted.get("read", True)
@@ -211,7 +214,7 @@ def load(workload: Workload, init: str, folder: Path) -> None:
     """
     from safetensors.torch import load_file
 
-    files = _here(folder, _WEIGHTS, servable.CONFIG)
+    files = _start_folder(folder, _WEIGHTS, servable.CONFIG)
     weights = load_file(files / servable.WEIGHTS)
     if (files / servable.TRAINING).exists():
         weights |= load_file(files / servable.TRAINING)
@@ -225,7 +228,7 @@ def state(spec: ExperimentSpec, folder: Path, latest: Path | None) -> Checkpoint
     """The checkpoint to go on from: ``latest``, the run's own, else the state of ``--from``, else None."""
     if latest is not None:
         return checkpoint.read(latest, spec.identity)
-    return checkpoint.read(_here(folder, _STATE, checkpoint.META)) if spec.origin else None
+    return checkpoint.read(_start_folder(folder, _STATE, checkpoint.META)) if spec.origin else None
 
 
 def progress(spec: ExperimentSpec, folder: Path) -> Progress:
@@ -263,9 +266,12 @@ def _name(reference: str) -> str:
     return reference.partition("#")[0]
 
 
-def _here(folder: Path, part: str, mark: str) -> Path:
-    """The folder ``part`` of what the run around ``folder`` starts from; on other nodes it is downloaded."""
-    for parent in _around(folder):
+def _start_folder(folder: Path, part: str, mark: str) -> Path:
+    """Folder ``start/PART`` of the run that contains ``folder``, complete with file ``mark``.
+
+    Downloads it on other nodes.
+    """
+    for parent in _candidates(folder):
         if (parent / FOLDER / part / mark).exists():
             return parent / FOLDER / part
     root = remote.run_folder(folder)
@@ -275,8 +281,9 @@ def _here(folder: Path, part: str, mark: str) -> Path:
     return root / FOLDER / part
 
 
-def _around(folder: Path) -> tuple[Path, ...]:
-    return (folder, *folder.parents[:3])
+def _candidates(folder: Path) -> tuple[Path, ...]:
+    """``folder`` and the folders above it that may be the run's."""
+    return (folder, *folder.parents[:_DEPTH])
 
 
 def _fetch(settings: Settings, workload: str, reference: str, target: Path) -> str:
@@ -336,15 +343,15 @@ def _check_workload(workload: str, other: str | None, name: str) -> None:
         raise UserError(f"{name} is a model of another workload", got=other or "none that is known", allowed=workload)
 
 
-def _selection(folder: RunFolder) -> tuple[tuple[Path, int], str]:
-    """The last checkpoint of a run's selection with its epoch, and its digest. Raises UserError if there is none."""
+def _selection(folder: RunFolder) -> tuple[Path, int, str]:
+    """The last checkpoint of a run's selection, its epoch and its digest. Raises UserError if there is none."""
     for part in ("checkpoints", TRAIN, f"{WINNER}/checkpoints", f"{WINNER}/{TRAIN}"):
         home = folder.path / part
         kept = home / SELECTION
         latest = kept if kept.is_dir() else checkpoint.latest(home)
         if latest is not None and (read := checkpoint.read(latest)).state["phase"] == "select":
             digest = hashlib.sha256((latest / checkpoint.META).read_bytes()).hexdigest()[:_DIGITS]
-            return (latest, read.epoch), digest
+            return latest, read.epoch, digest
     raise UserError(
         f"{folder.id} has kept no state of a selection to go on from", fix=f"Start from its weights: init={folder.id}"
     )
