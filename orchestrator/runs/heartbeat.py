@@ -144,31 +144,31 @@ class TrialMonitor:
 
     def __init__(self, timeout: float | None) -> None:
         self.timeout = timeout
-        self._units: dict[int, _Watched] = {}
+        self._watched: dict[int, _Watched] = {}
         self._polled = 0.0
         self._paused = False
 
-    def begin(self, unit: int, folder: Path) -> None:
+    def begin(self, seed_run: int, folder: Path) -> None:
         if self.timeout is not None:
             # An earlier group may have had more ranks.
             ranks = [*folder.glob(_of_rank(PROCESS, "*")), *folder.glob(_of_rank(STACK, "*"))]
             for file in (folder / PROCESS, folder / GIVEN_UP, *ranks):
                 file.unlink(missing_ok=True)
-            self._units[unit] = _Watched(folder)
+            self._watched[seed_run] = _Watched(folder)
 
-    def lost(self, unit: int) -> None:
+    def lost(self, seed_run: int) -> None:
         """The process of a trial is dead, and another one will continue it."""
-        if unit in self._units:
-            (self._units[unit].folder / PROCESS).unlink(missing_ok=True)
-            self._units[unit] = _Watched(self._units[unit].folder)
+        if seed_run in self._watched:
+            (self._watched[seed_run].folder / PROCESS).unlink(missing_ok=True)
+            self._watched[seed_run] = _Watched(self._watched[seed_run].folder)
 
-    def heard(self, unit: int) -> None:
-        if unit in self._units:
-            self._units[unit].heard = time.monotonic()
-            self._units[unit].reported = True
+    def heard(self, seed_run: int) -> None:
+        if seed_run in self._watched:
+            self._watched[seed_run].heard = time.monotonic()
+            self._watched[seed_run].reported = True
 
-    def end(self, unit: int) -> None:
-        self._units.pop(unit, None)
+    def end(self, seed_run: int) -> None:
+        self._watched.pop(seed_run, None)
 
     def silent(self) -> dict[int, Path]:
         """Trials over their time limit, with their folders. Reads the storage at most once a second."""
@@ -178,14 +178,14 @@ class TrialMonitor:
         paused = now - self._polled > PAUSE_SECONDS and not self._paused
         self._polled = now
         self._paused = paused
-        for watched in self._units.values():
+        for watched in self._watched.values():
             if not watched.reported:
                 _poll(watched, now)
         if paused:
             return {}
         return {
-            unit: watched.folder
-            for unit, watched in self._units.items()
+            seed_run: watched.folder
+            for seed_run, watched in self._watched.items()
             if watched.heard is not None and now - watched.heard > self.timeout
         }
 

@@ -40,10 +40,10 @@ class ProgressReporter:
         self._shown = ("loss", *(f"/{objective.metric}" for objective in selected_by))
         self._epoch = 0
         self._target = self._refit_epochs or spec.plan.epochs
-        self._unit = "refit epoch" if selected else "epoch"
+        self._noun = "refit epoch" if selected else "epoch"
         self._values: Mapping[str, float] = {}
         self._first = (time.monotonic(), 0)
-        """When the first epoch of this unit ended, and its number."""
+        """When the first epoch of this selection or refit ended, and its number."""
         self._best = start_point.progress(spec, session.folder.path).best_value
         self._select(history.read(session.folder.path))  # of a run that is resumed
 
@@ -84,15 +84,15 @@ class ProgressReporter:
         self._select(lines)
         last = rows[-1]
         self._epoch = last.epoch
-        unit = "refit epoch" if any(name.startswith("refit/") for name in last.metrics) else "epoch"
-        if unit != self._unit or not self._values:
-            self._unit = unit
-            if unit == "refit epoch":
+        noun = "refit epoch" if any(name.startswith("refit/") for name in last.metrics) else "epoch"
+        if noun != self._noun or not self._values:
+            self._noun = noun
+            if noun == "refit epoch":
                 self._target = self._refit_epochs or self._target
             self._first = (time.monotonic(), last.epoch)
         self._values = {name: value for name, value in last.metrics.items() if name.endswith(self._shown)}
         detail = "  ".join(f"{name} {value:.4f}" for name, value in self._values.items())
-        self._session.console.progress(last.epoch, self._target, unit, detail)
+        self._session.console.progress(last.epoch, self._target, noun, detail)
 
     def view(self) -> Group:
         """Live view of the run. Called in another thread."""
@@ -102,7 +102,7 @@ class ProgressReporter:
         if self._epoch > epoch:
             per_epoch = (time.monotonic() - since) / (self._epoch - epoch)
             status = replace(status, seconds_left=per_epoch * (status.target - self._epoch))
-        return run_view(status, f"{self._unit}s", self._values, self._session.wall_seconds)
+        return run_view(status, f"{self._noun}s", self._values, self._session.wall_seconds)
 
     def current_status(self, usage_log: UsageLog) -> DriverStatus:
         """Status of the run. ``usage_log`` gives its device seconds. Thread-safe."""

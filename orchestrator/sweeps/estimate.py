@@ -204,10 +204,10 @@ def plan(
         if spec.search.scheduler == "pbt":  # a member begins again after each meeting
             begun = trials * (1 + len(schedulers.rungs(spec.plan.epochs, "pbt")))
             kept = pbt.MEMBER_CHECKPOINTS_KEPT
-    settle = spec.plan.epochs if refit else 0
+    refit_epochs = spec.plan.epochs if refit else 0
     at_most_hours = expected_hours = wall = storage = None
     if probe:
-        alone = probe.alone_seconds * settle
+        alone = probe.alone_seconds * refit_epochs
         search = probe.epoch_seconds * expected + probe.start_seconds * begun
         hours = resources.devices / 3600
         at_most_hours = hours * (probe.epoch_seconds * epochs + alone)
@@ -219,9 +219,9 @@ def plan(
         workload=spec.workload,
         trials=trials,
         seeds=seeds,
-        epochs_at_most=epochs + settle,
-        epochs_expected=expected + settle,
-        refit_epochs=settle,
+        epochs_at_most=epochs + refit_epochs,
+        epochs_expected=expected + refit_epochs,
+        refit_epochs=refit_epochs,
         workers=resources.workers,
         cpus=resources.cpus_per_worker,
         gpus=resources.gpus_per_worker,
@@ -340,22 +340,24 @@ def _measure_together(specs: list[ExperimentSpec], data: Path, device: torch.dev
     moments = [time.monotonic()]
     with tempfile.TemporaryDirectory() as folder:
         for number, spec in enumerate(specs):
-            home = {
+            config = {
+                "number": number,
+                "spec": spec.model_dump(mode="json"),
                 "folder": f"{folder}/{number}",
                 "data": str(data),
                 "keep": worker.CHECKPOINTS_KEPT,
                 "save_at_rungs": False,
                 "measure": [],
             }
-            runner.begin({"number": number, "spec": spec.model_dump(mode="json"), **home})
+            runner.begin(config)
         while len(runner):
-            news = runner.step()
-            for unit, payload in news:
+            payloads = runner.step()
+            for seed_run, payload in payloads:
                 if cause := payload.get("error"):
                     raise RunFailed("The probe", cause)
                 if payload["done"]:
-                    runner.drop(unit)
-            if any(payload["epoch"] for _, payload in news):  # not that of untouched weights alone
+                    runner.drop(seed_run)
+            if any(payload["epoch"] for _, payload in payloads):  # not that of untouched weights alone
                 moments.append(time.monotonic())
     began, first, *_, last = moments
     return (first - began) / len(specs), (last - first) / len(specs)
