@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from orchestrator.engine import loop
 from orchestrator.runs.report_pace import LONGEST_SECONDS
@@ -23,6 +24,12 @@ TIMEOUT_PART = 0.25
 """Report interval as a part of the trial timeout, so that no trial counts as silent."""
 
 
+class _Sample(NamedTuple):
+    time: float
+    busy: float
+    reports: int
+
+
 class DriverLoad:
     """Busy time of the driver as a fraction of the last 30 seconds.
 
@@ -33,12 +40,13 @@ class DriverLoad:
     def __init__(
         self, clock: Callable[[], float] = time.monotonic, cpu: Callable[[], float] = time.process_time
     ) -> None:
-        self._clock, self._cpu = clock, cpu
+        self._clock = clock
+        self._cpu = cpu
         self._served = self._blocked = 0.0
         self._reports = 0
         self._at_once = 0
         """Number of trials in other processes; 0 when they train in this one."""
-        self._samples: deque[tuple[float, float, int]] = deque([self._sample()])
+        self._samples: deque[_Sample] = deque([self._sample()])
 
     def trains_elsewhere(self, at_once: int) -> None:
         """Set the number of trials that train at once in other processes."""
@@ -61,28 +69,31 @@ class DriverLoad:
 
     def utilisation(self) -> float | None:
         """Utilisation from 0 to 1, or None in the first second. Thread-safe."""
-        (then, busy, _), now = self._samples[0], self._sample()
-        return min(1.0, (now[1] - busy) / (now[0] - then)) if now[0] - then >= 1.0 else None
+        first = self._samples[0]
+        now = self._sample()
+        passed = now.time - first.time
+        return min(1.0, (now.busy - first.busy) / passed) if passed >= 1.0 else None
 
     def pace(self, timeout: float | None) -> dict[str, float]:
         """Report interval of a new trial, as arguments of :class:`~orchestrator.runs.report_pace.ReportPace`.
 
         ``timeout``: seconds without a report after which its process is killed.
         """
-        (_, busy, before), now = self._samples[0], self._sample()
-        count = now[2] - before
-        cost = (now[1] - busy) / count if count >= LEAST_REPORTS else FIRST_GUESS
+        first = self._samples[0]
+        now = self._sample()
+        count = now.reports - first.reports
+        cost = (now.busy - first.busy) / count if count >= LEAST_REPORTS else FIRST_GUESS
         wanted = self._at_once * cost / TARGET
         longest = LONGEST_SECONDS if timeout is None else min(LONGEST_SECONDS, timeout * TIMEOUT_PART)
         return {"seconds": 0.0 if wanted <= loop.REPORT_SECONDS else min(wanted, longest), "longest": longest}
 
-    def _sample(self) -> tuple[float, float, int]:
+    def _sample(self) -> _Sample:
         busy = self._cpu() + self._blocked if self._at_once else self._served
-        return self._clock(), busy, self._reports
+        return _Sample(self._clock(), busy, self._reports)
 
     def _note(self) -> None:
         """Keep one sample per second, and the newest sample before the window as its start."""
-        if self._clock() - self._samples[-1][0] >= 1.0:
+        if self._clock() - self._samples[-1].time >= 1.0:
             self._samples.append(self._sample())
-        while len(self._samples) > 1 and self._clock() - self._samples[1][0] >= WINDOW_SECONDS:
+        while len(self._samples) > 1 and self._clock() - self._samples[1].time >= WINDOW_SECONDS:
             self._samples.popleft()
