@@ -85,7 +85,10 @@ class Console:
 
     def event(self, text: str) -> None:
         """Print a line, but only to the log while a live view shows the same."""
-        self._write_log(mask(text)) if self._live else self.say(text)
+        if self._live:
+            self._write_log(mask(text))
+        else:
+            self.say(text)
 
     def view(self, draw: Callable[[], RenderableType]) -> None:
         """Show what ``draw`` returns below the printed lines, four times a second, until :meth:`end_view`.

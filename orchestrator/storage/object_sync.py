@@ -151,7 +151,10 @@ class FolderSync:
                 if failing_since and time.monotonic() - failing_since > PATIENCE_SECONDS:
                     return
                 pause = RETRY_SECONDS[min(failures, len(RETRY_SECONDS)) - 1]
-                time.sleep(min(pause, 1.0)) if closing else self._due.wait(pause)
+                if closing:
+                    time.sleep(min(pause, 1.0))
+                else:
+                    self._due.wait(pause)
             else:
                 failures = 0
                 if closing:

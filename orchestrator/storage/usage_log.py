@@ -166,7 +166,9 @@ def table(folders: Iterable[RunFolder], by: By, since: float | None = None) -> t
             continue
         for span in spans(folder):
             kept = span if since is None else span.after(since)
-            for part in () if kept is None else _days(kept) if by == "day" else (kept,):
+            if kept is None:
+                continue
+            for part in _days(kept) if by == "day" else (kept,):
                 name = _name(folder, part, by)
                 runs[name].add(folder.id)
                 sums[name][0] += part.cpu_hours

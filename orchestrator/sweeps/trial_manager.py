@@ -251,7 +251,8 @@ class TrialManager:
             self._study.observe(seed_run, payload["epoch"], payload.get("units"))
         names = ("epoch", "best_epoch", "best_value", "best_metrics", "train_seconds")
         attributes = {name: payload[name] for name in names} | payload.get("measured", {})
-        attributes |= {name: payload[name] for name in ("accumulate",) if name in payload}
+        if "accumulate" in payload:
+            attributes["accumulate"] = payload["accumulate"]
         verdict = self._study.report(seed_run, rows, payload["best_value"], bool(payload["ended"]), attributes)
         metric = self._study.objective.metric
         if self._study.unpaired:
@@ -342,8 +343,7 @@ class TrialManager:
         params = settings_text(self._searched(trial.params))
         self._running[trial.seed_run] = RunningTrial(name, params, spec.plan.epochs, since=time.monotonic())
         self._most = max(self._most, len(self._running))
-        study = self._study
-        members = study if isinstance(study, Population) else None
+        members = self._study if isinstance(self._study, Population) else None
         first = spec
         if members:
             first = self.experiment(trial.origin, members.first_params(trial.number), trial.seed)

@@ -149,8 +149,7 @@ class _SharedSearch(_Unsaved, SearchGenerator):  # type: ignore[misc]
     """
 
     def __init__(self, state: _SweepState) -> None:
-        # Without the limiter Tune starts one process at a time.
-        super().__init__(ConcurrencyLimiter(_StudySearcher(state), state.slots))
+        super().__init__(ConcurrencyLimiter(_StudySearcher(state), state.slots))  # without it: one start at a time
         self._state = state
 
     def is_finished(self) -> bool:
@@ -179,7 +178,9 @@ class _ReportStopper(_Unsaved, tune.Stopper):  # type: ignore[misc]
             self._state.manager.release(seed_run)
             self._state.lost(cause, seed_run)
         stop = self._state.manager.result(seed_run, payload) or bool(payload.get(reports.SAVED))
-        self._state.monitor.end(seed_run) if stop else self._state.monitor.heard(seed_run)
+        self._state.monitor.heard(seed_run)
+        if stop:
+            self._state.monitor.end(seed_run)
         return stop
 
     def stop_all(self) -> bool:
@@ -345,8 +346,7 @@ def run_winner(
                     continue
                 lost = RETRIES + 1
             if lost > RETRIES:
-                cause = reports.repeated(cause, lost)
-                raise RunFailed(session.folder.id, cause, str(session.folder.log)) from error
+                raise RunFailed(session.folder.id, reports.repeated(cause, lost), str(session.folder.log)) from error
         except BaseException:  # an error of this process: a connection of a notebook would keep the task
             with suppress(Exception):  # the cluster may be the cause
                 ray.cancel(stream, force=True)
