@@ -179,30 +179,36 @@ class PackRunner:
         if self._full:  # building a trial to see it fail takes a while, too
             return
         for seed_run, config in list(self._waiting.items()):
-            for last in (False, True):
-                if self._dropped and not (self._trials and self._has_room()):  # not before each: it takes a while
-                    memory.release(self._device)
-                    self._dropped = False
-                if not self._has_room():
-                    return
-                failure = None
-                try:
-                    self._trials[seed_run] = self._open(config)
-                except Exception as error:
-                    reports.check_device(error)
-                    failure = reports.failure_payload(error)
-                    last |= not reports.is_out_of_memory(error)
-                if failure is None or last:
-                    break
+            if not self._make_room():
+                return
+            failure, out_of_memory = self._try_to_open(seed_run, config)
+            if out_of_memory:
                 # Here: until the handler has ended, the error refers to what was built.
                 gc.collect()
                 memory.release(self._device)
                 if self._trials:
                     self._full = True
                     return
+                failure, _ = self._try_to_open(seed_run, config)
             del self._waiting[seed_run]
             if failure:
                 self._failed.append((seed_run, failure))
+
+    def _make_room(self) -> bool:
+        """Release the memory of dropped trials if the next one needs it. Returns whether there is room."""
+        if self._dropped and not (self._trials and self._has_room()):  # not before each: it takes a while
+            memory.release(self._device)
+            self._dropped = False
+        return self._has_room()
+
+    def _try_to_open(self, seed_run: int, config: Mapping[str, Any]) -> tuple[dict[str, Any] | None, bool]:
+        """Start a trial. Returns the payload of the error if it fails, and whether memory was lacking."""
+        try:
+            self._trials[seed_run] = self._open(config)
+        except Exception as error:
+            reports.check_device(error)
+            return reports.failure_payload(error), reports.is_out_of_memory(error)
+        return None, False
 
     def _has_room(self) -> bool:
         """Whether one more member of the present shape fits into the device's memory."""
