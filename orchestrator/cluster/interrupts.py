@@ -74,7 +74,8 @@ class Interrupts:
     """
 
     def __init__(self, stop_file: Path, console: Console, record: Callable[[], None] = lambda: None) -> None:
-        self._stop_file, self._console = stop_file, console
+        self._stop_file = stop_file
+        self._console = console
         self._record = record
         self._old: dict[int, Any] = {}
         self._pressed: float | None = None

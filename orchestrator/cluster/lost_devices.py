@@ -64,7 +64,9 @@ class LostDevices:
     """
 
     def __init__(self, resources: Resources, nodes: Mapping[str, Node], say: Callable[[str], None]) -> None:
-        self._resources, self._nodes, self._say = resources, nodes, say
+        self._resources = resources
+        self._nodes = nodes
+        self._say = say
         self._losses: list[tuple[frozenset[Device], frozenset[int]]] = []
         """The devices and the trials of each process that has lost them."""
         self._excluded: set[Device] = set()

@@ -61,7 +61,8 @@ class UsageMonitor:
 
     def __init__(self, address: str, every: float) -> None:
         self.last = Usage(address, trouble="no answer yet")
-        self._address, self._every = address, every
+        self._address = address
+        self._every = every
         self._asked = threading.Event()
         self._ended = threading.Event()
         threading.Thread(target=self._run, name="usage", daemon=True).start()

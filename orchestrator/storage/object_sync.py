@@ -131,7 +131,8 @@ class FolderSync:
             self._ended.set()
 
     def _send_until_closed(self) -> None:
-        failures, failing_since = 0, None
+        failures = 0
+        failing_since: float | None = None
         while not self._lost:
             self._due.clear()
             closing = self._closing.is_set()  # read first, so that everything written before it is sent

@@ -50,7 +50,8 @@ class RunFolder:
     """Folder of a run or sweep. ``record`` is its JSON; change it with :meth:`update`."""
 
     def __init__(self, path: Path, record: dict[str, Any]) -> None:
-        self.path, self.record = path, record
+        self.path = path
+        self.record = record
         self._lock: IO[str] | None = None
         self._lease: Lease | None = None
         self._updating = threading.Lock()
@@ -96,7 +97,8 @@ class RunFolder:
             self.stop_file.unlink(missing_ok=True)
             begun = {"status": "running", "ended": None, "exit_code": None, "error": None}  # clear the earlier end
             self.update(**begun, holds=holds, generation=holds, pid=os.getpid(), host=socket.gethostname())
-            self._lock, self._lease = lock, claim
+            self._lock = lock
+            self._lease = claim
             DRIVEN.add(self.id)
             undone.pop_all()
 

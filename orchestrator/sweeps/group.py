@@ -54,7 +54,8 @@ class GroupTrial(tune.Trainable):  # type: ignore[misc]
         self._pace = config.get("pace")
         self._units_at_rungs = config.get("units_at_rungs", False)
         self._stopped = worker.stop_when(self._stop_file)
-        self._group, self._deaths = None, 0
+        self._group = None
+        self._deaths = 0
         self._last = reports.payload(EpochReport((), Progress(), False, None))
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:

@@ -35,8 +35,9 @@ class PackActor:
 
     def __init__(self, resources: Resources, stop: Callable[[], bool] = lambda: False) -> None:
         """``stop`` is called after each epoch; when it returns True, trials save and end."""
-        self._resources, self._stopping = resources, False
+        self._resources = resources
         self._stop = stop
+        self._stopping = False
         self._runner: PackRunner | None = None
 
     def step(
@@ -79,7 +80,8 @@ class _PackSlot:
     """A slot: its actor while that is alive, and its trials."""
 
     def __init__(self, resources: Resources, size: int) -> None:
-        self._resources, self.size = resources, size
+        self._resources = resources
+        self.size = size
         self.trials: dict[int, dict[str, Any]] = {}
         self.alone = False
         self.starts = 0

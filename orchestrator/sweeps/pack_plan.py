@@ -94,7 +94,8 @@ class PackRunner:
     """
 
     def __init__(self, device: torch.device, stop: Callable[[], bool] = lambda: False) -> None:
-        self._device, self._stop = device, stop
+        self._device = device
+        self._stop = stop
         self._trials: dict[int, PackTrial] = {}
         self._packs: dict[tuple[Workload, ...], Pack] = {}
         self._failed: list[tuple[int, dict[str, Any]]] = []
@@ -138,7 +139,8 @@ class PackRunner:
             self._packs = {
                 members: pack for members, pack in self._packs.items() if all(each is not workload for each in members)
             }
-            self._dropped, self._full = True, False
+            self._dropped = True
+            self._full = False
 
     def leave(self, wait: bool) -> None:
         """Save and drop all trials: they may have been interrupted rather than pruned.
