@@ -96,7 +96,7 @@ def follow(
     """
     home = folder / TRAIN
     lost = 0
-    begun = False
+    had_workers = False
     if worker.outcome_of(folder):
         if (home / INBOX).exists():  # the driver may have died before it read the last rows
             with (home / INBOX).open() as inbox:
@@ -104,10 +104,10 @@ def follow(
         return True
     while True:
         remove_groups(home)  # left by a killed driver
-        resources = wait_for_room(spec.resources, _patience(session, begun, devices))
+        resources = wait_for_room(spec.resources, _patience(session, had_workers, devices))
         if resources is None:
             return False
-        begun = True
+        had_workers = True
         monitor = heartbeat.TrialMonitor(timeout)
         try:
             with holding(resources):
@@ -198,25 +198,25 @@ def deliver(inbox: IO[str], rows: Callable[[list[Row]], None], say: Callable[[st
     return len(payloads)
 
 
-def _patience(session: Session, begun: bool, devices: LostDevices | None) -> Callable[[], bool]:
+def _patience(session: Session, had_workers: bool, devices: LostDevices | None) -> Callable[[], bool]:
     """Return a function that says whether to keep waiting for workers.
 
     It prints once what the run waits for, and takes lost devices. A run that has lost its workers fails after
     ``LOST_SECONDS``.
     """
-    began = time.monotonic()
+    since = time.monotonic()
     announced = False
 
     def waiting() -> bool:
         nonlocal announced
         if devices:
             devices.poll()
-        waited = time.monotonic() - began
+        waited = time.monotonic() - since
         if not announced and waited > PATIENCE_SECONDS:
             announced = True
-            what = "the lost ones have no replacement yet" if begun else "the cluster is busy with something else"
+            what = "the lost ones have no replacement yet" if had_workers else "the cluster is busy with something else"
             session.console.say(f"Waiting for workers: {what}")
-        if begun and waited > LOST_SECONDS:
+        if had_workers and waited > LOST_SECONDS:
             raise RunFailed(
                 session.folder.id,
                 f"its workers were lost and no replacement started within {duration(LOST_SECONDS)}; continue with "
