@@ -39,7 +39,7 @@ def print_metadata(address: str) -> None:
     """Print versions and GPUs of the cluster at ``address`` as JSON. Without it a wrong port or token costs 40 s."""
     from ray._common.usage.usage_lib import get_cluster_metadata
 
-    signal.alarm(3)  # the client itself goes on trying for 40 s, deaf to Python
+    signal.alarm(3)  # the client retries for 40 s in C++, where Python's signals are not handled
     if resolved := canonicalize_bootstrap_address(address):
         metadata = get_cluster_metadata(GcsClient(address=resolved))  # first: it tells a wrong token from a wrong port
         cluster = GlobalState()

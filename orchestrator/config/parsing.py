@@ -223,7 +223,7 @@ def _twice(key: str, first: Any, second: Any) -> UserError:
 def _parse(key: str, value: str) -> Any:
     if value == "null":  # as in YAML; "none" is a value of some parameters
         return None
-    if value[:1] in "[{" and value:
+    if value.startswith(("[", "{")):
         try:
             return json.loads(value)
         except json.JSONDecodeError:

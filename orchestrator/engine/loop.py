@@ -318,9 +318,8 @@ def _advance(
     progress = replace(progress, epoch=epoch, train_seconds=progress.train_seconds + seconds)
     if not seen:
         return progress
-    value, *_ = [
-        objectives.value(objective, seen) for objective in chosen
-    ]  # raises if one is missing; the first one selects
+    values = [objectives.value(objective, seen) for objective in chosen]  # raises if one is missing
+    value = values[0]  # the first objective selects
     if better(value, progress.best_value, chosen[0]):
         return replace(progress, best_epoch=epoch, best_value=value, best_metrics=dict(seen), stale=0)
     return replace(progress, stale=progress.stale + 1)

@@ -213,11 +213,15 @@ def _print_table(title: str, jobs: list[Job]) -> None:
     table.add_column("id", no_wrap=True)  # easy to copy
     for name in ("status", "exit", "started", "queue"):
         table.add_column(name)
-    if roomy := rich.width >= 120:
+    wide = rich.width >= 120
+    if wide:
         table.add_column("command", overflow="fold")
     for job in jobs:
         code = "" if job.exit_code is None else str(job.exit_code)
         started = (job.started or "")[:16].replace("T", " ")
         queue = "" if job.queue is None else f"{job.queue} x{job.priority}"
-        table.add_row(job.id, job.status, code, started, queue, *[job.command] * roomy)
+        cells = [job.id, job.status, code, started, queue]
+        if wide:
+            cells.append(job.command)
+        table.add_row(*cells)
     rich.print(table)

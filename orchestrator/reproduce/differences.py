@@ -138,9 +138,9 @@ def _code(recorded: Recorded, sources: Sequence[Source]) -> list[Difference]:
                 Difference(f"uncommitted changes of {name}", before, f"{after}, others" if before == after else after)
             )
         if left := [item for item in then.get("left_out", ()) if not item.endswith("no source file")]:
-            names = ", ".join(item.partition(":")[0] for item in left[:3]) + f" and {len(left) - 3} more" * (
-                len(left) > 3
-            )
+            names = ", ".join(item.partition(":")[0] for item in left[:3])
+            if len(left) > 3:
+                names += f" and {len(left) - 3} more"
             differences.append(Difference(f"changes of {name} that the record lacks", names, "not compared"))
     for resumed in recorded.environment.get("resumed", []):
         later = {source["name"]: source.get("commit") for source in resumed.get("sources", [])}

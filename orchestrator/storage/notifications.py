@@ -58,10 +58,10 @@ class Notifier:
         if self._target is None:
             return
         given = {name: value for name, value in more.items() if value is not None}
-        now = datetime.now(UTC).isoformat(timespec="milliseconds")
         # ``text`` is where chat services look for the sentence.
         body = {"event": event, **self._about, "status": status, "message": message, "text": message, **given}
-        self._undelivered.append(body := {**body, "time": now})
+        body["time"] = datetime.now(UTC).isoformat(timespec="milliseconds")
+        self._undelivered.append(body)
         self._queue.put(body)
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, args=(self._target,), name="notify", daemon=True)
