@@ -65,7 +65,7 @@ def schema(
     from orchestrator.cli.common import write
     from orchestrator.config import schema as schemas
 
-    write(json.dumps(schemas.of(_named(workload)), indent=1), output)
+    write(json.dumps(schemas.json_schema(_named(workload)), indent=1), output)
 
 
 @data.command("list")

@@ -184,7 +184,7 @@ def schedule(name: str, params: Mapping[str, Any], plan: Plan, refit: bool) -> N
         if hasattr(model, "check_plan"):
             model.model_validate(dict(params)).check_plan(plan.epochs, refit)
         if hasattr(model, "check_objectives"):
-            model.model_validate(dict(params)).check_objectives([one.metric for one in objectives.of(name, plan)])
+            model.model_validate(dict(params)).check_objectives([one.metric for one in objectives.of_plan(name, plan)])
 
 
 def abstention(name: str, plan: Plan) -> None:

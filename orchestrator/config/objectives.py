@@ -15,7 +15,7 @@ class Unreported(UserError):
     """Validation does not report an objective; this holds for every trial, whatever its parameters."""
 
 
-def of(workload: str, plan: Plan) -> tuple[Objective, ...]:
+def of_plan(workload: str, plan: Plan) -> tuple[Objective, ...]:
     """The objectives of a run of ``workload`` with ``plan``. Loads the workload's code. Raises UserError."""
     return of_workload(workload_loader.code(workload), plan.objective)
 

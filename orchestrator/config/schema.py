@@ -22,7 +22,7 @@ ELASTIC = {"type": "string", "pattern": "^[1-9][0-9]*:[1-9][0-9]*$", "descriptio
 NAMES = {"type": "string", "description": "METRIC, METRIC:min or METRIC:max; several with commas."}
 
 
-def of(workload: str) -> dict[str, Any]:
+def json_schema(workload: str) -> dict[str, Any]:
     """The schema of a configuration file of ``workload``. Raises UserError for an unknown one.
 
     It has names, types, bounds and choices. Conditions between settings, and whether data is there, are checked when

@@ -26,7 +26,7 @@ class Excluded:
     secret: tuple[str, ...]
 
 
-def of(folder: Path, apart: Sequence[Path] = ()) -> Excluded:
+def find_excluded(folder: Path, apart: Sequence[Path] = ()) -> Excluded:
     """What of ``folder`` is not sent: bulk, secrets, environments, the folders ``apart`` (data, runs), links to these.
 
     Ray follows links, and matches the patterns with their own names: a link to ``~/.ssh`` or to ``.env`` under another

@@ -54,7 +54,7 @@ def submit(
     sources = provenance.sources(working_dir, (settings.home, settings.storage), workload)
     dashboard = Dashboard(address)
     console = Console(json=as_json)
-    excluded = working_dir and excludes.of(working_dir, (settings.home, settings.storage, settings.data))
+    excluded = working_dir and excludes.find_excluded(working_dir, (settings.home, settings.storage, settings.data))
     job = dashboard.submit(
         shlex.join(["python", "-m", "orchestrator", *words]),
         new_id(words),

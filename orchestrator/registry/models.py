@@ -245,7 +245,7 @@ def _model_name(spec: dict[str, Any]) -> str:
 
 def _measured(spec: dict[str, Any], metrics: dict[str, float]) -> str:
     """The test values of the objectives, or nothing for a model that was not tested."""
-    heads = objectives.of(spec["workload"], Plan(**spec["plan"])) if spec else ()
+    heads = objectives.of_plan(spec["workload"], Plan(**spec["plan"])) if spec else ()
     values = {head.metric: metrics.get(f"test/{head.metric}") for head in heads}
     text = ", ".join(f"{name} {value:.4g}" for name, value in values.items() if value is not None)
     return f"Test: {text}. " if text else ""

@@ -118,7 +118,7 @@ def _results(spec: ExperimentSpec, folder: Path) -> list[str]:
     if outcome is None:
         return []
     values = outcome["metrics"]
-    head = [objective.metric for objective in objectives.of(spec.workload, spec.plan)]
+    head = [objective.metric for objective in objectives.of_plan(spec.workload, spec.plan)]
     names = list(dict.fromkeys([*head, *(key.partition("/")[2] for key in values)]))
     rows = [_row(each, values, folder / worker.TEST_UNITS) for each in names[: max(METRICS, len(head))]]
     model = "refitted on train + validation" if outcome["refitted"] else "selected on validation"

@@ -160,7 +160,7 @@ def prepare(
         inputs = preflight.input_files(spec.workload, params)
         start_point.prepare(folder.path, spec, settings)
         start_point.record_data(folder.path, params, fingerprint, settings.data, elsewhere=elsewhere)
-    selected_by = [[objective.metric, objective.direction] for objective in objectives.of(spec.workload, spec.plan)]
+    selected_by = [[one.metric, one.direction] for one in objectives.of_plan(spec.workload, spec.plan)]
     folder.update(objectives=selected_by, **({"inputs": inputs} if inputs else {}))
     missing = skipped_images_warning(params, settings.data) if fingerprint and not elsewhere else None
     seen = spec.plan.refit != "only" and start_point.has_seen_validation(folder.path, fingerprint)
@@ -201,7 +201,7 @@ def _drive(
         session.trained_on(folder.id, spec.params)
         progress = ProgressReporter(session, spec)
         usage_log = UsageLog(folder.path)
-        session.publisher.of(partial(progress.current_status, usage_log))
+        session.publisher.set_source(partial(progress.current_status, usage_log))
         console.view(progress.view)
         if options.local:
             with worker.own_device(spec.resources, console.say) as device, usage_log.holding("run", spec.resources):
@@ -354,7 +354,7 @@ def finish(session: Session, spec: ExperimentSpec, register: str | None, folder:
 def _say_metrics(console: Console, spec: ExperimentSpec, outcome: dict[str, Any]) -> None:
     """Print one line for validation and one for test: the objectives, then the first other metrics."""
     model = "refitted on train + validation" if outcome["refitted"] else "selected on validation"
-    head = [objective.metric for objective in objectives.of(spec.workload, spec.plan)]
+    head = [objective.metric for objective in objectives.of_plan(spec.workload, spec.plan)]
     for split in ("validation", "test"):
         values = {k.partition("/")[2]: v for k, v in outcome["metrics"].items() if k.startswith(f"{split}/")}
         names = [name for name in dict.fromkeys([*head, *values]) if name in values]

@@ -85,7 +85,7 @@ class StatusPublisher:
             self._thread.join()
             self._publish()
 
-    def of(self, current_status: Callable[[], DriverStatus]) -> None:
+    def set_source(self, current_status: Callable[[], DriverStatus]) -> None:
         """Call ``current_status`` for the status from now on, in another thread."""
         self._current_status = current_status
 

@@ -36,7 +36,7 @@ class ProgressReporter:
         self._before = before
         self._selected = selected
         self._refit_epochs = selected.best_epoch if selected else 0
-        self._objective, *_ = selected_by = objectives.of(spec.workload, spec.plan)
+        self._objective, *_ = selected_by = objectives.of_plan(spec.workload, spec.plan)
         self._shown = ("loss", *(f"/{objective.metric}" for objective in selected_by))
         self._epoch = 0
         self._target = self._refit_epochs or spec.plan.epochs

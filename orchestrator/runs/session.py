@@ -212,7 +212,7 @@ class Session:
 
     def look(self, spec: ExperimentSpec) -> Look:
         """The entry for the ledger of looks, to be recorded before the test split is evaluated with ``spec``."""
-        objective, *_ = objectives.of(spec.workload, spec.plan)
+        objective, *_ = objectives.of_plan(spec.workload, spec.plan)
         what = "trial and epochs" if self.folder.record["kind"] == "sweep" else "epochs"
         by = f"{what} by {objective.metric} ({objective.direction}) on validation"
         fingerprint = self._tags.get("orchestrator.data_fingerprint", "none")

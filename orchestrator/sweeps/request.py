@@ -76,7 +76,7 @@ def experiment(
     plan = request.plan()
     preflight.limits(request.workload, params, devices, plan)
     preflight.batch(params, devices, plan)
-    refit = objectives.of(request.workload, plan)[0].refit and source is None
+    refit = objectives.of_plan(request.workload, plan)[0].refit and source is None
     plan = plan if plan.refit is not None else plan.model_copy(update={"refit": refit})
     preflight.schedule(request.workload, params, plan, bool(plan.refit))
     note = preflight.micro_batches(request.workload, params, plan)
@@ -131,7 +131,7 @@ def sweep(
             fix=f"Use --workers {devices.workers}; the number of trials at once follows the cluster's size",
         )  # fmt: skip
 
-    selects_by = objectives.of(request.workload, plan)
+    selects_by = objectives.of_plan(request.workload, plan)
     if source is not None:
         _check_fork(chosen)
         plan = plan if plan.refit is not None else plan.model_copy(update={"refit": False})

@@ -133,7 +133,7 @@ def search_identity(spec: SweepSpec) -> dict[str, Any]:
     """What must be the same for the trials of a sweep to be compared: the search space and the objectives."""
     return {
         "space": _survey(spec).text(),
-        "objectives": [f"{o.metric}:{o.direction}" for o in objectives.of(spec.workload, spec.plan)],
+        "objectives": [f"{o.metric}:{o.direction}" for o in objectives.of_plan(spec.workload, spec.plan)],
     }
 
 
@@ -180,7 +180,7 @@ def _survey(spec: SweepSpec) -> spaces.Survey:
 def _earlier_trials(spec: SweepSpec, settings: Settings) -> tuple[list[FrozenTrial], list[str]]:
     space = spaces.load(spec.workload, spec.search.space)
     at = partial(spaces.distributions_at, space, spec.fixed)
-    return warm_start.earlier_trials(spec, settings, objectives.of(spec.workload, spec.plan), at)
+    return warm_start.earlier_trials(spec, settings, objectives.of_plan(spec.workload, spec.plan), at)
 
 
 def _drive(
@@ -224,7 +224,7 @@ def _drive(
         if options.local and session.tracker:
             session.tracker.await_connection()
         manager = TrialManager(study, session, spec)
-        session.publisher.of(manager.current_status)
+        session.publisher.set_source(manager.current_status)
         console.view(manager.view)
         run_trials = _in_process if options.local else _on_ray
         winner = run_trials(spec, session, study, manager)
@@ -238,7 +238,7 @@ def _study(spec: SweepSpec, folder: RunFolder, session: Session, again: ResumeOp
     """The sweep's study, with the trials of ``--warm-start`` and ``--retry-failed`` added."""
     survey = _survey(spec)
     space = spaces.load(spec.workload, spec.search.space)
-    common = (folder.path, spec, objectives.of(spec.workload, spec.plan), space, survey.conditional)
+    common = (folder.path, spec, objectives.of_plan(spec.workload, spec.plan), space, survey.conditional)
     if spec.search.scheduler == "pbt":
         changing = strategy.changeable(workload_loader.params(spec.workload), list(survey.distributions))
         return Population(*common, changeable=changing)

@@ -83,7 +83,7 @@ def sent(folder: Path, *apart: Path) -> set[str]:
         client = JobSubmissionClient(address)
         client.submit_job(
             entrypoint="true",
-            runtime_env={"working_dir": str(folder), "excludes": list(excludes.of(folder, apart).patterns)},
+            runtime_env={"working_dir": str(folder), "excludes": list(excludes.find_excluded(folder, apart).patterns)},
         )
     with zipfile.ZipFile(io.BytesIO(Dashboard.package)) as opened:
         return {name for name in opened.namelist() if not name.endswith("/")}
@@ -136,7 +136,7 @@ def test_a_link_to_what_is_not_sent_stays(project: Path) -> None:
     assert sent(project, project / "runs") == {*CODE, "new.py", "big.bin"}, (
         "a file of the data is sent where it is linked"
     )
-    secret = excludes.of(project).secret
+    secret = excludes.find_excluded(project).secret
     assert secret == (".env", ".ssh/", "again.txt", "key.bin", "keys/", "settings.txt")
 
 
@@ -148,7 +148,7 @@ def test_a_secret_behind_a_link_within_stays(project: Path) -> None:
 
 def test_what_was_left_out_is_named(project: Path) -> None:
     write(project, "token.txt", "a/Server.PEM", ".aws/config", ".venv/pyvenv.cfg", ".venv/cacert.pem", "data/key.pem")
-    assert excludes.of(project).secret == (".aws/", "a/Server.PEM", "token.txt")
+    assert excludes.find_excluded(project).secret == (".aws/", "a/Server.PEM", "token.txt")
 
 
 def test_runs_and_data_within_it_stay(project: Path) -> None:

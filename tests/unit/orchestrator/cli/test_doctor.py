@@ -341,7 +341,7 @@ def test_data(settings: Settings) -> None:
 def test_a_driver_that_is_busy_with_reports(busy: float, level: str, settings: Settings) -> None:
     folder = records.create(settings.storage, "sweep", "toy", {}, "orchestrator ...")
     with StatusPublisher(folder) as publisher:
-        publisher.of(lambda: DriverStatus(driver_utilisation=busy))
+        publisher.set_source(lambda: DriverStatus(driver_utilisation=busy))
     lines = found(doctor._runs, settings)
     assert [each for each, text in lines if "busy" in text and folder.id in text] == [level]
     assert any(f"is busy {busy:.0%} of the time" in text for _, text in lines)

@@ -176,7 +176,7 @@ def test_status_shows_how_far_an_ended_run_had_come(
 ) -> None:
     folder = records.create(settings.storage, kind, "recommender", {}, "orchestrator run recommender")
     with StatusPublisher(folder, interval=60) as publisher:
-        publisher.of(lambda: DriverStatus(done, 600))
+        publisher.set_source(lambda: DriverStatus(done, 600))
     folder.release("interrupted", 130)
     values = run_control._run(folder)
     assert values["progress"] == expected

@@ -35,7 +35,7 @@ def folder(settings: Settings, name: str, current_status: DriverStatus | None = 
     found = records.create(settings.storage, "sweep", "toy", {}, "orchestrator sweep toy", name)
     if current_status:
         with StatusPublisher(found, lambda: 3, {"queue": "team", "priority": 2}) as publisher:
-            publisher.of(lambda: current_status)
+            publisher.set_source(lambda: current_status)
             publisher.trained(epochs)
     return found
 

@@ -49,7 +49,7 @@ FILES: dict[str, bool] = {
 
 @pytest.fixture(scope="module")
 def recommender() -> Any:
-    return jsonschema.Draft202012Validator(schema.of("recommender"))
+    return jsonschema.Draft202012Validator(schema.json_schema("recommender"))
 
 
 def accepted(file: Path) -> bool:
@@ -79,7 +79,7 @@ def test_the_schema_decides_as_the_commands_do(text: str, valid: bool, recommend
 
 @pytest.mark.parametrize("workload", BUILT_IN)
 def test_every_workload_has_a_schema_with_all_its_settings(workload: str) -> None:
-    document = json.loads(json.dumps(schema.of(workload)))
+    document = json.loads(json.dumps(schema.json_schema(workload)))
     jsonschema.Draft202012Validator.check_schema(document)
     assert document["properties"]["params"]["properties"].keys() == workload_loader.params(workload).model_fields.keys()
     assert set(document["properties"]["plan"]["properties"]) == set(PLAN_KEYS)
@@ -98,15 +98,15 @@ def test_the_files_of_the_pages_name_their_schema_and_are_valid() -> None:
             if "workload" in values:
                 seen += 1
                 assert block.startswith(f"# yaml-language-server: $schema={values['workload']}.schema.json\n"), page
-                jsonschema.validate(values, schema.of(values["workload"]))
+                jsonschema.validate(values, schema.json_schema(values["workload"]))
     assert seen
 
 
 def test_the_verb_writes_it(home: Path, tmp_path: Path) -> None:
     written = typed(home, "schema", "simclr", "--output", str(tmp_path / "simclr.schema.json"))
     assert written.returncode == 0
-    assert json.loads((tmp_path / "simclr.schema.json").read_text()) == schema.of("simclr")
-    assert json.loads(typed(home, "schema", "simclr").stdout) == schema.of("simclr")
+    assert json.loads((tmp_path / "simclr.schema.json").read_text()) == schema.json_schema("simclr")
+    assert json.loads(typed(home, "schema", "simclr").stdout) == schema.json_schema("simclr")
     wrong = typed(home, "schema", "simclrr")
     assert wrong.returncode == 2
     assert "Did you mean 'simclr'?" in wrong.stderr

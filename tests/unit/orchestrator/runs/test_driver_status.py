@@ -65,7 +65,7 @@ def series(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], dict[str, float]]
 
 def test_it_says_what_it_is_asked_and_what_it_was_told(folder: RunFolder) -> None:
     with StatusPublisher(folder, lambda: 4, {"queue": "team", "priority": 2}) as publisher:
-        publisher.of(lambda: VITALS)
+        publisher.set_source(lambda: VITALS)
         publisher.trained(5)
         publisher.trained(6)
     said = read(folder)
@@ -84,7 +84,7 @@ def test_it_goes_on_while_the_driver_is_busy(folder: RunFolder) -> None:
         return VITALS
 
     with StatusPublisher(folder, interval=0.01) as publisher:
-        publisher.of(current_status)
+        publisher.set_source(current_status)
         assert all(beats.acquire(timeout=HANG_SECONDS) for _ in range(3))
 
 
@@ -93,11 +93,11 @@ def test_what_it_can_not_say_costs_nothing(folder: RunFolder, monkeypatch: pytes
         raise RuntimeError("the study is just being written")
 
     with StatusPublisher(folder) as publisher:
-        publisher.of(current_status)
+        publisher.set_source(current_status)
     assert read(folder) == {}
     monkeypatch.setattr(Path, "replace", _full)
     with StatusPublisher(folder) as publisher:
-        publisher.of(lambda: VITALS)
+        publisher.set_source(lambda: VITALS)
     assert read(folder) == {}
 
 
@@ -137,7 +137,7 @@ def test_the_end_of_a_run_is_foretold_by_its_rate(folder: RunFolder, monkeypatch
     clock = Clock()
     monkeypatch.setattr(module, "time", clock)
     publisher = StatusPublisher(folder)
-    publisher.of(lambda: DriverStatus(done=20, target=100))
+    publisher.set_source(lambda: DriverStatus(done=20, target=100))
     clock.sleep(10)
     publisher.trained(20)
     publisher._publish()
@@ -151,7 +151,7 @@ def test_a_cluster_hears_it_until_the_end(
     folder: RunFolder, series: Callable[[str], dict[str, float]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publisher = StatusPublisher(folder, lambda: 4)
-    publisher.of(lambda: VITALS)
+    publisher.set_source(lambda: VITALS)
     publisher.trained(11)
     with publisher.on_cluster():
         pass
@@ -176,7 +176,7 @@ def test_a_cluster_in_trouble_costs_the_numbers_only(folder: RunFolder, monkeypa
 
     monkeypatch.setattr(metrics, "Gauge", _full)
     publisher = StatusPublisher(folder)
-    publisher.of(lambda: VITALS)
+    publisher.set_source(lambda: VITALS)
     with publisher.on_cluster():
         pass
     assert json.loads((folder.path / STATUS_FILE).read_text())["done"] == 3
