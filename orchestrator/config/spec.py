@@ -32,13 +32,13 @@ Scheduler = Literal["asha", "hyperband", "median", "racing", "pbt", "none"]
 DATA = ("dataset", "split", "eval")
 """Prefixes of the parameters that define the data (see the contract)."""
 
-ON_WHAT = (*DATA, "first_stage")
+EVALUATION_DATA = (*DATA, "first_stage")
 """Prefixes of parameters that define the evaluation data, where they are set; all others may differ between models."""
 
 
-def on_what(params: Mapping[str, Any]) -> dict[str, Any]:
+def evaluation_data(params: Mapping[str, Any]) -> dict[str, Any]:
     """The parameters that define the evaluation data."""
-    return {name: value for name, value in params.items() if name.startswith(ON_WHAT) and value is not None}
+    return {name: value for name, value in params.items() if name.startswith(EVALUATION_DATA) and value is not None}
 
 
 class Resources(BaseModel):

@@ -10,7 +10,7 @@ from typing import Any
 
 from orchestrator.cluster import preflight
 from orchestrator.config.plan import PLAN_KEYS
-from orchestrator.config.spec import SweepSpec, on_what
+from orchestrator.config.spec import SweepSpec, evaluation_data
 from orchestrator.errors import UserError
 from orchestrator.provenance.record import recorded_environment
 from orchestrator.report import trials
@@ -62,7 +62,7 @@ class Sample:
 
 def evaluated_on(params: Mapping[str, Any], split: Split = "validation") -> dict[str, Any]:
     """The parameters that define the evaluation data, and whether the model has learned from that split."""
-    return on_what(params) | {name: split for name in LEARNT_FROM if params.get(name) == split}
+    return evaluation_data(params) | {name: split for name in LEARNT_FROM if params.get(name) == split}
 
 
 def entries(folder: RunFolder, split: Split, *, every: bool) -> list[Sample]:

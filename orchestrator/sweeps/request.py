@@ -45,7 +45,7 @@ def by_name(given: Mapping[str, Any], *, python: bool = False) -> dict[str, Any]
     return arguments
 
 
-class Given(TypedDict, total=False):
+class RequestOptions(TypedDict, total=False):
     """What is given for a run or sweep besides its workload. ``python``: errors name keywords instead of flags."""
 
     config: Path | None
@@ -59,7 +59,11 @@ class Given(TypedDict, total=False):
 
 
 def experiment(
-    workload: str | None, settings: Settings, *, say: Callable[[str], None] = lambda line: None, **given: Unpack[Given]
+    workload: str | None,
+    settings: Settings,
+    *,
+    say: Callable[[str], None] = lambda line: None,
+    **given: Unpack[RequestOptions],
 ) -> ExperimentSpec:
     """Spec of one experiment. Raises UserError for the first error, including missing or invalid data.
 
@@ -100,7 +104,7 @@ def sweep(
     search: Mapping[str, Any] | None = None,
     max_cost: float | None = None,
     say: Callable[[str], None] = lambda line: None,
-    **given: Unpack[Given],
+    **given: Unpack[RequestOptions],
 ) -> SweepSpec:
     """Spec of one sweep. Samples the search space, so that parameters no trial could run with are refused here.
 
@@ -194,7 +198,7 @@ def sweep(
 class _Request:
     """Merged settings. Precedence: flags, ``key=value``, file, preset."""
 
-    def __init__(self, verb: str, workload: str | None, settings: Settings, given: Given) -> None:
+    def __init__(self, verb: str, workload: str | None, settings: Settings, given: RequestOptions) -> None:
         self._settings = settings
         self._python = python = given.get("python", False)
         self.local = given.get("local", False)
