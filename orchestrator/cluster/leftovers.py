@@ -23,29 +23,26 @@ def marked() -> Iterator[None]:
         del os.environ[MARK]
 
 
-def end_leftovers() -> int:
-    """Kill this user's processes of clusters whose driver is dead. Returns their number.
+def end_leftovers() -> None:
+    """Kill this user's processes of clusters whose driver is dead.
 
     Processes of another namespace, such as a container's, are left alone: their driver cannot be seen from here.
     """
-    return _kill(lambda mark: mark.endswith(f":{_namespace()}") and not _is_alive(mark))
+    _kill(lambda mark: mark.endswith(f":{_namespace()}") and not _is_alive(mark))
 
 
-def end_own() -> int:
-    """Kill the processes of this driver's cluster, as after a start that failed. Returns their number."""
+def end_own() -> None:
+    """Kill the processes of this driver's cluster, as after a start that failed."""
     own = _mark(os.getpid())
-    return _kill(lambda mark: mark == own)
+    _kill(lambda mark: mark == own)
 
 
-def _kill(is_meant: Callable[[str], bool]) -> int:
-    ended = 0
+def _kill(is_meant: Callable[[str], bool]) -> None:
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):  # of another user, or already gone
             mark = process.environ().get(MARK)
             if mark and process.pid != os.getpid() and is_meant(mark):
                 process.kill()
-                ended += 1
-    return ended
 
 
 def _mark(pid: int) -> str:
