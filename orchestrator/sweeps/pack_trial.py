@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 from orchestrator.engine import loop
 from orchestrator.engine.experiment import Experiment
@@ -14,8 +14,6 @@ from orchestrator.engine.loop import EpochReport, Progress, Row
 from orchestrator.runs import reports, worker
 from orchestrator.storage.object_sync import RemoteFolder
 from workloads.contract import Evaluation, Metrics, Servable, Split, State, StepLogged, StepValues, Workload
-
-_Result: TypeAlias = Metrics | Evaluation | Exception
 
 
 class Member:
@@ -27,9 +25,9 @@ class Member:
         self.pretrained = loop.is_pretrained(workload)
         self.seconds = 0.0
         """Time of training and evaluation. Time in a pack is divided equally among its members."""
-        self._prepared: dict[int | Split, tuple[_Result, float]] = {}
+        self._prepared: dict[int | Split, tuple[Metrics | Evaluation, float]] = {}
 
-    def prepare(self, what: int | Split, result: _Result, seconds: float = 0.0) -> None:
+    def prepare(self, what: int | Split, result: Metrics | Evaluation, seconds: float = 0.0) -> None:
         """Store the result of an epoch, or of a split's evaluation, until it is requested."""
         self._prepared[what] = (result, seconds)
 
@@ -57,8 +55,6 @@ class Member:
             self.prepare(what, compute(), time.monotonic() - started)
         result, seconds = self._prepared.pop(what)
         self.seconds += seconds
-        if isinstance(result, Exception):
-            raise result
         return result
 
 
