@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from orchestrator.cluster.connection import authenticate, check_reachable
+from orchestrator.console import plural
 from orchestrator.errors import UserError, one_line
 
 ANSWER_SECONDS = 5
@@ -89,4 +90,4 @@ def as_text(usage: Usage) -> str:
     used = ", ".join(
         f"{usage.used[kind]:g} of {usage.total[kind]:g} {kind}s" for kind in KINDS if kind == "CPU" or usage.total[kind]
     )
-    return f"{usage.nodes} node{'s' * (usage.nodes != 1)} at {usage.address}: {used} in use"
+    return f"{plural(usage.nodes, 'node')} at {usage.address}: {used} in use"

@@ -13,6 +13,7 @@ from orchestrator.cluster import preflight
 from orchestrator.cluster.connection import this_machine
 from orchestrator.config import workload_loader
 from orchestrator.config.spec import ExperimentSpec, SweepSpec
+from orchestrator.console import plural
 from orchestrator.errors import UserError
 from orchestrator.provenance import machine
 from orchestrator.provenance import record as provenance
@@ -152,7 +153,7 @@ def _code(recorded: Recorded, sources: Sequence[Source]) -> list[Difference]:
 
 def _changes(changed: Sequence[str], diff: str) -> str | None:
     count = max(diff.count("diff --git "), len(changed))
-    return f"{count} file{'s' * (count > 1)}" if count else None
+    return plural(count, "file") if count else None
 
 
 def _packages(then: Mapping[str, str], now: Mapping[str, str]) -> list[Difference]:

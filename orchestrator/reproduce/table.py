@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import product
 
 from orchestrator.config.spec import ExperimentSpec
-from orchestrator.console import Console, show
+from orchestrator.console import Console, plural, show
 from orchestrator.errors import RunFailed, UserError, unknown
 from orchestrator.reproduce import ranking, table_runs
 from orchestrator.reproduce.ranking import Step
@@ -123,7 +123,7 @@ def _measure(table: Table, row: Row, runner: Runner, console: Console) -> Measur
     mean = sum(values[table.compared_by]) / len(values[table.compared_by])
     reused = sum(run.reused for run in done)
     console.say(
-        f"  {table.compared_by} {show(mean)} over {len(done)} seed{'s' * (len(done) > 1)}, {choice.epochs} epochs"
+        f"  {table.compared_by} {show(mean)} over {plural(len(done), 'seed')}, {choice.epochs} epochs"
         + (f" ({reused} of them reused)" if reused else "")
     )
     return Measured(row, choice, values, tuple(done))

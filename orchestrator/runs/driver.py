@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.cluster import preflight
 from orchestrator.config import objectives
 from orchestrator.config.spec import ExperimentSpec, Resources, SweepSpec
-from orchestrator.console import Console
+from orchestrator.console import Console, plural
 from orchestrator.engine import checkpoint
 from orchestrator.engine.loop import Progress, Row
 from orchestrator.errors import DONE, Interrupted, UserError, unknown
@@ -230,7 +230,7 @@ def _elastic(session: Session, usage_log: UsageLog, held: Resources) -> Iterator
     """Note the workers that an elastic run has now in its usage log, record and tags."""
     seen = [*session.folder.record.get(WORKERS, []), held.workers]
     session.folder.update(**{WORKERS: seen})
-    session.console.say(f"Training with {held.workers} worker{'s' * (held.workers > 1)}")
+    session.console.say(f"Training with {plural(held.workers, 'worker')}")
     if session.tracker:
         session.tracker.tag(session.folder.id, {"orchestrator.workers": ",".join(map(str, seen))})
     with usage_log.holding("run", held):
@@ -360,8 +360,7 @@ def _say_metrics(console: Console, spec: ExperimentSpec, outcome: dict[str, Any]
         names = [name for name in dict.fromkeys([*head, *values]) if name in values]
         if names:
             text = "  ".join(f"{name} {values[name]:.4f}" for name in names[: max(SHOWN, len(head))])
-            epochs = f"{outcome['epochs']} epoch{'s' * (outcome['epochs'] != 1)}"
-            about = "best epoch" if split == "validation" else f"{epochs}, {model}"
+            about = "best epoch" if split == "validation" else f"{plural(outcome['epochs'], 'epoch')}, {model}"
             console.say(f"{split}: {text}  ({about})")
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from orchestrator.cluster import preflight
 from orchestrator.config import user_code, workload_loader
+from orchestrator.console import plural
 from orchestrator.errors import FAILED, UNAVAILABLE, UserError, one_line
 from orchestrator.registry import models as registry
 from orchestrator.registry.models import Logged
@@ -162,7 +163,7 @@ def sync(settings: Settings, folder: RunFolder) -> str:
     if count is None:
         stored = ["another driver has continued it; what only the copy here has is not stored"]
     else:
-        stored = [f"{count} file{'s' * (count > 1)} stored"] if count else []
+        stored = [f"{plural(count, 'file')} stored"] if count else []
     return f"{folder.id}: {'; '.join([*uploaded, *stored]) or 'everything is uploaded'}"
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from orchestrator.config.objectives import Unreported
+from orchestrator.console import plural
 from orchestrator.engine.loop import Diverged, EpochReport, Row
 from orchestrator.errors import UNAVAILABLE, RunFailed, UserError, one_line
 from orchestrator.search import unit_values
@@ -226,7 +227,7 @@ def death_cause(message: str) -> str:
 
 def repeated(cause: str, times: int) -> str:
     """The cause of a process' death with the number of deaths. One of memory ends with its advice, without a number."""
-    return cause if cause.startswith(OUT_OF_MEMORY) else f"{cause} {times} time{'s' * (times > 1)}"
+    return cause if cause.startswith(OUT_OF_MEMORY) else f"{cause} {plural(times, 'time')}"
 
 
 def _is(error: BaseException, module: str, name: str) -> bool:

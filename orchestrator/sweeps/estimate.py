@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.cluster import connection, preflight, shared_storage
 from orchestrator.config import user_code
 from orchestrator.config.spec import ExperimentSpec, SweepSpec
-from orchestrator.console import Console, duration
+from orchestrator.console import Console, duration, plural
 from orchestrator.errors import RunFailed, UserError
 from orchestrator.runs import reports, worker
 from orchestrator.search import pbt, schedulers, spaces
@@ -80,7 +80,7 @@ class Forecast:
 
     def rows(self) -> list[list[Any]]:
         """Name and value of each line of the table."""
-        each = f"{self.workers} worker{'s' * (self.workers > 1)} of {self.cpus:g} CPU"
+        each = f"{plural(self.workers, 'worker')} of {self.cpus:g} CPU"
         packed = self.at_once > self.processes
         together = f" in {self.processes} process{'es' * (self.processes > 1)}" if packed else ""
         together += ", or as many as fit into a GPU's memory" if packed and self.gpus else ""
@@ -88,7 +88,7 @@ class Forecast:
             ["trials", f"{self.trials}" + (f" x {self.seeds} seeds" if self.seeds > 1 else "")],
             ["epochs", self._epochs()],
             [f"a {'process' if packed else 'trial'} holds", each + self._gpus()],
-            ["at once", f"{self.at_once}{together} ({self.fitting} fit on {self.nodes} node{'s' * (self.nodes > 1)})"],
+            ["at once", f"{self.at_once}{together} ({self.fitting} fit on {plural(self.nodes, 'node')})"],
         ]
         if self.epoch_seconds is None:
             return [*rows, ["time and storage", "not measured; --probe trains two epochs to find out"]]

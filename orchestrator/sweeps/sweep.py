@@ -12,7 +12,7 @@ from orchestrator.cluster import preflight
 from orchestrator.cluster.connection import Node, check_fit, cluster, nodes_by_id
 from orchestrator.config import objectives, user_code, workload_loader
 from orchestrator.config.spec import SweepSpec
-from orchestrator.console import Console
+from orchestrator.console import Console, plural
 from orchestrator.errors import UNAVAILABLE, Interrupted, RunFailed, UserError
 from orchestrator.runs import description, reports, worker
 from orchestrator.runs.driver import Options, create, finish, in_process, prepare
@@ -253,7 +253,7 @@ def _study(spec: SweepSpec, folder: RunFolder, session: Session, again: ResumeOp
             session.console.say(warm_start.enqueue_published(spec, study))
     if again.retry_failed:
         count = study.retry_failed()
-        session.console.say(f"{count} failed trial{'s' * (count != 1)} will be tried again")
+        session.console.say(f"{plural(count, 'failed trial')} will be tried again")
     return study
 
 
@@ -349,7 +349,7 @@ def _at_once(spec: SweepSpec, capacities: Sequence[int], nodes: Sequence[Node]) 
     fewer = requested is not None and count < min(requested, spec.search.trials * spec.search.seeds)
     why = f" (not {requested}: no more fit)" if fewer else ""
     why = f" (at most {spec.resources.max_gpus} GPUs)" if processes == spec.resources.max_trials else why
-    return f"{count} trial{'s' * (count > 1)} at once{together} on {training} node{'s' * (training > 1)}{why}"
+    return f"{plural(count, 'trial')} at once{together} on {plural(training, 'node')}{why}"
 
 
 def _check_cluster(spec: SweepSpec, settings: Settings, nodes: Sequence[Node]) -> int:
