@@ -32,8 +32,8 @@ RETRY_SECONDS = (0.2, 0.5, 1.0, 2.0, 5.0)
 DOUBTS = 8
 """Attempts of a request that MLflow rejects as it would for an error of its database."""
 
-PASSED = ("files", "input")
-"""Operations that nothing waits for: while one of them fails, the others are sent before it."""
+DEFERRABLE = ("files", "input")
+"""Operations that nothing depends on: while one of them fails, the others are sent first."""
 
 WRONG = (Refused, TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
 """Errors that a retry does not cure. An outage raises MLflow's exceptions and OSError."""
@@ -78,7 +78,7 @@ class Tracker:
         self._lost: dict[str, str] = {}
         self._refused: list[str] = []
         self._trouble: str | None = None
-        self._passed_trouble: str | None = None
+        self._deferred_trouble: str | None = None
         self._deleted: str | None = None
         self._changed = threading.Condition()
         self._progress = 0.0
@@ -218,7 +218,7 @@ class Tracker:
     def _warning(self, delivered: bool) -> str | None:
         warnings = []
         if not delivered:
-            trouble = self._trouble or self._passed_trouble or "no answer"
+            trouble = self._trouble or self._deferred_trouble or "no answer"
             warnings.append(
                 f"Not everything was sent to MLflow ({trouble}): the values are kept in {self._journal.path}; "
                 f"send them with: {commands.for_run(self._journal.path.parent.with_name(self._owner), 'sync')}"
@@ -235,49 +235,52 @@ class Tracker:
     # -- the thread ----------------------------------------------------------------------------------------
 
     def _work(self) -> None:
-        if self._resuming and not self._until_sent({"op": "recall"}):
+        if self._resuming and not self._send_with_retries({"op": "recall"}):
             return
         failures = 0
         while operations := self._journal.take():
-            passed: list[Operation] = []
+            deferred: list[Operation] = []
             for operation in batches(operations):
-                if operation.get("op") in PASSED:
-                    if passed or not self._is_sent(operation, failures + 1):
-                        passed.append(operation)
-                elif not self._until_sent(operation):
+                if operation.get("op") in DEFERRABLE:
+                    if deferred or not self._try_to_send(operation, failures + 1):
+                        deferred.append(operation)
+                elif not self._send_with_retries(operation):
                     return
-            self._journal.forget(passed[1:] + passed[:1])  # the one that failed comes last
+            self._journal.forget(deferred[1:] + deferred[:1])  # the one that failed comes last
             self._wake()
-            failures = failures + 1 if passed else 0
-            if passed and not self._is_to_retry(failures):
+            failures = failures + 1 if deferred else 0
+            if deferred and not self._wait_to_retry(failures):
                 return
             self._awaited.wait(GATHER_SECONDS)
             if not self._closing.is_set():
                 self._awaited.clear()
 
-    def _until_sent(self, operation: Operation) -> bool:
-        """Send an operation, retrying until the deadline; False if the deadline passed first."""
+    def _send_with_retries(self, operation: Operation) -> bool:
+        """Send an operation, retrying until the deadline. Returns whether it was sent."""
         attempt = 1
-        while not self._is_sent(operation, attempt):
-            if not self._is_to_retry(attempt):
+        while not self._try_to_send(operation, attempt):
+            if not self._wait_to_retry(attempt):
                 return False
             attempt += 1
         return True
 
-    def _is_to_retry(self, failures: int) -> bool:
-        """Wait after a number of failures; False if the deadline has passed."""
+    def _wait_to_retry(self, failures: int) -> bool:
+        """Wait after a number of failures before the next attempt. Returns False if the deadline has passed."""
         if time.monotonic() > self._deadline:
             return False
         wait = RETRY_SECONDS[min(failures, len(RETRY_SECONDS)) - 1]
-        time.sleep(0.5) if self._closing.is_set() else self._closing.wait(wait)
+        if self._closing.is_set():
+            time.sleep(0.5)
+        else:
+            self._closing.wait(wait)
         return True
 
-    def _is_sent(self, operation: Operation, attempt: int = 1) -> bool:
-        """Send an operation once; False if the server is out of reach.
+    def _try_to_send(self, operation: Operation, attempt: int = 1) -> bool:
+        """Try once to send an operation. Returns False if the server is out of reach.
 
-        True also if it is refused, or dropped because another process has taken over.
+        An operation that is refused, or dropped because another process has taken over, counts as sent.
         """
-        is_passed = operation.get("op") in PASSED
+        is_deferrable = operation.get("op") in DEFERRABLE
         try:
             if not self._is_overtaken():
                 sender = self._connected()
@@ -289,8 +292,8 @@ class Tracker:
                 if isinstance(error, DeletedExperiment):
                     self._deleted = str(error)
                     self._wake()
-                if is_passed:
-                    self._passed_trouble = trouble
+                if is_deferrable:
+                    self._deferred_trouble = trouble
                 else:
                     self._trouble = trouble
                 self._away_since = self._away_since or time.monotonic()
@@ -298,8 +301,8 @@ class Tracker:
                     self._sender.note_unanswered(operation)
                 return False
             self._refuse(operation, error)
-        if is_passed:
-            self._passed_trouble = None
+        if is_deferrable:
+            self._deferred_trouble = None
         self._trouble = self._deleted = None
         self._away_since = 0.0
         self._progress = time.monotonic()
