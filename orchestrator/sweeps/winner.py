@@ -185,23 +185,24 @@ def finalize(
     table = _ranking(rows, study)
     if session.tracker:
         earlier = winners.steps(session.folder, spec.plan.epochs)
-        session.tracker.tag(
-            session.folder.id,
-            {
-                "orchestrator.best_trial": str(best.number),
-                "orchestrator.test_opened": str(opened),
-                "orchestrator.device_seconds": f"{manager.budget.used:.1f}",
-            }
-            | ({"orchestrator.winners": earlier} if earlier else {})
-            | ({"orchestrator.contenders": contenders} if contenders else {})
-            | {
-                description.NOTE: _note(session, spec, study, winner, options)
-                + f"\n\n{_trials_note(*table)}"
-                + f"\n\n{_noise_note(selection, best.number)}"
-                + (f"\n\nWinners, the current one last: {earlier}." if earlier else "")
-            }
-            | {f"best.{name}": str(value) for name, value in _searched(spec, best).items()},
-        )
+        notes = [
+            _note(session, spec, study, winner, options),
+            _trials_note(*table),
+            _noise_note(selection, best.number),
+        ]
+        tags = {
+            "orchestrator.best_trial": str(best.number),
+            "orchestrator.test_opened": str(opened),
+            "orchestrator.device_seconds": f"{manager.budget.used:.1f}",
+            **{f"best.{name}": str(value) for name, value in _searched(spec, best).items()},
+        }
+        if earlier:
+            tags["orchestrator.winners"] = earlier
+            notes.append(f"Winners, the current one last: {earlier}.")
+        if contenders:
+            tags["orchestrator.contenders"] = contenders
+        tags[description.NOTE] = "\n\n".join(notes)
+        session.tracker.tag(session.folder.id, tags)
         session.tracker.log(session.folder.id, _seed_curve(session, spec, study, best))
         session.tracker.files(session.folder.id, [folder / name for name in report.FILES])
     if options.keep != "all":  # the winner has a folder of its own
