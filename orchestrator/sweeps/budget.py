@@ -59,7 +59,7 @@ class Budget:
             self._spent += cost
             self._costs[seed_run] = self._costs.get(seed_run, 0.0) + cost
 
-    def seconds_of(self, seed_run: int) -> float:
+    def device_seconds_of(self, seed_run: int) -> float:
         """Device seconds of a stopped seed run, those under earlier drivers included."""
         return self._costs.get(seed_run, 0.0)
 

@@ -354,7 +354,7 @@ class TrialManager:
     def _ended(self, seed_run: int, verdict: TrialDecision, detail: str) -> None:
         running = self._running.get(seed_run)
         self._stop_clock(seed_run)
-        self._runs.end(seed_run, verdict, detail, self.budget.seconds_of(seed_run))
+        self._runs.end(seed_run, verdict, detail, self.budget.device_seconds_of(seed_run))
         self._done = sum(trial.state.is_finished() for trial in self._study.trials)
         if verdict == "complete":
             self.budget.complete.add(seed_run)

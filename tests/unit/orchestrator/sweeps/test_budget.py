@@ -67,11 +67,11 @@ def test_a_devices_second_is_a_gpus_where_there_is_one(
 ) -> None:
     spent = budget(folder, 100 * rate, **resources)
     run(spent, clock, 10)
-    assert (spent.used, spent.seconds_of(0)) == (10 * rate, 10 * rate)
+    assert (spent.used, spent.device_seconds_of(0)) == (10 * rate, 10 * rate)
     spent.start(1)
     clock.sleep(5)
     assert spent.used == 15 * rate, "what runs counts"
-    assert spent.seconds_of(1) == 0
+    assert spent.device_seconds_of(1) == 0
 
 
 def test_trials_that_run_together_cost_their_sum(folder: RunFolder, clock: Clock) -> None:
@@ -83,7 +83,7 @@ def test_trials_that_run_together_cost_their_sum(folder: RunFolder, clock: Clock
     spent.stop(0)
     clock.sleep(2)
     spent.stop(1)
-    assert (spent.seconds_of(0), spent.seconds_of(1), spent.used) == (7, 5, 12)
+    assert (spent.device_seconds_of(0), spent.device_seconds_of(1), spent.used) == (7, 5, 12)
 
 
 def test_the_last_trial_of_a_pack_costs_all_of_its_process(folder: RunFolder, clock: Clock) -> None:
@@ -94,10 +94,12 @@ def test_the_last_trial_of_a_pack_costs_all_of_its_process(folder: RunFolder, cl
     clock.sleep(4)
     spent.stop(1)
     spent.start(0, 1.0)
-    assert (spent.of(0), spent.used) == (0, 10), "no cost of an ended trial: it would reduce the usual one"
+    assert (spent.device_seconds_of(0), spent.used) == (0, 10), (
+        "no cost of an ended trial: it would reduce the usual one"
+    )
     clock.sleep(3)
     spent.stop(0)
-    assert (spent.of(0), spent.of(1), spent.used) == (5, 2, 13)
+    assert (spent.device_seconds_of(0), spent.device_seconds_of(1), spent.used) == (5, 2, 13)
     spent.complete = {0}
     assert spent.seconds(0, 1) == 7
 
@@ -107,7 +109,7 @@ def test_a_unit_that_comes_in_parts_costs_their_sum(folder: RunFolder, clock: Cl
     run(spent, clock, 4)
     clock.sleep(50)
     run(spent, clock, 3)
-    assert spent.seconds_of(0) == 7
+    assert spent.device_seconds_of(0) == 7
     spent.stop(0)
     spent.stop(9)
     assert spent.used == 7, "who holds nothing gives nothing back"
@@ -204,7 +206,7 @@ def test_repeats_cost_as_much_as_complete_trials_also_after_a_restart(folder: Ru
     for known in (spent, budget(folder, 100)):
         known.complete = {1, 3}
         assert known.used == pytest.approx(28)
-        assert known.seconds_of(1) == pytest.approx(12)
+        assert known.device_seconds_of(1) == pytest.approx(12)
         assert known.cost_of_repeat == pytest.approx(12)
         assert known.allows_another(5), "28 + 7 + 60"
         assert not known.allows_another(6)

@@ -550,7 +550,7 @@ def test_a_trial_that_waits_for_another_process_costs_nothing(drive: Drive, cloc
     clock.sleep(5)
     assert driver.manager.usage_log.seconds()["cpus"] == driver.manager.budget.used == 15
     assert driver.says(seed_run, 9, 0.4, "epochs")
-    assert driver.manager.budget.seconds_of(seed_run) == 15
+    assert driver.manager.budget.device_seconds_of(seed_run) == 15
     assert [event.split("  ")[0] for event in driver.events] == ["trial 0 started", "trial 0 continues"]
 
 
