@@ -76,10 +76,10 @@ class StackedAdam:
         # In float64: 1 - beta^t of the first steps has half its digits in float32.
         rates = torch.tensor(lr, dtype=torch.float64, device=step.device)
         counts = step + torch.arange(1, steps + 1, dtype=torch.float64, device=step.device)[:, None]
-        self._sizes, self._roots = (
-            iter([row.view(column) for row in rows.float().unbind()])
-            for rows in (rates / (1 - BETA1**counts), (1 - BETA2**counts).sqrt())
-        )
+        sizes = (rates / (1 - BETA1**counts)).float()
+        roots = (1 - BETA2**counts).sqrt().float()
+        self._sizes = iter([row.view(column) for row in sizes.unbind()])
+        self._roots = iter([row.view(column) for row in roots.unbind()])
 
     @torch.no_grad()
     def update(self, gradient: torch.Tensor) -> None:

@@ -127,17 +127,17 @@ class RecommenderPack:
         data = members[0].data
         params = members[0].params
         settings = members[0].settings
-        loss = LOSSES[params.loss]
+        row = LOSSES[params.loss]
 
         def loss_of(positive: torch.Tensor, negative: torch.Tensor) -> torch.Tensor:
             scores = Scores(positive, positive.new_empty(len(positive), 0), negative.unsqueeze(1), 0)
-            values: torch.Tensor = loss.compute(scores, settings)
+            values: torch.Tensor = row.compute(scores, settings)
             return values
 
         table = MatrixFactorisation(stack[0].flatten(0, 1))
         offsets = torch.arange(len(members), device=data.pairs.device)[:, None] * (data.n_users + data.n_items)
         total = torch.zeros(len(members), dtype=torch.float64, device=data.pairs.device)
-        liked = torch.zeros(len(members), dtype=torch.int64, device=data.pairs.device)
+        false_negatives = torch.zeros(len(members), dtype=torch.int64, device=data.pairs.device)
         passes = [(member.runtime.seed, epoch) for member, epoch in zip(members, epochs)]
         update = _optimizer(members, stack, epochs)
         step_log = StepLog(members[0].runtime.log_every, data.pairs.device, len(members))
@@ -150,7 +150,7 @@ class RecommenderPack:
             total += sums
             step_log.add(step, sums, 1 / size)
             if data.planted is not None:
-                liked += data.planted.contains(nodes[0], nodes[2] - data.n_users).sum(1)
+                false_negatives += data.planted.contains(nodes[0], nodes[2] - data.n_users).sum(1)
             gradient = table.embedding.grad
             assert gradient is not None
             table.embedding.grad = None
@@ -158,10 +158,14 @@ class RecommenderPack:
         n = data.pairs.shape[1]
         for number, (member, epoch) in enumerate(zip(members, epochs)):
             member.step_log.extend(step_log.take(number, after=(epoch - 1) * steps_per_pass(n, params.batch_size)))
-        fpr = {} if data.wrong is None else {"fpr": wrong_share(data.wrong).item()}
-        metrics: list[Metrics] = []
-        for loss, false in zip(total.tolist(), liked.tolist()):
-            metrics.append({"loss": loss / n, **fpr} | ({} if data.planted is None else {"fnr": false / n}))
+        metrics: list[Metrics] = [{"loss": loss / n} for loss in total.tolist()]
+        if data.wrong is not None:
+            fpr = wrong_share(data.wrong).item()
+            for one in metrics:
+                one["fpr"] = fpr
+        if data.planted is not None:
+            for one, count in zip(metrics, false_negatives.tolist()):
+                one["fnr"] = count / n
         return metrics
 
     @torch.no_grad()

@@ -319,8 +319,11 @@ class Recommender:
         check_shapes({"embedding": self.model.embedding.shape}, {"embedding": table.shape})
         for name in ("user_ids", "item_ids"):
             own = getattr(self.data, name)
-            mine, theirs = None if own is None else _plain(own), weights.get(name)
-            equal = torch.equal(mine, theirs) if mine is not None and theirs is not None else mine is theirs
+            stored = weights.get(name)
+            if own is None or stored is None:
+                equal = own is None and stored is None
+            else:
+                equal = torch.equal(_plain(own), stored)
             if not equal:
                 raise ValueError(
                     f"the weights do not fit: their {name} are those of dataset {config['dataset']!r}, not of "
