@@ -46,7 +46,10 @@ CACHED_SHARE = 0.5
 
 @contextmanager
 def not_in_training() -> Iterator[None]:
-    """Mark the errors of a pass without gradients within ``train_epoch``: micro-batches need no less memory there."""
+    """Mark exceptions raised inside the block as not caused by a training step.
+
+    Smaller micro-batches would not help there.
+    """
     try:
         yield
     except Exception as error:
@@ -98,7 +101,10 @@ def _sizes(parts: Path, names: Collection[str]) -> Iterator[int]:
 
 
 def available_bytes(device: torch.device) -> int:
-    """What is left of it. On a GPU this is at most what other processes have left free."""
+    """Bytes this process can still allocate on ``device``.
+
+    Free host memory, or the unused part of its GPU share that other processes leave free.
+    """
     if device.type != "cuda":
         return free_bytes()
     import torch
@@ -110,7 +116,7 @@ def available_bytes(device: torch.device) -> int:
 
 
 def limit_to_share(share: float, device: torch.device) -> None:
-    """Limit this process to its share of a GPU, of 1 and more to all of it. The CUDA context is part of the share."""
+    """Cap this process' GPU memory at ``share`` of the device, CUDA context included; ``share >= 1`` sets no cap."""
     import torch
 
     _, total = torch.cuda.mem_get_info(device)
