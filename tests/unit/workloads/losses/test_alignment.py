@@ -27,7 +27,7 @@ def block(*rows: list[list[float]]) -> torch.Tensor:
     return torch.tensor([row for part in rows for row in part], dtype=torch.float64).unsqueeze(0)
 
 
-def there(count: int) -> torch.Tensor:
+def mask(count: int) -> torch.Tensor:
     return torch.ones(1, count, dtype=torch.bool)
 
 
@@ -36,17 +36,17 @@ QUERY = torch.tensor([Q], dtype=torch.float64)
 
 def test_values_of_the_contrastive_loss() -> None:
     fresh = block([POSITIVE], MEMORY, NEW)
-    assert no_compat_loss(QUERY, fresh, there(6)).item() == pytest.approx(5.779458489021142, abs=1e-9)
-    assert rank_loss(QUERY, fresh[:, :3], fresh[:, 3:], there(6)).item() == pytest.approx(5.779458489021142, abs=1e-9)
+    assert no_compat_loss(QUERY, fresh, mask(6)).item() == pytest.approx(5.779458489021142, abs=1e-9)
+    assert rank_loss(QUERY, fresh[:, :3], fresh[:, 3:], mask(6)).item() == pytest.approx(5.779458489021142, abs=1e-9)
     without = block([POSITIVE], NEW)
-    assert no_compat_loss(QUERY, without, there(4)).item() == pytest.approx(5.710581286320616, abs=1e-9)
+    assert no_compat_loss(QUERY, without, mask(4)).item() == pytest.approx(5.710581286320616, abs=1e-9)
 
 
 def test_stored_embeddings_are_constants() -> None:
     """E-L6: no gradient reaches them, and the query's is that of the reference."""
     query = QUERY.clone().requires_grad_()
     stored, new = block([POSITIVE], MEMORY).requires_grad_(), block(NEW).requires_grad_()
-    rank_loss(query, stored, new, there(6)).sum().backward()
+    rank_loss(query, stored, new, mask(6)).sum().backward()
     assert stored.grad is None
     assert new.grad is not None
     expected = [-0.005808953163139036, -4.233591945723703, 1.311983559437735, 1.7825902140167214]
@@ -56,18 +56,18 @@ def test_stored_embeddings_are_constants() -> None:
 
 def test_values_of_the_alignments() -> None:
     stored, fresh, new = block(OLD), block(FRESH), block(NEW)
-    found = embedding_alignment_loss(stored, fresh, there(3))
+    found = embedding_alignment_loss(stored, fresh, mask(3))
     assert found.item() == pytest.approx(10.698155419999999, abs=1e-9)
-    found = ranking_alignment_loss(QUERY, stored, torch.cat([fresh, new], 1), there(6))
+    found = ranking_alignment_loss(QUERY, stored, torch.cat([fresh, new], 1), mask(6))
     assert found.item() == pytest.approx(1.1298236326135593, abs=1e-9)
-    assert ranking_alignment_loss(QUERY, stored, torch.cat([stored, new], 1), there(6)).item() == pytest.approx(0)
+    assert ranking_alignment_loss(QUERY, stored, torch.cat([stored, new], 1), mask(6)).item() == pytest.approx(0)
 
 
 def test_the_gradient_of_ranking_alignment_at_new_documents() -> None:
     """E-L5: p(log(p/p') - KL) - (p - p') with respect to a new document's score, for both sides carry one."""
     new = block(NEW).requires_grad_()
     stored, fresh = block(OLD), block(FRESH)
-    found = ranking_alignment_loss(QUERY, stored, torch.cat([fresh, new], 1), there(6))
+    found = ranking_alignment_loss(QUERY, stored, torch.cat([fresh, new], 1), mask(6))
     found.sum().backward()
     p = torch.softmax((torch.cat([stored, new], 1) @ QUERY[0]), 1).detach()
     other = torch.softmax((torch.cat([fresh, new], 1) @ QUERY[0]), 1).detach()
@@ -78,7 +78,7 @@ def test_the_gradient_of_ranking_alignment_at_new_documents() -> None:
 
 def test_a_detached_target_leaves_one_side() -> None:
     new, fresh = block(NEW).requires_grad_(), block(FRESH)
-    ranking_alignment_loss(QUERY, block(OLD), torch.cat([fresh, new], 1), there(6), detach_target=True).sum().backward()
+    ranking_alignment_loss(QUERY, block(OLD), torch.cat([fresh, new], 1), mask(6), detach_target=True).sum().backward()
     p = torch.softmax((torch.cat([block(OLD), new], 1) @ QUERY[0]), 1).detach()
     other = torch.softmax((torch.cat([fresh, new], 1) @ QUERY[0]), 1).detach()
     assert new.grad is not None
@@ -91,10 +91,10 @@ def test_filling_counts_for_nothing() -> None:
     rest = torch.randn(1, 2, 4, generator=source, dtype=torch.float64)
     fresh = torch.cat([block(FRESH, NEW), rest], 1).requires_grad_()
     for found, expected in (
-        (no_compat_loss(QUERY, fresh, filled), no_compat_loss(QUERY, fresh[:, :6], there(6))),
+        (no_compat_loss(QUERY, fresh, filled), no_compat_loss(QUERY, fresh[:, :6], mask(6))),
         (
             ranking_alignment_loss(QUERY, block(OLD), fresh, filled),
-            ranking_alignment_loss(QUERY, block(OLD), fresh[:, :6], there(6)),
+            ranking_alignment_loss(QUERY, block(OLD), fresh[:, :6], mask(6)),
         ),
     ):
         assert found.item() == pytest.approx(expected.item(), rel=1e-12)
@@ -103,7 +103,7 @@ def test_filling_counts_for_nothing() -> None:
         assert not gradient[:, 6:].any()
     pair = torch.tensor([[True, True, False]])
     assert embedding_alignment_loss(block(OLD), block(FRESH), pair) == pytest.approx(
-        embedding_alignment_loss(block(OLD[:2]), block(FRESH[:2]), there(2))
+        embedding_alignment_loss(block(OLD[:2]), block(FRESH[:2]), mask(2))
     )
 
 
@@ -115,6 +115,6 @@ def test_a_positive_that_is_alone_costs_nothing() -> None:
 
 def test_huge_scores_stay_finite() -> None:
     fresh = block(FRESH, NEW) * 10
-    found = ranking_alignment_loss(QUERY * 100, block(OLD) * 10, fresh, there(6))
+    found = ranking_alignment_loss(QUERY * 100, block(OLD) * 10, fresh, mask(6))
     assert math.isfinite(found.item())
     assert found.item() > 0
