@@ -37,12 +37,11 @@ Values = Mapping[str, NDArray[np.float64]]
 class SessionCost:
     """Cost of a session.
 
-    ``embedded``: documents embedded for the index. ``read``: documents embedded to choose negatives. ``seconds``: time
-    of the former.
+    Documents embedded for the index, documents embedded to choose negatives, and the seconds that the former took.
     """
 
     embedded: int
-    read: int
+    embedded_for_negatives: int
     seconds: float = 0.0
 
 
@@ -143,7 +142,7 @@ class SessionEvaluator:
             "documents": np.array(sizes, np.int64),
             "queries": np.array([int((~np.isnan(one[_TRANSFER])).sum()) for one in values], np.int64),
             "documents_embedded": np.array([one.embedded for one in costs], np.int64),
-            "documents_read": np.array([one.read for one in costs], np.int64),
+            "documents_read": np.array([one.embedded_for_negatives for one in costs], np.int64),
             "embedding_seconds": np.array([one.seconds for one in costs], np.float64),
             "embedding_saved": saved([one.embedded for one in costs], sizes),
             **shown,

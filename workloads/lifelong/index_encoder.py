@@ -25,8 +25,8 @@ QUERIES = 2**16
 class IndexEncoder:
     """Encoders with the texts of a collection, ``documents`` documents and then its queries, and their index.
 
-    ``read`` counts the documents embedded for purposes other than the index. Vectors are unit vectors. Every method
-    that embeds is a collective operation. The ranks share embedding and search.
+    ``embedded_for_negatives`` counts the documents embedded to choose negatives, not for the index. Vectors are unit
+    vectors. Every method that embeds is a collective operation. The ranks share embedding and search.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class IndexEncoder:
         self.index = index
         self.runtime = runtime
         self._documents = documents
-        self.read = 0
+        self.embedded_for_negatives = 0
 
     def embed_in_parts(self, texts: NDArray[np.int64]) -> NDArray[np.float32]:
         """As :meth:`embed`, on the host, (n, d); the device holds :data:`AT_ONCE` vectors at a time."""
@@ -80,7 +80,7 @@ class IndexEncoder:
         wanted = np.unique(np.concatenate([block.ravel() for block in blocks]))
         wanted = wanted[wanted >= 0]
         fresh = wanted if again else np.setdiff1d(wanted, self.index.docs)
-        self.read += len(fresh)
+        self.embedded_for_negatives += len(fresh)
         # The last row is zero, for documents that are not embedded here.
         vectors = torch.nn.functional.pad(self.embed(fresh), (0, 0, 0, 1))
 

@@ -147,7 +147,9 @@ class Lifelong:
         if params.update == "none" and session:
             return
         if params.update == "retrain" and session:
-            starts = self._start or (self._load()[1].state_dict(),) * 2
+            starts = self._start
+            if starts is None:
+                starts = (self._load()[1].state_dict(),) * 2
             for encoder, start in zip((self.encoder, self.query_encoder), starts):
                 encoder.load_state_dict(start)
         self.optimizer = adamw(self.model, params.lr, params.weight_decay)
@@ -252,8 +254,7 @@ class Lifelong:
         """Embed and index the session's documents, update the memory, and rank all queries."""
         params = self.params
         data = self.data
-        refresh = params.compatible == "no"
-        docs = data.sessions.until(session) if refresh else data.sessions.arriving(session)
+        docs = data.sessions.until(session) if params.compatible == "no" else data.sessions.arriving(session)
         started = time.perf_counter()
         vectors = self.index_encoder.embed_in_parts(docs)
         seconds = time.perf_counter() - started
@@ -261,8 +262,8 @@ class Lifelong:
         del vectors
         if params.index is not None:
             self.index.map_last(broadcast(self.index.folder))
-        self.costs.append(SessionCost(len(docs), self.index_encoder.read, seconds))
-        self.index_encoder.read = 0
+        self.costs.append(SessionCost(len(docs), self.index_encoder.embedded_for_negatives, seconds))
+        self.index_encoder.embedded_for_negatives = 0
         if params.memory != "none":
             stored = self.index_encoder.stored
             self.memory = update_memory(
@@ -320,8 +321,8 @@ class Lifelong:
             "memory": self.memory,
             "index": self.index.state(),
             "rankings": [torch.from_numpy(ranked) for ranked in self.rankings],
-            "work": [[one.embedded, one.read, one.seconds] for one in self.costs],
-            "read": self.index_encoder.read,
+            "work": [[one.embedded, one.embedded_for_negatives, one.seconds] for one in self.costs],
+            "read": self.index_encoder.embedded_for_negatives,
         }
 
     def load_state_dict(self, state: State) -> None:
@@ -343,7 +344,7 @@ class Lifelong:
         self.index.restore(state["index"])
         load_optimizer_state(self.optimizer, self.model, state["optimizer"])
         self.session = state["session"]
-        self.index_encoder.read = state["read"]
+        self.index_encoder.embedded_for_negatives = state["read"]
         self.new, self.replayed, self.memory = (state[name].cpu().clone() for name in ("new", "replayed", "memory"))
         self.rankings = [ranked.cpu().numpy().copy() for ranked in state["rankings"]]
         self.costs = [SessionCost(*one) for one in state["work"]]
@@ -369,8 +370,7 @@ class Lifelong:
         table = None
         if share := self.runtime.abstention_part:
             sides = (self._searched(queries) for queries in (self.data.abstention, self.data.held))
-            plain = self.params.temperature
-            table = abstention_table(*sides, share=share, plain=plain, trusted=self.runtime.holdout)
+            table = abstention_table(*sides, share=share, plain=self.params.temperature, trusted=self.runtime.holdout)
         return servable(
             self.query_encoder, self.tokenizer, self.index, self.params, doc_ids, self.session, documents, table
         )
