@@ -11,7 +11,7 @@ from workloads.losses.alignment import embedding_alignment_loss, no_compat_loss,
 
 
 @dataclass(frozen=True, eq=False)
-class Block:
+class EmbeddedBlock:
     """Some queries, each with C documents: first the O old ones (positive and memory), then the new ones.
 
     ``query`` (Q, d): divided by the temperature. ``fresh`` (Q, C, d): embedded by the model in training, zero for
@@ -25,7 +25,7 @@ class Block:
     stored: torch.Tensor | None
 
 
-def losses(block: Block, params: Params) -> torch.Tensor:
+def losses(block: EmbeddedBlock, params: Params) -> torch.Tensor:
     """L_no-com, or L_com = L_rank + λ L_align with the alignment chosen by the parameters, (Q,)."""
     if block.stored is None:
         return no_compat_loss(block.query, block.fresh, block.mask)

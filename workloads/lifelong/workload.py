@@ -30,7 +30,7 @@ from workloads.lifelong.dataset import DEPTH, prepare, tokens
 from workloads.lifelong.evaluation import DIRECTIONS, SessionCost, SessionEvaluator
 from workloads.lifelong.index import Index
 from workloads.lifelong.index_encoder import IndexEncoder
-from workloads.lifelong.loss_calls import Block, losses
+from workloads.lifelong.loss_calls import EmbeddedBlock, losses
 from workloads.lifelong.model import TwoEncoders
 from workloads.lifelong.params import Params as LifelongParams
 from workloads.lifelong.replay import (
@@ -218,7 +218,7 @@ class Lifelong:
                 total[1] += len(part)
         return total
 
-    def _block(self, session: int, rows: NDArray[np.int64], positives: NDArray[np.int64]) -> Block:
+    def _block(self, session: int, rows: NDArray[np.int64], positives: NDArray[np.int64]) -> EmbeddedBlock:
         """Some training queries with their positive, memory and new documents, embedded as the loss needs them."""
         device = self.runtime.device
         docs = np.concatenate([positives[:, None], self.replayed.numpy()[rows], self.new.numpy()[rows]], 1)
@@ -233,7 +233,7 @@ class Lifelong:
         # Padding is -1, which sorts first: row 0 of the table is then the zero vector.
         table = torch.cat([vectors.new_zeros(len(distinct) - len(real), self.encoder.dim), vectors[: len(real)]])
         rows_of, mask = all_to_device([torch.from_numpy(row.reshape(docs.shape)), torch.from_numpy(docs >= 0)], device)
-        return Block(
+        return EmbeddedBlock(
             query=vectors[len(real) :] / self.params.temperature,
             fresh=table[rows_of],
             mask=mask,

@@ -14,7 +14,7 @@ from workloads.text_ranker.losses import LOSSES
 
 
 @dataclass(frozen=True)
-class Block:
+class GroupBlock:
     """Scores and grades of b groups of G documents, (b, G), on the device. The score of padding is -inf.
 
     ``pairs`` (3, P): the rows are group, i and j of the documents to compare.
@@ -49,7 +49,7 @@ class ListScores(NamedTuple):
     scale: torch.Tensor | float
 
 
-def query_losses(block: Block, loss: str, scale: torch.Tensor | float, gap_max: float) -> torch.Tensor:
+def query_losses(block: GroupBlock, loss: str, scale: torch.Tensor | float, gap_max: float) -> torch.Tensor:
     """The loss of each query, (b,); 0 for a query with nothing to compare.
 
     A pairwise loss is averaged over the query's pairs, so that all queries have equal weight.

@@ -25,7 +25,7 @@ from workloads.text_ranker.abstention import systems
 from workloads.text_ranker.batches import Groups, GroupSampler
 from workloads.text_ranker.dataset import Lists, prepare, texts
 from workloads.text_ranker.evaluation import RankingEvaluator
-from workloads.text_ranker.loss_calls import Block, pairs, query_losses
+from workloads.text_ranker.loss_calls import GroupBlock, pairs, query_losses
 from workloads.text_ranker.model import Ranker, SequenceBuilder, packed_pairs, score_pairs
 from workloads.text_ranker.params import Params as TextRankerParams
 from workloads.text_ranker.serving import servable
@@ -148,7 +148,7 @@ class TextRanker:
         sides = (real, groups.grades, pairs(groups, self.params.ties))
         mask, grades, compared = all_to_device([torch.from_numpy(side) for side in sides], device)
         scores = torch.full(mask.shape, -torch.inf, device=device).masked_scatter(mask, pair_scores)
-        losses = query_losses(Block(scores, grades, compared), self.params.loss, pair_scale, self.data.gap_max)
+        losses = query_losses(GroupBlock(scores, grades, compared), self.params.loss, pair_scale, self.data.gap_max)
         # DDP averages over ranks; the factor makes this the mean over the global batch.
         torch.autograd.backward(losses.sum() * (self.runtime.world_size * weight))
         if not weight:

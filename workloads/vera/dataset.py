@@ -32,7 +32,7 @@ from workloads.vera.vectors import embed_texts, load_frozen
 
 
 @dataclass(frozen=True, eq=False)
-class Block:
+class CandidateBlock:
     """A batch of B queries with P candidates in total, on the device.
 
     ``lengths``, on the host: number of candidates of each query. ``queries`` (B,): indices of the queries. ``texts``
@@ -109,7 +109,7 @@ class VeraData:
             queries, texts = _vectors(name, self.tokenizer, encoder, self.pool, self.queries.device)
             return replace(self, queries=queries, texts=texts)
 
-    def vectors(self, block: Block, encoder: TextEncoder | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    def vectors(self, block: CandidateBlock, encoder: TextEncoder | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """Vectors of a block's queries (B, d) and texts (U, d): those kept here, or new ones by ``encoder``."""
         if encoder is None:
             return self.queries[block.queries], self.texts[block.texts]
@@ -120,7 +120,7 @@ class VeraData:
         )
         return queries, texts
 
-    def block(self, queries: NDArray[np.int64]) -> Block:
+    def block(self, queries: NDArray[np.int64]) -> CandidateBlock:
         """A batch of some queries with all their candidates."""
         pool = self.pool
         device = self.queries.device
@@ -146,7 +146,7 @@ class VeraData:
         tensors = [torch.from_numpy(np.ascontiguousarray(side)) for side in sides]
         placed = all_to_device(tensors, device)
         nodes_there = placed.pop() if self.graph else None
-        return Block(lengths.tolist(), *placed, nodes=nodes_there, node_count=count, on_host=(queries, texts))
+        return CandidateBlock(lengths.tolist(), *placed, nodes=nodes_there, node_count=count, on_host=(queries, texts))
 
     def relevant(self, queries: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
         """The relevant candidates of some queries: row in ``queries``, column in the list, and grade, (m,) each."""

@@ -18,7 +18,7 @@ from workloads.losses.evidential import (
 )
 from workloads.losses.listwise import listwise_softmax_loss
 from workloads.transfer import constant
-from workloads.vera.dataset import Block
+from workloads.vera.dataset import CandidateBlock
 from workloads.vera.model import Outputs
 from workloads.vera.params import Params
 from workloads.vera.stages import Stage
@@ -37,7 +37,13 @@ class Counts:
 
 
 def losses(
-    outputs: Outputs, block: Block, params: Params, stage: Stage, k: int, rates: torch.Tensor | None, counts: Counts
+    outputs: Outputs,
+    block: CandidateBlock,
+    params: Params,
+    stage: Stage,
+    k: int,
+    rates: torch.Tensor | None,
+    counts: Counts,
 ) -> torch.Tensor:
     """A micro-batch's share of each loss of :data:`NAMES`, unweighted, (4,); 0 for a loss without weight in the stage.
 
@@ -81,7 +87,7 @@ def weights(stage: Stage, device: torch.device) -> torch.Tensor:
 
 
 def _distribution(
-    success: torch.Tensor, block: Block, params: Params, rates: torch.Tensor | None
+    success: torch.Tensor, block: CandidateBlock, params: Params, rates: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The targets p of the gate and KL(q||p), and p' of KL(p'||q), (B,) each (E-V1, E-V2)."""
     if rates is None:

@@ -13,7 +13,7 @@ from torch.nn import functional
 from workloads.encoders.text import TextEncoder
 from workloads.losses.evidential import beta_parameters, log1mexp
 from workloads.seeding import derive
-from workloads.vera.dataset import Block, VeraData
+from workloads.vera.dataset import CandidateBlock, VeraData
 from workloads.vera.params import Params
 
 START_A, START_B = -4.0, 1.0
@@ -72,7 +72,7 @@ class Messages(nn.Module):
         self.subject = nn.Linear(hidden, hidden)
         self.target = nn.Linear(hidden, hidden, bias=False)
 
-    def forward(self, candidate: torch.Tensor, block: Block) -> torch.Tensor:
+    def forward(self, candidate: torch.Tensor, block: CandidateBlock) -> torch.Tensor:
         """Vectors of all candidates, (P, h) to (P, h)."""
         assert block.nodes is not None
         both = block.nodes.flatten()
@@ -107,7 +107,7 @@ class Backbone(nn.Module):
         self.encoder: TextEncoder | None = None
         """The text encoder, if it is trained."""
 
-    def forward(self, data: VeraData, block: Block) -> HeadInputs:
+    def forward(self, data: VeraData, block: CandidateBlock) -> HeadInputs:
         """z of each candidate. The unit vectors of the texts are scaled so that their entries are about one.
 
         An encoder that is trained computes them while there are gradients; else ``data`` has those of its last state.
@@ -129,14 +129,14 @@ class Backbone(nn.Module):
         interact = self.interact_by_query if candidate.device.type == "cpu" else self.interact
         return HeadInputs(self.dropout(self.norm(functional.gelu(interact(query, candidate, block)))), standing)
 
-    def interact(self, query: torch.Tensor, candidate: torch.Tensor, block: Block) -> torch.Tensor:
+    def interact(self, query: torch.Tensor, candidate: torch.Tensor, block: CandidateBlock) -> torch.Tensor:
         """``M (q ⊙ c) + O c + A q`` for each candidate c (P, h) and its query q (B, h), (P, h)."""
         own = self.own(candidate)
         query_part = self.asked(query)
         interacted: torch.Tensor = self.match(query[block.row] * candidate) + own + query_part[block.row]
         return interacted
 
-    def interact_by_query(self, query: torch.Tensor, candidate: torch.Tensor, block: Block) -> torch.Tensor:
+    def interact_by_query(self, query: torch.Tensor, candidate: torch.Tensor, block: CandidateBlock) -> torch.Tensor:
         """The same as ``(M diag(q) + O) c + A q``: half the arithmetic, with one matrix and one call per query."""
         weights = self.match.weight * query.unsqueeze(1) + self.own.weight
         biases = self.asked(query) + self.match.bias
@@ -151,7 +151,7 @@ class Backbone(nn.Module):
             self.deviation.copy_(numbers.std(0).clamp(min=1e-3))
 
     @staticmethod
-    def _among(numbers: torch.Tensor, block: Block) -> torch.Tensor:
+    def _among(numbers: torch.Tensor, block: CandidateBlock) -> torch.Tensor:
         """Features standardised over the candidates of each query, (P, F)."""
         count = block.listed.sum(1, keepdim=True).clamp(min=1)
         zeros = numbers.new_zeros(len(block.queries), numbers.shape[1])
@@ -183,7 +183,7 @@ class Retriever(nn.Module):
     def forward(
         self,
         data: VeraData,
-        block: Block,
+        block: CandidateBlock,
         with_backbone: bool = True,
         with_evidence: bool = True,
         cached: HeadInputs | None = None,
@@ -217,7 +217,7 @@ class Retriever(nn.Module):
         }
         return Outputs(scores, evidences[params.cand_to_backbone], evidences[params.query_to_backbone], anchor)
 
-    def _evidence(self, z: torch.Tensor, block: Block) -> Evidence:
+    def _evidence(self, z: torch.Tensor, block: CandidateBlock) -> Evidence:
         """The evidential head: note 2, with the priors of E-V8.
 
         With ``evidence_map=exponential`` a and b above 0 are exponentials of the last layer's outputs: softplus is
@@ -232,7 +232,7 @@ class Retriever(nn.Module):
         return Evidence(*(block.spread(side, 1.0) for side in alpha_beta))
 
     @staticmethod
-    def _lead(scores: torch.Tensor, block: Block) -> torch.Tensor:
+    def _lead(scores: torch.Tensor, block: CandidateBlock) -> torch.Tensor:
         """How each score compares with the query's other scores, (P, 5).
 
         For the candidate: its softmax probability, the log odds of that, and the lead over the best other candidate.

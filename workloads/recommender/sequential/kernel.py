@@ -65,7 +65,7 @@ class Tables(NamedTuple):
     """The item table transposed, for samplers that score all items; otherwise (0, 0)."""
 
 
-class Block(NamedTuple):
+class TripleBlock(NamedTuple):
     """Triples that are drawn together; arrays are (B,)."""
 
     rows: NDArray[np.int64]
@@ -155,9 +155,9 @@ def train(
 
 
 @compiled
-def _block(size: Int, count: Int, twice: bool) -> Block:
+def _block(size: Int, count: Int, twice: bool) -> TripleBlock:
     further = size if twice else 0
-    return Block(
+    return TripleBlock(
         np.empty(size, np.int64),
         np.empty(size, np.int32),
         np.empty(size, np.int32),
@@ -173,7 +173,9 @@ def _block(size: Int, count: Int, twice: bool) -> Block:
 
 
 @compiled
-def _visit(feedback: Feedback, order: Ints, keys: Keys, start: Int, size: Int, credence: Floats, block: Block) -> None:
+def _visit(
+    feedback: Feedback, order: Ints, keys: Keys, start: Int, size: Int, credence: Floats, block: TripleBlock
+) -> None:
     """Fill in the rows, users, positives and credences of a block."""
     rows = block.rows
     for b in range(size):
@@ -186,7 +188,7 @@ def _visit(feedback: Feedback, order: Ints, keys: Keys, start: Int, size: Int, c
 
 
 @compiled
-def _steps(W: Floats, H: Floats, block: Block, size: Int, choice: Int, rule: Rule) -> None:
+def _steps(W: Floats, H: Floats, block: TripleBlock, size: Int, choice: Int, rule: Rule) -> None:
     """Take a step on each triple, with the first or the hardest candidate as negative."""
     users = block.users
     items = block.items
@@ -218,7 +220,7 @@ def _careful_steps(
     choice: Int,
     bayes: Bayes,
     rule: Rule,
-    block: Block,
+    block: TripleBlock,
     scores: Floats,
 ) -> None:
     """Take a step on each triple, for samplers that score all items and losses that update more than three rows."""

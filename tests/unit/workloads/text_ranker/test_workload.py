@@ -26,7 +26,7 @@ from workloads.testing import Conformance, values
 from workloads.text_ranker import dataset
 from workloads.text_ranker.batches import Groups, GroupSampler
 from workloads.text_ranker.evaluation import interpolated, standardised
-from workloads.text_ranker.loss_calls import Block, pairs, query_losses
+from workloads.text_ranker.loss_calls import GroupBlock, pairs, query_losses
 from workloads.text_ranker.model import SequenceBuilder, best, score_pairs
 from workloads.text_ranker.params import Params
 from workloads.text_ranker.predictor import Predictor
@@ -233,13 +233,13 @@ def test_every_query_weighs_alike_whatever_its_pairs() -> None:
     grades = torch.tensor([[1.0, 0.0, 0.0], [1.0, 0.0, 0.0]])
     scores = torch.tensor([[0.2, 0.5, -1.0], [0.2, 0.5, -torch.inf]], requires_grad=True)
     compared = torch.tensor([[0, 0, 1], [0, 0, 0], [1, 2, 1]])
-    found = query_losses(Block(scores, grades, compared), "ranknet", 1.0, 1.0)
+    found = query_losses(GroupBlock(scores, grades, compared), "ranknet", 1.0, 1.0)
     torch.autograd.backward(found.sum())
     each = ranknet_loss(torch.tensor([0.2, 0.2]), torch.tensor([0.5, -1.0]), torch.ones(2))
     assert found.tolist() == pytest.approx([each.mean().item(), each[0].item()])
     assert scores.grad is not None
     assert scores.grad.isfinite().all()
-    plain = query_losses(Block(scores, grades, compared), "margin", 0.3, 1.0)
+    plain = query_losses(GroupBlock(scores, grades, compared), "margin", 0.3, 1.0)
     hinge = margin_ranking_loss(torch.tensor([0.2, 0.2]), torch.tensor([0.5, -1.0]), torch.ones(2), 0.3)
     assert plain.tolist() == pytest.approx([hinge.mean().item(), hinge[0].item()])
 
