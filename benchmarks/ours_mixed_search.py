@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from workloads.encoders.inverted_lists import InvertedLists
-from workloads.lifelong.encoder_change import Part, merged, search_parts
+from workloads.lifelong.encoder_change import IndexPart, merged, search_parts
 from workloads.lifelong.mutable_index import MutableIndex
 
 MODELS = ("old", "new")
@@ -73,7 +73,7 @@ def main() -> None:
         one, zero = torch.ones(1), torch.zeros(1)
 
         def search() -> tuple[torch.Tensor, NDArray[np.int64]]:
-            parts = [Part(queries[model], index.blocks(model), docs[model], one, zero) for model in (0, 1)]
+            parts = [IndexPart(queries[model], index.blocks(model), docs[model], one, zero) for model in (0, 1)]
             return search_parts(parts, args.k)
 
     seconds = []

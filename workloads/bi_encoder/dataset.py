@@ -13,7 +13,7 @@ from workloads.memory import BoundedCache
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class TokenisedPairs:
     """n pairs over m distinct texts.
 
     ``tokens``: the tokens of the texts. ``pairs`` (n, 2) int64: the two texts of each pair; of a cross-encoder (n, 1),
@@ -33,9 +33,9 @@ class Part:
 class BiEncoderData:
     """Train, validation and test parts, tokenised by one tokenizer."""
 
-    train: Part
-    validation: Part
-    test: Part
+    train: TokenisedPairs
+    validation: TokenisedPairs
+    test: TokenisedPairs
 
 
 def training_texts(pairs: SentencePairs, holdout: bool) -> Pairs:
@@ -43,10 +43,10 @@ def training_texts(pairs: SentencePairs, holdout: bool) -> Pairs:
     return pairs.train if holdout or pairs.validation is None else pairs.train + pairs.validation
 
 
-def sentences(part: Part) -> Part:
+def sentences(part: TokenisedPairs) -> TokenisedPairs:
     """The distinct sentences of a part as pairs of a sentence and itself, all of the highest score (SimCSE)."""
     own = np.arange(len(part.tokens))
-    return Part(part.tokens, np.stack([own, own], 1), np.full(len(own), HIGHEST, np.float32))
+    return TokenisedPairs(part.tokens, np.stack([own, own], 1), np.full(len(own), HIGHEST, np.float32))
 
 
 @BoundedCache
@@ -56,12 +56,12 @@ def prepare(pairs: SentencePairs, holdout: bool, tokenizer: Tokenizer, joined: b
     return BiEncoderData(*((_joined if joined else _part)(part, tokenizer) for part in parts if part is not None))
 
 
-def _joined(pairs: Pairs, tokenizer: Tokenizer) -> Part:
+def _joined(pairs: Pairs, tokenizer: Tokenizer) -> TokenisedPairs:
     tokens = tokenizer.pairs(tokenizer.bare(pairs.first), tokenizer.bare(pairs.second))
-    return Part(tokens, np.arange(len(tokens))[:, None], pairs.scores)
+    return TokenisedPairs(tokens, np.arange(len(tokens))[:, None], pairs.scores)
 
 
-def _part(pairs: Pairs, tokenizer: Tokenizer) -> Part:
+def _part(pairs: Pairs, tokenizer: Tokenizer) -> TokenisedPairs:
     numbers: dict[str, int] = {}
     both = [[numbers.setdefault(text, len(numbers)) for text in texts] for texts in zip(pairs.first, pairs.second)]
-    return Part(tokenizer(list(numbers)), np.array(both, np.int64).reshape(-1, 2), pairs.scores)
+    return TokenisedPairs(tokenizer(list(numbers)), np.array(both, np.int64).reshape(-1, 2), pairs.scores)

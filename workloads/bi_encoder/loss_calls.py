@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from workloads.bi_encoder.batches import Batch
-from workloads.bi_encoder.dataset import Part
+from workloads.bi_encoder.dataset import TokenisedPairs
 from workloads.bi_encoder.losses import LOSSES
 from workloads.distributed import gather
 from workloads.encoders.pooling import cosine, normalised
@@ -30,7 +30,7 @@ class EmbeddedBatch:
 
     vectors: torch.Tensor
     batch: Batch
-    part: Part
+    part: TokenisedPairs
     mined: NDArray[np.bool_] | None = None
     """Which of its own pairs' k hard negatives there are, (b, k): then ``vectors`` are (b, 2 + k, d)."""
 

@@ -15,7 +15,7 @@ from torch import nn
 from workloads import gradient_cache
 from workloads.bi_encoder.abstention import collection
 from workloads.bi_encoder.batches import Batch, batches
-from workloads.bi_encoder.dataset import Part, prepare, sentences, training_texts
+from workloads.bi_encoder.dataset import TokenisedPairs, prepare, sentences, training_texts
 from workloads.bi_encoder.evaluation import evaluation
 from workloads.bi_encoder.loss_calls import EmbeddedBatch, batch_loss
 from workloads.bi_encoder.model import CrossEncoder
@@ -236,7 +236,7 @@ class BiEncoder:
                 units |= {f"{name}_dim_{dim}": cut.units[name]} if cut.units else {}
         return Evaluation(metrics, units)
 
-    def _vectors(self, part: Part) -> torch.Tensor:
+    def _vectors(self, part: TokenisedPairs) -> torch.Tensor:
         """Vectors of the part's m texts, or of the sequences of its pairs, (m, d). A collective operation."""
         return sharded_encode(self.encoder, part.tokens, self.runtime)
 
@@ -286,7 +286,7 @@ class BiEncoder:
         return servable(self.encoder, self.tokenizer, self.params.dataset, head, searched)
 
 
-def _check_anchors(params: BiEncoderParams, train: Part) -> None:
+def _check_anchors(params: BiEncoderParams, train: TokenisedPairs) -> None:
     if params.positive_from is not None and not (train.grades >= params.positive_from).any():
         raise ValueError(
             f"loss={params.loss} has no training examples: no training pair has a score of positive_from="

@@ -225,7 +225,7 @@ def read(
 
 
 @dataclass(frozen=True)
-class Part:
+class IndexPart:
     """Rows of one encoder to search: ``queries`` (Q, d), ``blocks`` of rows (n, d) in order and their ``docs`` (n,).
 
     A score is ``scale`` times the inner product plus ``shift``, both (Q,) or (1,).
@@ -238,7 +238,7 @@ class Part:
     shift: torch.Tensor
 
 
-def search_parts(parts: Sequence[Part], k: int) -> tuple[torch.Tensor, NDArray[np.int64]]:
+def search_parts(parts: Sequence[IndexPart], k: int) -> tuple[torch.Tensor, NDArray[np.int64]]:
     """The k best documents over parts written by different encoders, best first. Ties by part, then by row.
 
     Returns:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from workloads.data.cache import replacing
 from workloads.data.errors import DataError
-from workloads.lifelong.encoder_change import Part, search_parts
+from workloads.lifelong.encoder_change import IndexPart, search_parts
 from workloads.lifelong.index import LOST_FILE_FIX
 from workloads.lifelong.mutable_index import MutableIndex, Rows
 from workloads.seeding import random_order
@@ -205,7 +205,7 @@ class LiveIndex(MutableIndex):
                 deviation = scores.std(1, correction=0).clamp_min(_FLOOR)
             docs = np.concatenate([self.docs(session) for session in sessions])
             blocks = chain.from_iterable(self.blocks(session) for session in sessions)
-            parts.append(Part(vectors, blocks, docs, 1 / deviation, -mean / deviation))
+            parts.append(IndexPart(vectors, blocks, docs, 1 / deviation, -mean / deviation))
         scores, docs = search_parts(parts, k)
         return scores.cpu().numpy(), docs
 

@@ -12,7 +12,7 @@ import torch
 from workloads.augment import Draws, PlacedDraws, Recipe
 from workloads.contract import Runtime
 from workloads.data.images.blocks import block_order
-from workloads.data.images.resident import Part, fits_memory
+from workloads.data.images.resident import ImagePart, fits_memory
 from workloads.data.images.types import Images
 from workloads.schedule import passes_of
 from workloads.seeding import generator
@@ -70,7 +70,7 @@ def buffer_size(given: int | None, data: Images, device: torch.device) -> int | 
 
 
 def batches(
-    part: Part, recipe: Recipe, batch_size: int, runtime: Runtime, epoch: int, buffer: int | None = None
+    part: ImagePart, recipe: Recipe, batch_size: int, runtime: Runtime, epoch: int, buffer: int | None = None
 ) -> Iterator[Batch]:
     """Batches of this rank for the steps of an epoch, from 1.
 
@@ -90,7 +90,9 @@ def batches(
         yield Batch(images, draws[both], taken)
 
 
-def _windows(part: Part, batch_size: int, runtime: Runtime, epoch: int, buffer: int | None) -> Iterator[torch.Tensor]:
+def _windows(
+    part: ImagePart, batch_size: int, runtime: Runtime, epoch: int, buffer: int | None
+) -> Iterator[torch.Tensor]:
     """Positions of images, (steps, batch_size): the global batches of the next steps, as many as half the buffer has.
 
     A pass' order follows from seed, number of the pass, batch size and buffer. Without a buffer a window is one batch.

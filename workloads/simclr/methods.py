@@ -15,7 +15,7 @@ from workloads import gradient_cache
 from workloads.clustering import kmeans
 from workloads.conditional_params import required
 from workloads.contract import Runtime, State
-from workloads.data.images.resident import Part
+from workloads.data.images.resident import ImagePart
 from workloads.distributed import gather
 from workloads.losses.prototypes import byol_loss, concentrations, prototype_loss
 from workloads.precision import encoder_precision
@@ -44,7 +44,7 @@ class Views(NamedTuple):
 class InBatch:
     """SimCLR: the negatives of a view are both views of all other images of the batch, over all workers."""
 
-    def __init__(self, params: Params, runtime: Runtime, model: Model, train: Part) -> None:
+    def __init__(self, params: Params, runtime: Runtime, model: Model, train: ImagePart) -> None:
         """Of a model before its first step.
 
         Args:
@@ -135,7 +135,7 @@ class InBatch:
 class Bootstrap(InBatch):
     """BYOL: a predictor learns the target network's embedding of the other view; there are no negatives."""
 
-    def __init__(self, params: Params, runtime: Runtime, model: Model, train: Part) -> None:
+    def __init__(self, params: Params, runtime: Runtime, model: Model, train: ImagePart) -> None:
         super().__init__(params, runtime, model, train)
         self.target = Target(model)
 
@@ -171,7 +171,7 @@ class Queue(InBatch):
     positives and negatives can take them.
     """
 
-    def __init__(self, params: Params, runtime: Runtime, model: Model, train: Part) -> None:
+    def __init__(self, params: Params, runtime: Runtime, model: Model, train: ImagePart) -> None:
         super().__init__(params, runtime, model, train)
         size = required(params.projection or params.subvector)
         length = required(params.queue)
@@ -267,7 +267,7 @@ class Prototypes(Queue):
     epoch's follow from the momentum encoder.
     """
 
-    def __init__(self, params: Params, runtime: Runtime, model: Model, train: Part) -> None:
+    def __init__(self, params: Params, runtime: Runtime, model: Model, train: ImagePart) -> None:
         super().__init__(params, runtime, model, train)
         self.sizes = [required(params.clusters) * 2**each for each in range(required(params.granularities))]
         self.warmup = required(params.prototype_warmup) * runtime.epochs

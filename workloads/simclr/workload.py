@@ -15,7 +15,7 @@ from workloads.c_compiler import has_compiler
 from workloads.checks import check_batch, check_split
 from workloads.contract import Direction, Evaluation, Metrics, Objective, Runtime, Servable, Split, State, StepValues
 from workloads.data.images.load import load_images
-from workloads.data.images.resident import ImageData, Part, fits_memory, prepare
+from workloads.data.images.resident import ImageData, ImagePart, fits_memory, prepare
 from workloads.distributed import reduce_sum, share_rows, wrap
 from workloads.encoders.image import TIMM, check_side
 from workloads.encoders.optimisation import load_optimizer_state, optimizer_state, take_step
@@ -202,14 +202,14 @@ class SimCLR:
         left_out = {"skipped": {"image": np.array(self.skipped)}} if self.skipped else {}
         return Evaluation(metrics, evaluated.units, {**evaluated.tables, **left_out})
 
-    def bank(self, part: Part | None = None, shared: bool = True) -> LabelledFeatures:
+    def bank(self, part: ImagePart | None = None, shared: bool = True) -> LabelledFeatures:
         """Features of the training images that classifiers learn from. A collective, unless ``shared`` is False.
 
         ``part``: by default the training part. They are evenly spaced where there are more than ``eval_bank``.
         """
         return self._labelled(self.data.train if part is None else part, shared, self.params.eval_bank or BANK)
 
-    def _labelled(self, part: Part, shared: bool = True, most: int | None = None) -> LabelledFeatures:
+    def _labelled(self, part: ImagePart, shared: bool = True, most: int | None = None) -> LabelledFeatures:
         """Features of labelled images of a part, all or ``most`` of them. A collective if ``shared``."""
         rows = part.labels.ge(0).nonzero().squeeze(1)
         if most is not None and len(rows) > most:
@@ -224,7 +224,7 @@ class SimCLR:
         return transfer(self.bank(self.other.train), self._labelled(part), len(self.other.classes))
 
     @torch.no_grad()
-    def _views(self, part: Part) -> EvaluatedViews:
+    def _views(self, part: ImagePart) -> EmbeddedViews:
         """Embeddings of two views of some labelled images, with fixed draws. A collective."""
         rows = part.labels.ge(0).nonzero().squeeze(1)
         rows = rows[evenly_spaced(len(rows), self.params.eval_sample).to(rows.device)]
@@ -244,7 +244,7 @@ class SimCLR:
     @torch.no_grad()
     def features(
         self,
-        part: Part,
+        part: ImagePart,
         rows: torch.Tensor,
         draws: Draws | None = None,
         shared: bool = True,

@@ -25,7 +25,7 @@ _DEVICE_SHARE = 0.5  # of the free device memory, for one dataset
 
 
 @dataclass(frozen=True)
-class Part:
+class ImagePart:
     """A part of a dataset: train, validation or test.
 
     ``images`` (N, 3, S, S) uint8: all images of the source, on the device, or memory-mapped on the host. ``rows`` (n,)
@@ -55,11 +55,11 @@ class Part:
             return self.images[to_device(rows, self.images.device)]
         return self.images[rows].pin_memory().to(self.labels.device, non_blocking=True)
 
-    def load(self, index: torch.Tensor) -> Part:
+    def load(self, index: torch.Tensor) -> ImagePart:
         """The images at positions ``index``, (B,), as a part of their own, in the host's memory."""
         rows, order = self.rows[index].sort()
         images = self.images[rows] if self.file is None else torch.from_numpy(self.file.read(rows.numpy()))
-        return Part(images, order.argsort(), self.labels[to_device(index, self.labels.device)])
+        return ImagePart(images, order.argsort(), self.labels[to_device(index, self.labels.device)])
 
     def stream(self, batches: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
         """:meth:`take` for each batch; from the host, the next batch is gathered while one is used."""
@@ -100,9 +100,9 @@ class ImageData:
     cannot be decoded.
     """
 
-    train: Part
-    validation: Part
-    test: Part
+    train: ImagePart
+    validation: ImagePart
+    test: ImagePart
     classes: tuple[str, ...]
     size: int
     skipped: tuple[str, ...]
@@ -139,9 +139,9 @@ def prepare(data: Images, split_seed: int, holdout: bool, device: torch.device, 
         judged = data.train
         test_images = images
 
-    def part(images: torch.Tensor, pixels: Pixels, rows: NDArray[np.int64]) -> Part:
+    def part(images: torch.Tensor, pixels: Pixels, rows: NDArray[np.int64]) -> ImagePart:
         file = ImageFile.of(pixels.images) if from_file else None
-        return Part(images, torch.from_numpy(rows), torch.from_numpy(pixels.labels[rows]).to(device), file)
+        return ImagePart(images, torch.from_numpy(rows), torch.from_numpy(pixels.labels[rows]).to(device), file)
 
     return ImageData(
         part(images, data.train, parts.train),

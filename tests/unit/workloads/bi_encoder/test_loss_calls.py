@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from workloads.bi_encoder.batches import Batch
-from workloads.bi_encoder.dataset import Part
+from workloads.bi_encoder.dataset import TokenisedPairs
 from workloads.bi_encoder.loss_calls import EmbeddedBatch, batch_loss
 
 
@@ -18,7 +18,7 @@ def test_hard_negatives_count_by_their_cosine() -> None:
     vectors = torch.randn(3, 4, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64) * 3
     vectors.requires_grad_()
     mined = np.array([[True, True], [True, False], [True, True]])
-    part = Part(cast("Any", None), np.arange(6).reshape(3, 2), np.full(3, 5.0, np.float32))
+    part = TokenisedPairs(cast("Any", None), np.arange(6).reshape(3, 2), np.full(3, 5.0, np.float32))
     batch = Batch(np.arange(3), (0, 3), 0)
     settings = {"positive_from": 4.0, "temperature": t}
     loss = batch_loss(EmbeddedBatch(vectors, batch, part, mined), "infonce", settings)

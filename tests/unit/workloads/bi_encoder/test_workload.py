@@ -23,7 +23,7 @@ from tests.support.readme_tree import ROOT
 from tests.support.small_data import small_pairs
 from workloads.bi_encoder import dataset
 from workloads.bi_encoder.batches import batches
-from workloads.bi_encoder.dataset import Part
+from workloads.bi_encoder.dataset import TokenisedPairs
 from workloads.bi_encoder.evaluation import evaluation
 from workloads.bi_encoder.loss_calls import EmbeddedBatch, batch_loss
 from workloads.bi_encoder.losses import LOSSES, SCRATCH_LR
@@ -100,14 +100,14 @@ def built(runtime_settings: Mapping[str, Any] | None = None, **params: Any) -> B
 
 
 @pytest.fixture(scope="module")
-def part() -> dataset.Part:
+def part() -> dataset.TokenisedPairs:
     """Training pairs, tokenised."""
     return built().data.train
 
 
 @pytest.mark.parametrize("loss", sorted(LOSSES))
 def test_the_ranks_shares_are_the_loss_of_one_process(
-    loss: str, part: dataset.Part, monkeypatch: pytest.MonkeyPatch
+    loss: str, part: dataset.TokenisedPairs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Loss and gradient, with ranks of different sizes."""
     params, source = Params(loss=loss), torch.Generator().manual_seed(3)
@@ -131,7 +131,7 @@ def test_the_ranks_shares_are_the_loss_of_one_process(
     torch.testing.assert_close(torch.autograd.grad(sum(shares), vectors)[0], gradient)
 
 
-def test_the_text_itself_and_its_partner_are_no_negatives(part: dataset.Part) -> None:
+def test_the_text_itself_and_its_partner_are_no_negatives(part: dataset.TokenisedPairs) -> None:
     """Of anchor 0: its own partner, the same text elsewhere, and the anchor's own text; loss by hand."""
     twice = replace(part, pairs=np.array([[0, 1], [2, 1], [3, 0], [4, 5]]), grades=np.array([5, 0, 0, 0], np.float32))
     source = torch.Generator().manual_seed(0)
@@ -145,7 +145,7 @@ def test_the_text_itself_and_its_partner_are_no_negatives(part: dataset.Part) ->
     assert found.item() == pytest.approx(math.log1p(math.exp(other - own)))
 
 
-def test_a_batch_without_a_pair_that_belongs_together_costs_nothing(part: dataset.Part) -> None:
+def test_a_batch_without_a_pair_that_belongs_together_costs_nothing(part: dataset.TokenisedPairs) -> None:
     none = replace(part, grades=np.zeros(len(part), np.float32))
     (batch,) = list(batches(len(part), len(part), runtime(), 1))
     vectors = torch.randn(len(part), 2, 8, requires_grad=True)
@@ -432,7 +432,7 @@ def test_matryoshka_sums_the_loss_of_cut_vectors_and_reports_each_length() -> No
 def test_a_positive_in_either_order_is_no_hard_negative() -> None:
     """Pairs (A, B), (C, A) and (D, E): for the anchor A neither B nor C, which is nearer than D and E."""
     vectors = torch.tensor([[1.0, 0, 0], [0.98, 0.2, 0], [0.97, 0, 0.25], [0, 1, 0], [0, 0.9, 0.3]])
-    train = Part(cast("Any", vectors), np.array([[0, 1], [2, 0], [3, 4]]), np.full(3, 5.0, np.float32))
+    train = TokenisedPairs(cast("Any", vectors), np.array([[0, 1], [2, 0], [3, 4]]), np.full(3, 5.0, np.float32))
     params = SimpleNamespace(positive_from=4.0, hard_negatives=1, hard_margin=0.0)
     unit = torch.nn.functional.normalize(vectors)
     workload = SimpleNamespace(data=SimpleNamespace(train=train), params=params, _vectors=lambda part: unit)

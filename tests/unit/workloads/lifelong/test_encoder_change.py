@@ -13,7 +13,7 @@ from workloads.lifelong.encoder_change import (
     CALIBRATIONS,
     READINGS,
     RIDGES,
-    Part,
+    IndexPart,
     Spaces,
     by_age,
     by_expected_gain,
@@ -173,7 +173,9 @@ def test_parts_of_an_index_are_searched_together(tmp_path: Path) -> None:
     queries = torch.from_numpy(drawn(4, 2, 6, 5).astype(np.float32))
     scale, shift = torch.tensor([2.0, 0.5]), torch.tensor([-0.3, 0.0])
     parts = [
-        Part(queries[model], index.blocks(model), index.docs(model), scale[model : model + 1], shift[model : model + 1])
+        IndexPart(
+            queries[model], index.blocks(model), index.docs(model), scale[model : model + 1], shift[model : model + 1]
+        )
         for model in (0, 1)
     ]
     scores, docs = search_parts(parts, 7)
@@ -188,4 +190,4 @@ def test_parts_of_an_index_are_searched_together(tmp_path: Path) -> None:
         assert docs[query].tolist() == best
         np.testing.assert_allclose(scores[query], [slow_scores[doc] for doc in best], rtol=1e-5, atol=1e-6)
     with pytest.raises(ValueError, match="each scale must be positive"):
-        search_parts([Part(queries[0], index.blocks(0), index.docs(0), torch.zeros(1), torch.zeros(1))], 3)
+        search_parts([IndexPart(queries[0], index.blocks(0), index.docs(0), torch.zeros(1), torch.zeros(1))], 3)

@@ -15,7 +15,7 @@ from tests.support.pictures import class_folders
 from workloads.augment import Recipe
 from workloads.contract import Runtime
 from workloads.data.images import resident
-from workloads.data.images.resident import Part
+from workloads.data.images.resident import ImagePart
 from workloads.data.images.types import Images, Pixels
 from workloads.simclr import batches as module
 from workloads.simclr.batches import Batch, batches, buffer_size
@@ -27,14 +27,14 @@ RUNTIME = Runtime(device=CPU, data=Path(), seed=3, epochs=2)
 RECIPE = Recipe(8, 8)
 
 
-def _part(count: int) -> Part:
+def _part(count: int) -> ImagePart:
     """Images whose pixels are their positions in the source, of which every tenth is not in the part."""
     images = torch.arange(count).view(-1, 1, 1, 1).expand(-1, 3, 8, 8)
     rows = torch.arange(count)[torch.arange(count) % 10 != 0]
-    return Part(images, rows, rows % 2)
+    return ImagePart(images, rows, rows % 2)
 
 
-def _steps(part: Part, epoch: int, buffer: int | None, **runtime: Any) -> list[Batch]:
+def _steps(part: ImagePart, epoch: int, buffer: int | None, **runtime: Any) -> list[Batch]:
     return list(batches(part, RECIPE, 16, replace(RUNTIME, **runtime), epoch, buffer))
 
 

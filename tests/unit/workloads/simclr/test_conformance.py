@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import pytest
 
 from workloads.contract import Runtime
-from workloads.data.images.resident import Part
+from workloads.data.images.resident import ImagePart
 from workloads.simclr.params import Params
 from workloads.simclr.workload import SimCLR
 from workloads.testing import Conformance, values
@@ -31,7 +31,7 @@ class OfFewImages(SimCLR):
         self.data = replace(self.data, **parts)
 
 
-def _first(part: Part, count: int) -> Part:
+def _first(part: ImagePart, count: int) -> ImagePart:
     return replace(part, rows=part.rows[:count], labels=part.labels[:count])
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tests.support.pictures import generator
 from workloads.data.images import blocks, resident
 from workloads.data.images.blocks import ImageFile, block_order
-from workloads.data.images.resident import Part, fits_memory, prepare
+from workloads.data.images.resident import ImagePart, fits_memory, prepare
 from workloads.data.images.types import Images, Pixels
 
 CPU = torch.device("cpu")
@@ -148,6 +148,6 @@ def test_what_fits_follows_from_the_memory(tmp_path: Path, monkeypatch: pytest.M
 def test_a_part_of_generated_images_needs_no_file() -> None:
     images = np.arange(40 * IMAGE, dtype=np.uint8).reshape(40, 3, 4, 4)
     pixels = Pixels(images, np.arange(40) % 2, np.arange(40))
-    part: Part = prepare(Images(pixels, pixels, ("a", "b")), 0, False, CPU, from_file=True).train
+    part: ImagePart = prepare(Images(pixels, pixels, ("a", "b")), 0, False, CPU, from_file=True).train
     windows = torch.randperm(40, generator=generator(0)).view(2, 4, 5)
     assert torch.equal(torch.cat(list(part.stream_windows(windows))), torch.from_numpy(images)[windows.flatten()])

@@ -23,7 +23,7 @@ from workloads.data.cache import cache_dir
 from workloads.data.images import convert, load, progress
 from workloads.data.images import resident as prepared_module
 from workloads.data.images.load import load_images
-from workloads.data.images.resident import ImageData, Part, prepare
+from workloads.data.images.resident import ImageData, ImagePart, prepare
 from workloads.data.images.types import Images
 
 CPU = torch.device("cpu")
@@ -40,7 +40,7 @@ def prepared(data: Images, holdout: bool = True, split_seed: int = 0) -> ImageDa
     return prepare(data, split_seed, holdout, CPU)
 
 
-def rows(part: Part) -> list[int]:
+def rows(part: ImagePart) -> list[int]:
     return part.rows.tolist()
 
 
