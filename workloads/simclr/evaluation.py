@@ -39,7 +39,7 @@ class LabelledFeatures:
 
 
 @dataclass(frozen=True)
-class Views:
+class EmbeddedViews:
     """Embeddings (m, d) of the two views of some of the evaluated images, and their labels (m,)."""
 
     first: torch.Tensor
@@ -55,7 +55,7 @@ def evenly_spaced(count: int, most: int) -> torch.Tensor:
 def evaluation(
     bank: LabelledFeatures,
     seen: LabelledFeatures,
-    views: Views,
+    views: EmbeddedViews,
     classes: tuple[str, ...],
     params: Params,
     with_probe: bool,
@@ -108,7 +108,7 @@ def _correct(name: str, scores: torch.Tensor, labels: torch.Tensor) -> dict[str,
     return {f"{name}_top{k}": probe.in_top(scores, labels, k).cpu().numpy() for k in TOP}
 
 
-def _scores(views: Views) -> Columns:
+def _scores(views: EmbeddedViews) -> Columns:
     names = ("score", "true_negatives", "false_negatives")
     return {name: column.cpu().numpy() for name, column in zip(names, probe.score_densities(views.first, views.labels))}
 

@@ -30,7 +30,7 @@ Settings: TypeAlias = dict[str, Any]
 """Parameters of the loss in an epoch, by keyword."""
 
 
-class Views(NamedTuple):
+class MicroBatch(NamedTuple):
     """A micro-batch: a function of its views (2b, 3, S, S), first views first, and its images' positions (b,).
 
     ``seed``: of what the networks draw, as some models of timm do, such as Swin, which drops paths.
@@ -67,7 +67,7 @@ class InBatch:
             embeddings: computes the embeddings (n, d) of all training images, without augmentation, by a model.
         """
 
-    def backward(self, parts: Sequence[Views], replica: nn.Module, used: Settings) -> torch.Tensor:
+    def backward(self, parts: Sequence[MicroBatch], replica: nn.Module, used: Settings) -> torch.Tensor:
         """Compute the gradients of a step.
 
         Args:
@@ -111,18 +111,18 @@ class InBatch:
     def load_state_dict(self, state: State) -> None:
         """Copy a state of :meth:`state_dict`, of the same shapes."""
 
-    def _labels(self, parts: Sequence[Views]) -> torch.Tensor | None:
+    def _labels(self, parts: Sequence[MicroBatch]) -> torch.Tensor | None:
         """Classes of all images of the batch over all ranks, (B,), if the loss takes them."""
         if self.row is None or not self.row.labelled:
             return None
         own = self.train.labels[self._places(parts)]
         return gather(own, [len(own)] * self.runtime.world_size)
 
-    def _places(self, parts: Sequence[Views]) -> torch.Tensor:
+    def _places(self, parts: Sequence[MicroBatch]) -> torch.Tensor:
         """Positions in the training part of this rank's images, (b,), on the device."""
         return torch.cat([part.places for part in parts])
 
-    def _pairs(self, part: Views, replica: nn.Module) -> torch.Tensor:
+    def _pairs(self, part: MicroBatch, replica: nn.Module) -> torch.Tensor:
         """Embeddings, or predictions, of both views of a micro-batch, (b, 2, d)."""
         return _paired(self._encode(replica, part.make(), part.seed))
 
@@ -144,7 +144,7 @@ class Bootstrap(InBatch):
         """None: there are no negatives."""
         return {}
 
-    def backward(self, parts: Sequence[Views], replica: nn.Module, used: Settings) -> torch.Tensor:
+    def backward(self, parts: Sequence[MicroBatch], replica: nn.Module, used: Settings) -> torch.Tensor:
         """As for :class:`InBatch`."""
         others = torch.cat([_paired(self._encode(self.target, part.make(), part.seed + 1)).flip(1) for part in parts])
         encoded = [partial(self._pairs, part, replica) for part in parts]
@@ -186,7 +186,7 @@ class Queue(InBatch):
         """Metrics of an epoch that are counts: the negatives of an anchor."""
         return {"negatives": len(self.queue)}
 
-    def backward(self, parts: Sequence[Views], replica: nn.Module, used: Settings) -> torch.Tensor:
+    def backward(self, parts: Sequence[MicroBatch], replica: nn.Module, used: Settings) -> torch.Tensor:
         """As for :class:`InBatch`; the keys enter the queue after the loss."""
         keys = torch.cat([self._encode(self.target, _halves(part.make())[1], part.seed + 1) for part in parts])
         labels = self._labels(parts)
@@ -204,7 +204,7 @@ class Queue(InBatch):
         self,
         queries: torch.Tensor,
         keys: torch.Tensor,
-        parts: Sequence[Views],
+        parts: Sequence[MicroBatch],
         used: Settings,
         labels: torch.Tensor | None = None,
     ) -> torch.Tensor:
@@ -239,7 +239,7 @@ class Queue(InBatch):
         if "classes" in state:
             self.classes.copy_(state["classes"])
 
-    def _queries(self, part: Views, replica: nn.Module) -> torch.Tensor:
+    def _queries(self, part: MicroBatch, replica: nn.Module) -> torch.Tensor:
         return self._encode(replica, _halves(part.make())[0], part.seed)
 
     def _enqueue(self, keys: torch.Tensor, labels: torch.Tensor | None) -> None:
@@ -298,7 +298,7 @@ class Prototypes(Queue):
         self,
         queries: torch.Tensor,
         keys: torch.Tensor,
-        parts: Sequence[Views],
+        parts: Sequence[MicroBatch],
         used: Settings,
         labels: torch.Tensor | None = None,
     ) -> torch.Tensor:

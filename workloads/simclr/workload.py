@@ -27,10 +27,9 @@ from workloads.precision import encoder_precision, fastest_convolutions
 from workloads.seeding import derive, generator, seeded
 from workloads.simclr.batches import Batch, batches, buffer_size, place, steps_per_pass
 from workloads.simclr.data_checks import check_clusters, check_parts, check_probe, errors_of_probe, loss_settings
-from workloads.simclr.evaluation import DIRECTIONS, LabelledFeatures, evaluation, evenly_spaced, transfer
-from workloads.simclr.evaluation import Views as EvaluatedViews
+from workloads.simclr.evaluation import DIRECTIONS, EmbeddedViews, LabelledFeatures, evaluation, evenly_spaced, transfer
 from workloads.simclr.losses import METHODS, default_stem
-from workloads.simclr.methods import InBatch, Views
+from workloads.simclr.methods import InBatch, MicroBatch
 from workloads.simclr.model import SimCLR as Model
 from workloads.simclr.optim import learning_rate, optimizer_of
 from workloads.simclr.params import Params as SimCLRParams
@@ -146,7 +145,7 @@ class SimCLR:
         drawn = batches(data.train, self.recipe, params.batch_size, runtime, epoch, self.buffer)
         with seeded(runtime.seed, runtime.device):  # each micro-batch is seeded again
             for step, batch in enumerate(drawn, (epoch - 1) * steps):
-                parts = self._augmented(place(batch.split(runtime.accumulate), self.recipe), step)
+                parts = self._micro_batches(place(batch.split(runtime.accumulate), self.recipe), step)
                 share = self.method.backward(parts, self.replica, used)
                 total += share
                 self._steps.add(step + 1, share, 1 / runtime.world_size)
@@ -164,15 +163,18 @@ class SimCLR:
         """The mean loss of each ``runtime.log_every`` steps."""
         return self._steps.take()
 
-    def _augmented(self, parts: list[Batch], step: int) -> list[Views]:
-        """The views of a step's micro-batches: made once, or, of several, again each time to save memory."""
-        made: list[Callable[[], torch.Tensor]] = [partial(part.views, self.recipe, self.layout) for part in parts]
+    def _micro_batches(self, parts: list[Batch], step: int) -> list[MicroBatch]:
+        """One :class:`MicroBatch` per part of a step's batch.
+
+        A single one is augmented once; several are augmented at each call, so that one is in memory at a time.
+        """
+        makers: list[Callable[[], torch.Tensor]] = [partial(part.views, self.recipe, self.layout) for part in parts]
         if len(parts) == 1:
-            views = made[0]()
-            made = [lambda: views]
+            views = makers[0]()
+            makers = [lambda: views]
         runtime = self.runtime
         seeds = [derive(runtime.seed, f"dropout {number}", step + 1, runtime.rank) for number in range(len(parts))]
-        return [Views(make, part.places, seed) for make, part, seed in zip(made, parts, seeds)]
+        return [MicroBatch(make, part.places, seed) for make, part, seed in zip(makers, parts, seeds)]
 
     def _calibrated(self) -> dict[str, Any]:
         """Parameters of the loss in this epoch, with α from the model's current AUC (E-6.21). A collective."""
@@ -233,7 +235,7 @@ class SimCLR:
             self.model.project(self.features(part, rows.cpu(), half))
             for half in (draws[: len(rows)], draws[len(rows) :])
         )
-        return EvaluatedViews(first, second, part.labels[rows])
+        return EmbeddedViews(first, second, part.labels[rows])
 
     @torch.no_grad()
     def _embeddings(self, model: Model) -> torch.Tensor:
