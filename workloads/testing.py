@@ -53,7 +53,7 @@ from workloads.predictor_sources import copy_sources, predictor_sources
 from workloads.testing_distributed import run_on_ranks
 from workloads.testing_runs import (
     Reference,
-    Trained,
+    TwoEpochs,
     build_workload,
     seed_global_streams,
     train_on_rank,
@@ -100,7 +100,7 @@ class Conformance:
     start_seed: ClassVar[int] = 8
     """Seed of the workload that starts from the weights of another one, whose seed is 7."""
     _reference: ClassVar[Reference]
-    _compared_reference: ClassVar[tuple[Workload, Trained]]
+    _compared_reference: ClassVar[tuple[Workload, TwoEpochs]]
 
     @pytest.fixture(autouse=True)
     def _one_thread(self) -> Iterator[None]:
@@ -138,7 +138,7 @@ class Conformance:
             cls._reference = Reference(tuple(rows), tuple(states), validation, test, workload)
         return cls._reference
 
-    def compared_reference(self) -> tuple[Workload, Trained]:
+    def compared_reference(self) -> tuple[Workload, TwoEpochs]:
         """Train on whole batches in one process at the first call; the result is shared by all tests of this class."""
         cls = type(self)
         if "_compared_reference" not in cls.__dict__:
@@ -148,7 +148,7 @@ class Conformance:
             else:
                 reference = self.reference()
                 workload = reference.trained
-                trained = Trained.of(reference.rows, reference.states[-1])
+                trained = TwoEpochs.of(reference.rows, reference.states[-1])
             cls._compared_reference = (workload, trained)
         return cls._compared_reference
 
@@ -335,7 +335,7 @@ class Conformance:
         self._assert_trained_alike(first, second)
         self._assert_evaluated_alike(alone.evaluate("validation"), first_seen)
 
-    def _assert_trained_alike(self, one: Trained, other: Trained) -> None:
+    def _assert_trained_alike(self, one: TwoEpochs, other: TwoEpochs) -> None:
         """Compare metrics and states of both epochs; the optimiser's moments in the states are sums of gradients."""
         tolerance = max(self.tolerance, self.choices)
         assert one.rows.keys() == other.rows.keys()

@@ -38,7 +38,7 @@ class Reference:
 
 
 @dataclass(frozen=True)
-class Trained:
+class TwoEpochs:
     """The metrics of two epochs and the state after them."""
 
     rows: Mapping[str, float]
@@ -60,7 +60,7 @@ def build_workload(workload: type[Any], params: Mapping[str, Any], data: Path, r
 
 def train_on_rank(
     rank: int, workload: type[Any], params: Mapping[str, Any], data: Path, epochs: int, state: State
-) -> tuple[Trained, Evaluation]:
+) -> tuple[TwoEpochs, Evaluation]:
     """Train on a rank, then evaluate a model that another process trained."""
     runtime = {"epochs": epochs, "rank": rank, "world_size": WORLD, "broadcast": distributed.broadcast}
     built = build_workload(workload, params, data, runtime)
@@ -69,9 +69,9 @@ def train_on_rank(
     return trained, built.evaluate("validation")
 
 
-def train_twice(workload: Workload) -> Trained:
+def train_twice(workload: Workload) -> TwoEpochs:
     rows = [values(workload.train_epoch(epoch)) for epoch in (1, 2)]
-    return Trained.of(rows, workload.state_dict())
+    return TwoEpochs.of(rows, workload.state_dict())
 
 
 def seed_global_streams(seed: int) -> None:

@@ -19,7 +19,7 @@ class ItemLists(NamedTuple):
     items: NDArray[np.int64]
 
 
-class Ranked(NamedTuple):
+class RankedRows(NamedTuple):
     """What :func:`rank_rows` writes, in the first rows of larger arrays or alone."""
 
     items: NDArray[np.int64]
@@ -36,7 +36,7 @@ class Ranked(NamedTuple):
     """(U,): number of such pairs."""
 
     @classmethod
-    def empty(cls, n_users: int, k: int) -> Ranked:
+    def empty(cls, n_users: int, k: int) -> RankedRows:
         return cls(
             np.full((n_users, k), -1),
             np.full((n_users, k), -np.inf, np.float32),
@@ -46,7 +46,9 @@ class Ranked(NamedTuple):
 
 
 @compiled
-def rank_rows(scores: NDArray[np.float32], first: Int, excluded: ItemLists, relevant: ItemLists, out: Ranked) -> None:
+def rank_rows(
+    scores: NDArray[np.float32], first: Int, excluded: ItemLists, relevant: ItemLists, out: RankedRows
+) -> None:
     """Rank the candidates of users ``first`` to ``first + U`` and compare the relevant ones with the others.
 
     Args:
@@ -54,7 +56,7 @@ def rank_rows(scores: NDArray[np.float32], first: Int, excluded: ItemLists, rele
         first: row of the first user in ``excluded`` and ``relevant``.
         excluded: items that are no candidates.
         relevant: relevant items.
-        out: written; as :meth:`Ranked.empty` before, its k at most I.
+        out: written; as :meth:`RankedRows.empty` before, its k at most I.
     """
     n_items = scores.shape[1]
     row = np.empty(n_items, np.float32)

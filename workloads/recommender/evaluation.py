@@ -135,12 +135,12 @@ def _blocks(
 def _compiled_blocks(
     models: Sequence[Scorer], relevant: History, excluded: History, parts: Sequence[slice], length: int
 ) -> Iterator[_Block]:
-    from workloads.recommender.compiled_ranking import ItemLists, Ranked, rank_rows
+    from workloads.recommender.compiled_ranking import ItemLists, RankedRows, rank_rows
 
     wanted, masked = (ItemLists(history.indptr, history.items.numpy()) for history in (relevant, excluded))
     for part in parts:
         for k, model in enumerate(models):
-            ranking = Ranked.empty(part.stop - part.start, length)
+            ranking = RankedRows.empty(part.stop - part.start, length)
             scores = model.scores(part.start, part.stop).float().contiguous().numpy()
             rank_rows(scores, part.start, masked, wanted, ranking)
             items, listed, hits, n, wins, pairs = map(torch.from_numpy, ranking)
