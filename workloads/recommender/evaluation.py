@@ -98,15 +98,16 @@ def rank_users(
     filled = 0
     loop = _compiled_blocks if _compilation_pays(device, count, n_items, evaluations, length) else _blocks
     for block, items, *measured in loop(models, relevant, excluded, parts, length):
-        here = slice(filled, filled := filled + len(items))
-        hits[here], listed[here], n[here], aucs[here] = measured
+        span = slice(filled, filled + len(items))
+        filled += len(items)
+        hits[span], listed[span], n[span], aucs[span] = measured
         lists[block] = 1 + items.view(lists[block].shape)
-        blocks.append((block, here))
+        blocks.append((block, span))
     if blocks:  # the metrics of lists for all blocks at once: they are many small operations
         metrics = of_lists(hits, listed, n, aucs, cutoffs)
         columns = torch.stack([metrics[name] for name in names], dim=1)
-        for block, here in blocks:
-            values[block] = columns[here].view(values[block].shape)
+        for block, span in blocks:
+            values[block] = columns[span].view(values[block].shape)
     return values, lists
 
 
@@ -127,9 +128,9 @@ def _blocks(
         for k in range(0, len(models), per_block):
             scores = [model.scores(part.start, part.stop) for model in models[k : k + per_block]]
             candidates, items = ranked(_stack(scores), _stack([masked] * len(scores)), length)
-            here = _stack([wanted & ~masked] * len(scores))
-            area = auc(candidates, here) if drawn is None else sampled_auc(candidates, here, drawn)
-            yield (slice(k, k + len(scores)), part), items, *looked_up(candidates, items, here), area
+            targets = _stack([wanted & ~masked] * len(scores))
+            area = auc(candidates, targets) if drawn is None else sampled_auc(candidates, targets, drawn)
+            yield (slice(k, k + len(scores)), part), items, *looked_up(candidates, items, targets), area
 
 
 def _compiled_blocks(
