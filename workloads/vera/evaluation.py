@@ -86,7 +86,9 @@ def choose(labelled: LabelledQueries, ranked: Ranked, params: Params, k: int | N
     if k is None:
         rates = [float(labelled.success(ranked, depth).mean()) for depth in DEPTHS]
         inside = [depth for depth, rate in zip(DEPTHS, rates) if RATES[0] <= rate <= RATES[1]]
-        k = inside[0] if inside else min(zip(DEPTHS, rates), key=lambda one: abs(one[1] - sum(RATES) / 2))[0]
+        middle = sum(RATES) / 2
+        nearest = min(range(len(DEPTHS)), key=lambda at: abs(rates[at] - middle))
+        k = inside[0] if inside else DEPTHS[nearest]
     map_k, map_1 = (fit_map(params.recalibration, ranked, at, params, labelled.success(ranked, at)) for at in (k, 1))
     mapped = confidence(ranked, k, params, map_k)
     threshold = calibration.threshold_at_risk(mapped, labelled.success(ranked, k), params.eval_risk)
@@ -110,23 +112,21 @@ def evaluation(
     metrics: dict[str, float] = {}
     probability = success = torch.zeros(0)
 
-    def ends(name: str, value: torch.Tensor, interval: tuple[float, float]) -> None:
+    def record_interval(name: str, value: torch.Tensor, interval: tuple[float, float]) -> None:
         metrics.update({name: float(value), f"{name}_low": interval[0], f"{name}_high": interval[1]})
 
-    def measured(name: str, measure: calibration.Measure, values: torch.Tensor) -> None:
-        ends(
-            name,
-            measure(values, success),
-            calibration.bootstrap(measure, values, success, params.eval_resamples, source),
-        )
+    def record_bootstrap(name: str, measure: calibration.Measure, values: torch.Tensor, success: torch.Tensor) -> None:
+        value = measure(values, success)
+        interval = calibration.bootstrap(measure, values, success, params.eval_resamples, source)
+        record_interval(name, value, interval)
 
     for suffix, k, mapped in (("_at_1", 1, choice.map_1), ("", choice.k, choice.map_k)):
         probability = confidence(ranked, k, params, mapped)
         success = labelled.success(ranked, k)
         interval = calibration.ece_interval(probability, success, params.eval_bins, params.eval_resamples, source)
-        ends(f"calib/ece{suffix}", calibration.ece(probability, success, params.eval_bins), interval)
+        record_interval(f"calib/ece{suffix}", calibration.ece(probability, success, params.eval_bins), interval)
         for name, measure in _measures(params).items():
-            measured(f"{name}{suffix}", measure, probability)
+            record_bootstrap(f"{name}{suffix}", measure, probability, success)
         columns[f"calib/nll{suffix}"] = calibration.nll(probability, success)
         columns[f"calib/brier{suffix}"] = calibration.brier(probability, success)
         columns[f"selective/score/aurc{suffix}"] = calibration.aurc_influences(probability, success)
@@ -136,10 +136,10 @@ def evaluation(
             metrics[f"calib/truth_mae{suffix}"] = float((probability - true).abs().mean())
     columns["quality"] = columns["mrr"].double() - columns["calib/brier"]
     answered = probability >= choice.threshold
-    measured("mrr", _average, columns["mrr"].double())
-    measured("ndcg_at_10", _average, columns["ndcg_at_10"].double())
-    measured("selective/score/coverage", _average, answered.double())
-    measured("selective/score/risk", _risk, answered.double())
+    record_bootstrap("mrr", _average, columns["mrr"].double(), success)
+    record_bootstrap("ndcg_at_10", _average, columns["ndcg_at_10"].double(), success)
+    record_bootstrap("selective/score/coverage", _average, answered.double(), success)
+    record_bootstrap("selective/score/risk", _risk, answered.double(), success)
     metrics |= {
         "k": float(choice.k),
         "quality": metrics["mrr"] - metrics["calib/brier"],

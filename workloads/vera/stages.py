@@ -8,7 +8,6 @@ from workloads.contract import Runtime
 from workloads.schedule import Progress, advanced, stage_ends, stage_of
 from workloads.vera.params import Params
 
-NAMES = ("rank", "evidence", "query")
 _LEAST_GAIN = 1e-3  # smallest relative decrease of the loss that counts as progress
 
 
