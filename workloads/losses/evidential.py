@@ -34,7 +34,7 @@ def log_miss(alpha: torch.Tensor, beta: torch.Tensor) -> torch.Tensor:
 
 
 def top(scores: torch.Tensor, k: int) -> torch.Tensor:
-    """Columns of the k highest scores of each row, best first, ties by column (E-V7).
+    """Columns of the k highest scores of each row, best first, equal ones in input order (E-V7).
 
     Args:
         scores: (Q, C); -inf is no candidate.
@@ -47,7 +47,7 @@ def top(scores: torch.Tensor, k: int) -> torch.Tensor:
 
 
 def log_failure(log_misses: torch.Tensor, columns: torch.Tensor, listed: torch.Tensor) -> torch.Tensor:
-    """``ln(1 - c^(k)) = Σ ln(1 - μ_j)`` over the first k. Note 2, E-V5, E-V6 (independence is the note's).
+    """``ln(1 - c^(k))``, the log-probability that none of the first k answers: ``Σ ln(1 - μ_j)``. Note 2, E-V5, E-V6.
 
     Args:
         log_misses: ``ln(1 - μ)``, (Q, C).
@@ -73,7 +73,10 @@ def log1mexp(x: torch.Tensor) -> torch.Tensor:
 
 
 def quantile_groups(confidence: torch.Tensor, groups: int) -> torch.Tensor:
-    """Groups of like confidence and equal size, ``⌊rank · G / n⌋``, ties by place: (n,) to (n,) int64. E-V1."""
+    """Group index of each query, ``⌊rank · G / n⌋`` by ascending confidence: (n,) to (n,) int64. E-V1.
+
+    Equal confidences are ranked in input order.
+    """
     order = confidence.argsort(stable=True)
     restored = torch.empty_like(order)
     restored[order] = torch.arange(len(order), device=order.device) * groups // max(1, len(order))
@@ -106,13 +109,13 @@ def vera_loss(
 ) -> torch.Tensor:
     """``α KL(p'||q) + (1-α) KL(q||p) + β (1 - H(p)/ln 2) KL(p'||q)``, q = c^(k). Note 3 and 4.3, E-V1, E-V4.
 
-    As printed p = p' = Z, whose entropy is 0 and whose KL(q||p) is infinite. ``hybrid``: p' is the query's own Z, p the
-    success rate of its group; ``group``: both are the rate; ``eps``: both are Z, clipped. Both are constants.
+    The note sets p = p' = Z, whose entropy is 0 and whose KL(q||p) is infinite; therefore p must be inside (0, 1), such
+    as the success rate of the query's group. ``rate`` and ``target`` get no gradient.
 
     Args:
-        log_failures: ln(1 - c), (Q,).
-        rate: p, (Q,), inside (0, 1).
-        target: p', (Q,), in [0, 1].
+        log_failures: ln(1 - c^(k)), (Q,), of :func:`log_failure`.
+        rate: p, the probability of success in the reverse divergence and in the gate, (Q,), inside (0, 1).
+        target: p', the probability of success in the forward divergences, (Q,), in [0, 1]; it may be Z itself.
         alpha: weight of the forward divergence against the reverse one, in [0, 1].
         beta: weight of the gated one.
 

@@ -16,7 +16,7 @@ FLOOR = 1e-7
 """Bound of probabilities away from 0 and 1 in a likelihood, so that no single query has an infinite loss."""
 
 ABSTAINS = 2.0
-"""The threshold that no confidence reaches."""
+"""A threshold above every confidence: no query is answered."""
 
 _AT_ONCE = 2**20
 """Resampled queries that are measured at once: a measure holds some 100 bytes of each."""
@@ -121,10 +121,9 @@ def excess_aurc(confidence: torch.Tensor, success: torch.Tensor) -> torch.Tensor
 
 
 def auroc(confidence: torch.Tensor, success: torch.Tensor) -> torch.Tensor:
-    """The probability that a success has a higher confidence than a failure, a tie counts a half, (...,); NaN without
-    both.
+    """Probability that a success has a higher confidence than a failure, a tie counting 1/2: (..., n) to (...).
 
-    ``success`` may be a probability: then over the draw of both outcomes, of different queries.
+    NaN without both. ``success`` may hold probabilities p: the pair i != j then has the weight p_i (1 - p_j).
     """
     ordered, order = confidence.sort(dim=-1, stable=True)
     wins = success.gather(-1, order).double()
