@@ -129,8 +129,9 @@ class Context:
         Args:
             last: False for a micro-batch that others of the step follow; their losses are added.
         """
-        self.step += last
-        self.steps.add(self.step + (not last), loss, last=last)
+        self.steps.add(self.step + 1, loss, last=last)
+        if last:
+            self.step += 1
 
     def load(self, **parts: Any) -> None:
         """Load the parts of the state that there are into modules, optimisers and other objects with such a method.

@@ -43,5 +43,7 @@ def check_objectives(metrics: Sequence[str], cutoffs: Sequence[int]) -> None:
     for metric in metrics:
         name, at, k = metric.rpartition("_at_")
         if at and k not in map(str, cutoffs):
-            fix = f"Set objective={name}_at_{cutoffs[-1]}" + f", or add {k} to cutoffs" * k.isdecimal()
+            fix = f"Set objective={name}_at_{cutoffs[-1]}"
+            if k.isdecimal():
+                fix += f", or add {k} to cutoffs"
             raise ValueError(f"validation has no {metric} with cutoffs={_text(cutoffs)}. {fix}")

@@ -104,7 +104,8 @@ def _repeated(measure: Any, quick: bool, changed: Mapping[str, Any]) -> dict[str
 
     setting = Setting(**{"anchors": 100 if quick else 1000, **changed})
     measured = [measure(setting, generator(repeat, "estimators")) for repeat in range(2 if quick else REPEATED)]
-    return {name: (fmean(each), stdev(each)) for name in measured[0] for each in [[one[name] for one in measured]]}
+    columns = {name: [one[name] for one in measured] for name in measured[0]}
+    return {name: (fmean(column), stdev(column)) for name, column in columns.items()}
 
 
 def _cell(label: str, x: float, name: str, mean: float, sd: float | None, reach: float) -> dict[str, Any]:

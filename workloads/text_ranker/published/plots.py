@@ -42,7 +42,7 @@ def loss_curves(quick: bool) -> Drawn:
         curves.append(curve("RankNet, σ = 1", name, ranknet_loss(difference, zero, preference * one)))
     for gap in (1, 2, 3, 4):
         values = adaptive_margin_ranking_loss(difference, zero, gap * one, zero, gap_max=4.0)
-        name = f"gap {gap} of 4" + ", the plain loss" * (gap == 4)
+        name = "gap 4 of 4, the plain loss" if gap == 4 else f"gap {gap} of 4"
         curves.append(curve("margin ranking, m = 1", name, values))
     return Drawn(curves=tuple(curves), tables={"sigma": rows})
 
