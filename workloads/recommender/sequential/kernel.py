@@ -17,8 +17,8 @@ from workloads.recommender.sequential.updates import (
     REWEIGHTED,
     TRUNCATED,
     Rule,
-    several_items,
-    several_users,
+    step_gbpr,
+    step_mpr,
     step_on_difference,
     step_on_scores,
 )
@@ -145,7 +145,7 @@ def train(
                     block.second,
                     block.second_counts,
                 )
-            _careful_steps(tables, feedback, keys, start, size, choice, bayes, rule, block, scores)
+            _general_steps(tables, feedback, keys, start, size, choice, bayes, rule, block, scores)
         tally[0] += _loss(block.likelihoods, block.credence, size, credence.size > 0)
         if feedback.truth.indptr.size:
             _measure(feedback.truth, block.users, block.negatives, block.margins, size, tally[1:])
@@ -211,7 +211,7 @@ def _steps(W: Floats, H: Floats, block: TripleBlock, size: Int, choice: Int, rul
 
 
 @compiled
-def _careful_steps(
+def _general_steps(
     tables: Tables,
     feedback: Feedback,
     keys: Keys,
@@ -223,7 +223,10 @@ def _careful_steps(
     block: TripleBlock,
     scores: Floats,
 ) -> None:
-    """Take a step on each triple, for samplers that score all items and losses that update more than three rows."""
+    """Take an SGD step per triple.
+
+    For samplers that score all items, and for GBPR and MPR, which update more than three rows.
+    """
     W = tables.users
     H = tables.items
     group = np.empty(max(1, rule.group), np.int32)
@@ -239,7 +242,7 @@ def _careful_steps(
         if rule.loss == GBPR:
             _group(feedback, user, item, keys.extra, start + b, group)
             block.margins[b] = _difference(W[user], H[item], H[other])
-            block.likelihoods[b] = several_users(W, H, group, item, other, rule, weight, old, mixed)
+            block.likelihoods[b] = step_gbpr(W, H, group, item, other, rule, weight, old, mixed)
         elif rule.loss == MPR:
             second = _chosen(
                 tables, feedback, user, item, block.second, b, block.second_counts[b], choice, bayes, scores
@@ -250,7 +253,7 @@ def _careful_steps(
             several[3] = other
             several[4] = second
             block.margins[b] = _difference(W[user], H[item], H[other])
-            block.likelihoods[b] = several_items(W, H, user, several, rule, weight, old, mixed)
+            block.likelihoods[b] = step_mpr(W, H, user, several, rule, weight, old, mixed)
         elif rule.loss <= TRUNCATED:
             block.margins[b], block.likelihoods[b] = step_on_difference(W, H, user, item, other, rule, weight)
         else:

@@ -85,8 +85,9 @@ class Settings:
     """None: an epoch is a pass over the interactions in random order. Otherwise the number of triples in an epoch,
     whose users are drawn uniformly, as in algorithm 1 of chapter 3 (1000 x users there)."""
     threads: int = 1
-    """1 is reproducible to the last bit. Several threads update the tables without locks (Recht et al., NIPS 2011); in
-    a pass each trains on its own users. Small tables train no faster: the threads contend for their rows."""
+    """1 is reproducible to the last bit. Several threads update the tables without locks (Recht et al., NIPS 2011). In
+    a pass each has an equal part of the interactions, sorted by user, so that a user is in two parts only at their
+    boundary. Small tables train no faster: the threads contend for their rows."""
 
 
 class SequentialMF:

@@ -108,7 +108,7 @@ def step_on_scores(
 
 
 @compiled
-def several_items(
+def step_mpr(
     W: Floats, H: Floats, user: Int, items: Ints, rule: Rule, credence: Real, old: Floats, mixed: Floats
 ) -> Real:
     """A step of MPR on u and (i, i1, i2, j1, j2). Returns e^-loss before it. ``old``, ``mixed``: (d,), scratch."""
@@ -119,7 +119,7 @@ def several_items(
         old[k] = w[k]
         mixed[k] = 0
     for n in range(5):
-        share = _mpr(n, lam)
+        share = _mpr_coefficient(n, lam)
         h = H[items[n]]
         for k in range(len(w)):
             margin += share * old[k] * h[k]
@@ -131,7 +131,7 @@ def several_items(
     for k in range(len(w)):
         w[k] = keep * old[k] + push * mixed[k]
     for n in range(5):
-        share = push * _mpr(n, lam)
+        share = push * _mpr_coefficient(n, lam)
         h = H[items[n]]
         for k in range(len(old)):
             h[k] = keep * h[k] + share * old[k]
@@ -139,7 +139,7 @@ def several_items(
 
 
 @inlined
-def _mpr(n: Int, lam: Real) -> Real:
+def _mpr_coefficient(n: Int, lam: Real) -> Real:
     """Coefficient of the n-th score in λ ((x_i - x_j2) - (x_j1 - x_j2)) + (1 - λ) ((x_j1 - x_j2) - (x_i1 - x_i2))."""
     if n == 0:
         return lam
@@ -149,7 +149,7 @@ def _mpr(n: Int, lam: Real) -> Real:
 
 
 @compiled
-def several_users(
+def step_gbpr(
     W: Floats, H: Floats, users: Ints, item: Int, other: Int, rule: Rule, credence: Real, old: Floats, mixed: Floats
 ) -> Real:
     """A step of GBPR on the group (u, w, ...), i and j. Returns e^-loss before it. ``old``, ``mixed``: (d,), scratch.

@@ -416,7 +416,7 @@ def test_steps_on_several_items(tables: tuple[torch.Tensor, Any, Any]) -> None:
     scores = [(start[1] @ start[4 + item])[None] for item in items]
     value = pairwise.mpr_loss(scores[0], (scores[1], scores[2]), (scores[3], scores[4]), lam=0.6)
     scratch = np.empty((2, 9), np.float32)
-    found = updates.several_items(W, H, 1, items, rule(updates.MPR, 0.6), np.float32(0.37), scratch[0], scratch[1])
+    found = updates.step_mpr(W, H, 1, items, rule(updates.MPR, 0.6), np.float32(0.37), scratch[0], scratch[1])
     assert -math.log(found) == pytest.approx(value.item(), rel=1e-5)
     close(np.concatenate([W, H]), start, value.sum(), 0.37)
 
@@ -428,7 +428,7 @@ def test_steps_on_several_users(tables: tuple[torch.Tensor, Any, Any]) -> None:
     group = torch.stack([start[int(user)] @ start[6] for user in users])[None]
     value = pairwise.gbpr_loss((start[1] @ start[6])[None], group, (start[1] @ start[9])[None], rho=0.4)
     scratch = np.empty((2, 9), np.float32)
-    found = updates.several_users(W, H, users, 2, 5, rule(updates.GBPR, 0.4), np.float32(0.37), scratch[0], scratch[1])
+    found = updates.step_gbpr(W, H, users, 2, 5, rule(updates.GBPR, 0.4), np.float32(0.37), scratch[0], scratch[1])
     assert -math.log(found) == pytest.approx(value.item(), rel=1e-5)
     close(np.concatenate([W, H]), start, value.sum(), 0.37)
 
