@@ -83,6 +83,10 @@ def normal(n_nodes: int, dim: int, deviation: float, seed: int) -> torch.Tensor:
     return torch.randn(n_nodes, dim, generator=generator(seed, "init")) * deviation
 
 
+MAX_EDGES = 2**31 - 1
+"""Most edges of a graph, two per interaction: their numbers are int32."""
+
+
 @dataclass(frozen=True, slots=True)
 class Graph:
     """The normalised adjacency D^-1/2 A D^-1/2 of the interactions, without self loops, symmetric, in CSR.
@@ -108,7 +112,13 @@ class Graph:
 
 
 def normalised_graph(users: torch.Tensor, items: torch.Tensor, n_nodes: int) -> Graph:
-    """The graph of the given edges between user nodes and item nodes, (n,) each, every edge once."""
+    """The graph of the given edges between user nodes and item nodes, (n,) each, every edge once.
+
+    Raises:
+        ValueError: there are more than :data:`MAX_EDGES` in both directions.
+    """
+    if 2 * len(users) > MAX_EDGES:
+        raise ValueError(f"a graph holds at most {MAX_EDGES // 2:,} interactions; these are {len(users):,}")
     rows = torch.cat([users, items])
     columns = torch.cat([items, users])
     degrees = torch.bincount(rows, minlength=n_nodes)

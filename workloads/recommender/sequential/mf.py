@@ -34,6 +34,9 @@ Sampler: TypeAlias = Literal["uniform", "popularity", "aobpr", "dns", "bns", "bn
 Lists: TypeAlias = tuple[NDArray[np.int64], NDArray[np.integer[Any]] | torch.Tensor]
 """Item lists of the users: those of user u are ``lists[1][lists[0][u]:lists[0][u + 1]]``, ascending."""
 
+MAX_INTERACTIONS = 2**31 - 1
+"""Most training interactions: their numbers are int32."""
+
 LOSSES: dict[Loss, int] = {
     "bpr": BPR,
     "bce": BCE,
@@ -124,7 +127,8 @@ class SequentialMF:
             planted: the same by the planted truth of generated data; with them an epoch measures ``fnr``.
 
         Raises:
-            ValueError: bns_oracle without truth, or no user with both a positive and a negative item.
+            ValueError: bns_oracle without truth, no user with both a positive and a negative item, or more than
+                :data:`MAX_INTERACTIONS`.
         """
         self.settings = settings
         self.seed = seed
@@ -134,6 +138,10 @@ class SequentialMF:
         H = _table(items)
         n_users = len(W)
         n_items = len(H)
+        if len(positives) > MAX_INTERACTIONS:
+            raise ValueError(
+                f"sequential SGD trains on at most {MAX_INTERACTIONS:,} interactions; these are {len(positives):,}"
+            )
         observed = pairs(indptr, _array(positives), n_items)
         owners = np.repeat(np.arange(n_users, dtype=np.int32), np.diff(observed.indptr))
         degrees = np.diff(observed.indptr)

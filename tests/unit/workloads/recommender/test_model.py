@@ -42,6 +42,15 @@ def test_lightgcn_is_the_dense_formula(layers: int) -> None:
     np.testing.assert_allclose(model.embedding.grad, mean.T @ outer.double().numpy(), atol=1e-6)
 
 
+def test_a_graph_whose_edges_do_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workloads.recommender.model.MAX_EDGES", 5)
+    users = torch.tensor([0, 0, 1])
+    items = torch.tensor([2, 3, 3])
+    normalised_graph(users[:2], items[:2], 4)
+    with pytest.raises(ValueError, match="at most 2 interactions; these are 3"):
+        normalised_graph(users, items, 4)
+
+
 def test_scores_are_inner_products() -> None:
     model = MatrixFactorisation(torch.randn(9, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)))
     nodes = torch.tensor([[0, 1, 1, 3], [4, 5, 5, 8], [8, 4, 4, 4]])

@@ -643,6 +643,13 @@ def test_the_oracle_needs_the_truth() -> None:
         model([[0]], 3, Settings(sampler="bns_oracle"))
 
 
+def test_interactions_whose_numbers_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mf, "MAX_INTERACTIONS", 2)
+    model([[0], [1]], 3, Settings())
+    with pytest.raises(ValueError, match="at most 2 interactions; these are 3"):
+        model([[0, 1], [1]], 3, Settings())
+
+
 def test_tables_are_those_of_the_caller() -> None:
     table = torch.zeros(4, 3, dtype=torch.float64)
     with pytest.raises(ValueError, match="contiguous float32 tensors"):
