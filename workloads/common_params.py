@@ -17,6 +17,7 @@ WeightDecay: TypeAlias = Annotated[float, Field(ge=0, le=1, json_schema_extra=MI
 
 
 def absolute(path: str, what: str = "file") -> str:
+    """``path`` unchanged. Raises ValueError, which names ``what``, if it is relative."""
     if not Path(path).is_absolute():
         raise ValueError(f"a path of a {what} must be absolute. Use {Path(path).absolute()}")
     return path

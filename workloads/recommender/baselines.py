@@ -212,7 +212,10 @@ class IALS(Baseline):
         return torch.from_numpy(ratings).to(train.items.device) * required(self.params.ials_alpha)
 
     def fold_in(self) -> dict[str, float | None]:
-        """How the embedding of an unknown user is found: its items, which come without ratings, have the mean one."""
+        """Settings to solve for an unknown user.
+
+        ``alpha``, c - 1 of an item without a rating (the mean of training), and ``ridge``.
+        """
         alpha = self.params.ials_alpha if self._extra is None else self._extra.double().mean().item()
         return {"alpha": alpha, "ridge": self.params.ials_lambda}
 

@@ -81,11 +81,11 @@ def srns(params: Params, data: RecommenderData, root: Path) -> Sampler:
 
 def bns(params: Params, data: RecommenderData, root: Path) -> Sampler:
     lam = params.bns_lambda
-    places = ScoreECDF(data.observed, data.n_items, required(params.ecdf), params.ecdf_items or 1)
+    ecdf = ScoreECDF(data.observed, data.n_items, required(params.ecdf), params.ecdf_items or 1)
     return BNS(
         data.unobserved,
         required(params.candidates),
-        places,
+        ecdf,
         _prior(params, data, root),
         warm_lambda if lam == "warm" else lambda _epoch: float(lam or 0),
         posterior_only=params.sampler == "bns_posterior",

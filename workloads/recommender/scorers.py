@@ -1,4 +1,4 @@
-"""What a trained model is to evaluation: the scores of all items for a block of users."""
+"""Scorers: the scores of all items for a block of users, the interface between trained models and evaluation."""
 
 from __future__ import annotations
 

@@ -165,7 +165,7 @@ class BNS(FromCandidates):
         self,
         unobserved: Unobserved,
         candidates: int,
-        places: ScoreECDF,
+        ecdf: ScoreECDF,
         prior: Prior,
         lam: Callable[[int], float],
         *,
@@ -174,7 +174,7 @@ class BNS(FromCandidates):
     ) -> None:
         """``lam``: λ of an epoch, from 1. ``uniform_epochs``: number of first epochs that draw uniformly, as RNS."""
         super().__init__(unobserved, candidates)
-        self._places = places
+        self._ecdf = ecdf
         self._prior = prior
         self._lam = lam
         self._posterior_only, self._uniform_epochs = posterior_only, uniform_epochs
@@ -184,7 +184,7 @@ class BNS(FromCandidates):
         if view.epoch <= self._uniform_epochs:
             return self._any(view)
         x = view.scores(view.candidates)
-        negative = unbias(self._places(view, x), self._prior(view.users, view.candidates - view.n_users))
+        negative = unbias(self._ecdf(view, x), self._prior(view.users, view.candidates - view.n_users))
         if self._posterior_only:
             return largest(negative, view.candidates)
         info = torch.sigmoid(x - view.positive())  # (4.4)
