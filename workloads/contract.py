@@ -141,19 +141,25 @@ class Preset:
 class Servable:
     """What the registry stores: weights and a standalone predictor, without pickle.
 
-    ``predictor`` is a Python source file, or None for a model that cannot be served, which is not logged: its weights
-    stay with the run. It is a file in the folder of the workload's module (only code from there is trusted). It
-    imports neither ``orchestrator`` nor ``workloads`` and defines ``class Predictor`` with
-    ``__init__(weights: dict[str, np.ndarray], config: dict)`` and
-    ``predict(inputs: pandas.DataFrame, **params) -> pandas.DataFrame``. Files that it imports by relative imports are
-    exported with it (:mod:`workloads.predictor_sources`). ``weights`` may be on any device and require gradients: the
-    export copies them. ``example`` holds input columns (an object column of ``bytes`` where the input is binary),
-    ``alternatives`` further columns of as many rows that may be given in the place of those: then neither is required,
-    ``optional`` columns that may be given in addition; other columns of an input do not reach the predictor.
-    ``params``: keyword parameters of ``predict`` with their defaults. ``requirements``: the packages that these files
-    import. ``tags`` are set on the registered version, such as the location of the index that belongs to the model.
-    ``training``: further weights, which only training needs, such as a projection head. They are stored with the model
-    for runs that start from it (:class:`Initialisable`); the predictor does not get them.
+    Attributes:
+        predictor: a Python source file in the folder of the workload's module (only code from there is trusted). It
+            imports neither ``orchestrator`` nor ``workloads`` and defines ``class Predictor`` with
+            ``__init__(weights: dict[str, np.ndarray], config: dict)`` and
+            ``predict(inputs: pandas.DataFrame, **params) -> pandas.DataFrame``. Files that it imports by relative
+            imports are exported with it (:mod:`workloads.predictor_sources`). None for a model that cannot be served,
+            which is not logged: its weights stay with the run.
+        weights: on any device; they may require gradients, since the export copies them.
+        config: what the predictor gets in addition to the weights.
+        example: input columns; an object column of ``bytes`` where the input is binary. Columns of an input that are
+            in none of ``example``, ``alternatives`` and ``optional`` do not reach the predictor.
+        params: keyword parameters of ``predict`` with their defaults.
+        requirements: the packages that the predictor's files import.
+        tags: set on the registered version, such as the location of the index that belongs to the model.
+        alternatives: columns of as many rows that may be given in the place of those of ``example``; then neither is
+            required.
+        training: further weights, which only training needs, such as a projection head. They are stored with the model
+            for runs that start from it (:class:`Initialisable`); the predictor does not get them.
+        optional: columns that may be given in addition.
     """
 
     predictor: Path | None

@@ -16,7 +16,7 @@ from workloads.named_function import load_function
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a table that is not one of losses: a sampler, a backbone, a method.
+    """A row of a table of samplers, backbones or methods.
 
     Attributes:
         function: ``module:name`` of what it is computed by.
@@ -37,7 +37,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Loss:
-    """One loss.
+    """A row of a table of losses: the function of a loss and how a workload calls it.
 
     Attributes:
         function: ``module:name`` of the function that computes it.
