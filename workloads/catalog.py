@@ -99,7 +99,7 @@ BUILT_IN = {
     "vera": Entry(
         "workloads.vera.params:Params",
         "workloads.vera.workload:Vera",
-        "Retrieval that knows when it fails: ranking and confidence learnt apart, in stages.",
+        "Retrieval with a calibrated probability of success; ranking and confidence are trained in separate stages.",
         "workloads.vera.published:PUBLISHED",
         data=("graph_questions", "retrieval"),
         candidates="workloads.vera.graph_candidates:graph_candidates",
