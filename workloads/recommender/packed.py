@@ -158,14 +158,15 @@ class RecommenderPack:
         n = data.pairs.shape[1]
         for number, (member, epoch) in enumerate(zip(members, epochs)):
             member.step_log.extend(step_log.take(number, after=(epoch - 1) * steps_per_pass(n, params.batch_size)))
-        metrics: list[Metrics] = [{"loss": loss / n} for loss in total.tolist()]
-        if data.wrong is not None:
-            fpr = wrong_share(data.wrong).item()
-            for one in metrics:
-                one["fpr"] = fpr
-        if data.planted is not None:
-            for one, count in zip(metrics, false_negatives.tolist()):
-                one["fnr"] = count / n
+        fpr = None if data.wrong is None else wrong_share(data.wrong).item()
+        metrics: list[Metrics] = []
+        for loss, count in zip(total.tolist(), false_negatives.tolist()):
+            own = {"loss": loss / n}
+            if fpr is not None:
+                own["fpr"] = fpr
+            if data.planted is not None:
+                own["fnr"] = count / n
+            metrics.append(own)
         return metrics
 
     @torch.no_grad()
