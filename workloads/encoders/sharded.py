@@ -12,6 +12,7 @@ from workloads.distributed import gather, reduce_sum
 from workloads.encoders.search import exact_topk
 from workloads.encoders.text import TextEncoder, encode
 from workloads.encoders.tokens import Tokens
+from workloads.transfer import to_device
 
 _NONE = 2**53
 """Row of places that are left over in a list."""
@@ -24,7 +25,7 @@ def sharded_encode(encoder: TextEncoder, tokens: Tokens, runtime: Runtime) -> to
     """
     own = np.arange(len(tokens))[runtime.rank :: runtime.world_size]
     vectors = torch.zeros(len(tokens), encoder.dim, device=runtime.device)
-    vectors[torch.from_numpy(own).to(runtime.device)] = encode(encoder, tokens.take(own))
+    vectors[to_device(torch.from_numpy(own), runtime.device)] = encode(encoder, tokens.take(own))
     return reduce_sum(vectors)
 
 
