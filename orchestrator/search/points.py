@@ -76,6 +76,12 @@ class Points:
                 allowed = spaces.Survey(ranges, conditional=False).text()[name]
                 raise UserError(f"{name} is outside the search space", got=value, allowed=allowed)
         self._trial(accepted)
+        here = spaces.distributions_at(self._space, self._fixed, accepted)
+        if absent := next((name for name in accepted if name not in here), None):
+            raise UserError(
+                f"{absent} is not searched together with the other values", got=f"{absent}={accepted[absent]}",
+                allowed=", ".join(here), fix="Leave it out, or add the values that it depends on",
+            )  # fmt: skip
         return accepted
 
     def of(self, settings: Mapping[str, Any], exact: bool) -> dict[str, Any] | None:

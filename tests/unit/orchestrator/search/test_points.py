@@ -69,6 +69,13 @@ def test_a_point_of_a_branch_that_the_survey_lacks_is_taken() -> None:
         space.checked({"loss": "bcl", "drop_steps": "2000"})
 
 
+def test_a_value_that_its_branch_does_not_have_is_not_taken() -> None:
+    """It would be ignored."""
+    space = points.Points(SweepSpec(workload="recommender", search=Search(space="everything")))
+    with pytest.raises(UserError, match=r"tau is not searched together with the other values: got tau=0.1; .*loss"):
+        space.checked({"loss": "bpr", "tau": "0.1"})
+
+
 # What was published
 
 
