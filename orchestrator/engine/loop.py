@@ -278,18 +278,21 @@ def servable(workload: Workload) -> Servable:
     Its code is FAILED: training is over, and a resume with a repaired method goes on from there.
     """
     import numpy as np
+    import torch
 
     served = workload.servable()
     allowed = "a workloads.contract.Servable"
     if isinstance(served, Servable):
         wrong = [f"example {name}: {type(column).__name__}" for name, column in served.example.items()
                  if not isinstance(column, np.ndarray)]  # fmt: skip
+        wrong += [f"weights {name}: {type(value).__name__}" for name, value in served.weights.items()
+                  if not isinstance(value, torch.Tensor)]  # fmt: skip
         if not isinstance(served.predictor, Path | None):
             wrong.insert(0, f"predictor: {type(served.predictor).__name__}")
         if not wrong:
             return served
         got = ", ".join(wrong)
-        allowed += ", its predictor a Path, its example NumPy arrays"
+        allowed += ", its predictor a Path, its weights tensors, its example NumPy arrays"
     else:
         got = " ".join(repr(served).split())[:200]
     raise NoResult(

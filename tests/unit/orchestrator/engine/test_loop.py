@@ -383,11 +383,13 @@ def test_units_that_cannot_be_stored_are_refused_at_the_first_evaluation(
 def test_a_servable_with_parts_of_other_types_is_refused() -> None:
     toy = build()
     good = toy.servable()
-    other = replace(good, predictor=str(good.predictor), example={"user": [0, 1]})  # type: ignore[arg-type, dict-item]
+    weights = {"x": np.zeros(1)}
+    other = replace(good, predictor=str(good.predictor), weights=weights, example={"user": [0, 1]})  # type: ignore[arg-type, dict-item]
     toy.servable = lambda: other  # type: ignore[method-assign]
     with pytest.raises(NoResult) as caught:
         servable(toy)
-    assert "got predictor: str, example user: list; allowed: a workloads.contract.Servable, its" in str(caught.value)
+    got = "got predictor: str, example user: list, weights x: ndarray; allowed: a workloads.contract.Servable, its"
+    assert got in str(caught.value)
     assert caught.value.code == FAILED  # training is over: `status` shows how to resume
 
 
