@@ -20,6 +20,7 @@ from urllib.parse import quote
 
 from orchestrator.cli import describe
 from orchestrator.cluster import connection, preflight
+from orchestrator.console import plural
 from orchestrator.errors import DONE, UNAVAILABLE, UserError, mask
 from orchestrator.provenance import machine
 from orchestrator.runs import driver_status
@@ -238,7 +239,7 @@ def _database(file: Path, installed: str) -> Check:
             )
     except sqlite3.Error as error:
         return Check("mlflow", "problem", f"the store {file} is damaged or no MLflow store: {error}", "Move it away")
-    held = f"{runs} run{'s' * (runs != 1)} and {models} registered model{'s' * (models != 1)}"
+    held = f"{plural(runs, 'run')} and {plural(models, 'registered model')}"
     return Check("mlflow", "ok", f"{installed}; {file} holds {held}")
 
 

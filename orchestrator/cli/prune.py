@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.cluster import preflight
-from orchestrator.console import aligned
+from orchestrator.console import aligned, plural
 from orchestrator.errors import UserError, one_line
 from orchestrator.registry import models
 from orchestrator.storage import generations, lease, records, remote, run_lookup, sync_state
@@ -277,7 +277,7 @@ def as_text(orphans: Sequence[Orphan], runs: Sequence[Stale], removed: bool) -> 
     lines = [[size(orphan.bytes), orphan.kind, str(orphan.path)] for orphan in orphans]
     lines += [["", f"MLflow run left RUNNING: {run.why}", f"{run.run_id} ({run.id})"] for run in runs]
     total = size(sum(orphan.bytes for orphan in orphans))
-    killed = f", {len(runs)} MLflow run{'s' * (len(runs) != 1)} KILLED" if runs else ""
+    killed = f", {plural(len(runs), 'MLflow run')} KILLED" if runs else ""
     end = f"{total} removed{killed}" if removed else f"{total} in all. Nothing is removed yet: add --yes"
     return f"{aligned(lines)}\n{end}"
 

@@ -11,6 +11,7 @@ import typer
 
 from orchestrator.cli.common import resolved
 from orchestrator.config.options import Json, Storage, Tracking
+from orchestrator.console import plural
 from orchestrator.errors import FAILED, UserError
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def clean_models(settings: Settings, keep: int, yes: bool, as_json: bool) -> Non
             print(model)
         kept = ", ".join(f"{count} {reason}" for reason, count in sorted(survey.kept.items()))
         end = "removed" if yes else "can be removed. Nothing is removed yet: add --yes"
-        print(f"{len(removable)} model{'s' * (len(removable) != 1)} {end if removable else 'to remove'}")
+        print(f"{plural(len(removable), 'model')} {end if removable else 'to remove'}")
         print(f"Kept: {kept or 'no model'}")
         if freed:
             print(freed)

@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
-from orchestrator.console import aligned, show
+from orchestrator.console import aligned, plural, show
 from orchestrator.errors import UserError, one_line, unknown
 from orchestrator.provenance.record import recorded_environment
 from orchestrator.registry import models as registry
@@ -229,9 +229,9 @@ def _tags(settings: Settings, fingerprint: str) -> Iterator[tuple[str, str]]:
 def as_text(audit: Audit) -> str:
     """An audit for a terminal."""
     runs = {row.fields.get("run") for row in audit.rows}
-    looks = _count(len(audit.rows), "look")
+    looks = plural(len(audit.rows), "look")
     fingerprint = (audit.fingerprint or "no fingerprint")[:12]
-    lines = [f"{audit.dataset} ({fingerprint}): {looks} at the test split by {_count(len(runs), 'run')}"]
+    lines = [f"{audit.dataset} ({fingerprint}): {looks} at the test split by {plural(len(runs), 'run')}"]
     cells = [[str(row.fields.get(name, "?")) for name in COLUMNS] for row in audit.rows]
     lines += [aligned([list(COLUMNS.values()), *cells])]
     lines += [f"FAULT: {fault}" for fault in audit.faults] or ["The chain is whole, and every run's rows are in it"]
@@ -244,10 +244,6 @@ def as_text(audit: Audit) -> str:
         ]
         lines.append(aligned([["RUN", "METRIC", "VALUE", "ALL LOOKS", "SINGLE LOOK"], *cells]))
     return "\n".join([*lines, UNKNOWN])
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def _interval(ends: tuple[float, float]) -> str:

@@ -53,8 +53,8 @@ class Racing:
         """Whether a trial could not be compared, because it has no values by unit, or values of other units."""
         self._read()
 
-    def observe(self, number: int, epoch: int, units: UnitValues | None) -> None:
-        """Take the signed values by unit that trial ``number`` has at the rung ``epoch``, before its decision."""
+    def observe(self, number: int, units: UnitValues | None) -> None:
+        """Take the signed values by unit that trial ``number`` has at its rung, before its decision."""
         self._current.pop(number, None)
         if units is None:
             self.unpaired = True

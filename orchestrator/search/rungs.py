@@ -68,7 +68,7 @@ class Rungs:
     def observe(self, number: int, epoch: int, units: UnitValues | None) -> None:
         """Take the values by unit of a trial that has reached the rung ``epoch``. Only racing uses them."""
         if isinstance(self._scheduler, Racing):
-            self._scheduler.observe(number, epoch, units and replace(units, values=self._sign * units.values))
+            self._scheduler.observe(number, units and replace(units, values=self._sign * units.values))
 
     def waits(self, number: int, epoch: int) -> bool:
         """Whether the decision at the rung ``epoch`` waits for trials with lower numbers (``ordered``)."""

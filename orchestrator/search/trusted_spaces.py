@@ -15,9 +15,6 @@ from orchestrator.config.spec import Search
 from orchestrator.errors import UserError
 from orchestrator.provenance import private_files
 
-NAMED = user_code.MARKS
-"""Folder in the home with the marks of trusted files."""
-
 KINDS = {"space": "search space", "workload": "workload"}
 """The names of kinds of code that differ from their options."""
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from orchestrator.cluster import connection
+from orchestrator.config import user_code
 from orchestrator.console import Console
 from orchestrator.errors import UserError
 from orchestrator.provenance import record as provenance
@@ -215,4 +216,4 @@ def test_a_storage_elsewhere_is_shared_as_the_umask_says(umask: int, tmp_path: P
 def test_no_other_user_can_name_a_search_space_here(umask: int, home: Path) -> None:
     home.mkdir()
     name_a_space()
-    assert mode(home / trusted_spaces.NAMED) == 0o700
+    assert mode(home / user_code.MARKS) == 0o700

@@ -118,7 +118,7 @@ def test_the_best_is_stopped_at_most_as_often_as_promised(units_of: int) -> None
                 if observed.is_out:
                     continue
                 observed.values[epoch] = float(units[number][epoch].mean())
-                scheduler.observe(number, epoch, UnitValues(units_of, "a", units[number][epoch]))
+                scheduler.observe(number, UnitValues(units_of, "a", units[number][epoch]))
                 observed.is_out = scheduler.prunes(number, epoch, trials)
         stopped += trials[best].is_out
     assert stopped / replications <= LEVEL + 2 * math.sqrt(LEVEL * (1 - LEVEL) / replications)
@@ -133,7 +133,7 @@ def test_of_many_units_the_noise_is_that_of_those_kept() -> None:
         scheduler = Racing(EPOCHS)
         trials = {number: Observed({4: 0.5, 8: 0.5}) for number in range(2)}
         for number in trials:
-            scheduler.observe(number, 8, UnitValues(10_000, "a", rng.normal(0.5, 0.2, 100)))
+            scheduler.observe(number, UnitValues(10_000, "a", rng.normal(0.5, 0.2, 100)))
             pruned = scheduler.prunes(number, 8, trials)
         stopped += pruned
     assert stopped / replications <= LEVEL + 2 * math.sqrt(LEVEL * (1 - LEVEL) / replications)

@@ -87,7 +87,7 @@ def test_a_resume_decides_alike_and_needs_consent(mine: Path, home: Path, tmp_pa
     sweep(mine, sampler=f"{mine}:Steps", name="mine", trials=2)
     more = api.sweep(resume="mine", more_trials=2, tracking="none")
     assert sorted(more.trials()["params.lr"]) == pytest.approx([0.02, 0.03, 0.04, 0.05])
-    for mark in (home / trusted_spaces.NAMED).iterdir():
+    for mark in (home / user_code.MARKS).iterdir():
         mark.unlink()
     trusted_spaces.trust(f"{mine}:space", home)  # the same file: it is one consent
     api.sweep(resume="mine", more_trials=1, tracking="none")
