@@ -13,7 +13,7 @@ from benchmarks.replay.recording import Array, Recording
 from orchestrator.search.schedulers import Observed, Scheduler
 from orchestrator.search.unit_values import UnitValues
 
-Observe = Callable[[int, int, UnitValues], None]
+Observe = Callable[[int, UnitValues], None]
 """Receives trial, epoch and values of units, before the scheduler decides."""
 
 
@@ -87,7 +87,7 @@ def replay(
             trials[number].values[epoch] = float(recording.values[trial, index])
             if observe:
                 values = recording.units[trial, best_index[trial, index]].astype(np.float64)
-                observe(number, epoch, UnitValues(len(values), "", values))
+                observe(number, UnitValues(len(values), "", values))
             if scheduler and scheduler.prunes(number, epoch, trials):
                 trials[number].is_out = True
                 result.stopped.append(trial)

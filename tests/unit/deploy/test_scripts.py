@@ -80,7 +80,7 @@ BEGIN, GO_ON = "sweep recommender --trials 2 --name mf", "sweep --resume mf"
         pytest.param("finished", 0, 1, [], 0, id="what has finished is left alone"),
         pytest.param("partial", 4, 1, [], 0, id="so is a sweep with some failed trials"),
         pytest.param(None, 2, 4, [BEGIN], 0, id="which no retry would mend"),
-        pytest.param(None, 3, 0, [], 1, id="a storage that is away begins nothing"),
+        pytest.param(None, 3, 0, [], 3, id="a storage that is away begins nothing"),
     ],
 )
 def test_durable(tmp_path: Path, standing: str | None, status_code: int, code: int, then: list[str], ends: int) -> None:
