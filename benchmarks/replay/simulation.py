@@ -14,7 +14,7 @@ from orchestrator.search.schedulers import Observed, Scheduler
 from orchestrator.search.unit_values import UnitValues
 
 Observe = Callable[[int, UnitValues], None]
-"""Receives trial, epoch and values of units, before the scheduler decides."""
+"""Receives trial and values of units, before the scheduler decides."""
 
 
 @dataclass
