@@ -42,7 +42,7 @@ class FakeManager:
         self.killed: list[int] = []
         self.released: set[int] = set()
 
-    def next(self) -> dict[str, Any] | None:
+    def next(self, *, hold: bool) -> dict[str, Any] | None:
         if self.given == TRIALS:
             self.exhausted = True
             return None
@@ -70,7 +70,7 @@ class FakeManager:
     def ask_ahead(self) -> None:
         pass
 
-    def hold(self, unit: int) -> None:
+    def hold(self, unit: int, of: int) -> None:
         pass
 
     def release(self, unit: int) -> None:
