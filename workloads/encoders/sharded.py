@@ -21,8 +21,10 @@ _NONE = 2**53
 def sharded_encode(encoder: TextEncoder, tokens: Tokens, runtime: Runtime) -> torch.Tensor:
     """As :func:`~workloads.encoders.text.encode`; each rank encodes its share of the texts, and all get the result.
 
-    A collective operation, with the same arguments on all ranks.
+    A collective operation, with the same arguments on all ranks. With ``world_size`` 1, this rank encodes alone.
     """
+    if runtime.world_size == 1:
+        return encode(encoder, tokens)
     own = np.arange(len(tokens))[runtime.rank :: runtime.world_size]
     vectors = torch.zeros(len(tokens), encoder.dim, device=runtime.device)
     vectors[to_device(torch.from_numpy(own), runtime.device)] = encode(encoder, tokens.take(own))

@@ -81,6 +81,18 @@ def encoded(rank: int) -> tuple[Any, int]:
     return vectors.numpy(), sum(counts)
 
 
+def encoded_by_the_first(rank: int) -> Any:
+    tokenizer, encoder = load_encoder("tiny", max_length=16, texts=TEXTS)
+    return None if rank else sharded_encode(encoder, tokenizer(TEXTS), RUNTIME).numpy()
+
+
+def test_one_of_two_ranks_encodes_alone() -> None:
+    """As when a model is exported: the other rank does not take part."""
+    tokenizer, encoder = load_encoder("tiny", max_length=16, texts=TEXTS)
+    vectors, _ = run_on_ranks(encoded_by_the_first)
+    np.testing.assert_allclose(vectors, encode(encoder, tokenizer(TEXTS)).numpy(), atol=1e-6)
+
+
 def test_two_ranks_encode_a_half_each() -> None:
     tokenizer, encoder = load_encoder("tiny", max_length=16, texts=TEXTS)
     expected = encode(encoder, tokenizer(TEXTS)).numpy()
