@@ -131,6 +131,7 @@ class Session:
         self.started = time.monotonic()
         self._params = params
         self._tags = tags
+        self._datasets: dict[str | None, dict[str, str] | None] = {}
         self._resuming = resuming
         self._name = name or folder.id
         self._summary = summary
@@ -205,9 +206,13 @@ class Session:
             yield
 
     def trained_on(self, key: str, params: Mapping[str, Any]) -> None:
-        """Log the dataset of the run ``key`` to MLflow."""
-        ours = workload_loader.entry(self.folder.record["workload"]).data
-        if self.tracker and ours and (dataset := lineage.dataset(params, self.settings.data)):
+        """Log the dataset of the run ``key`` to MLflow. A dataset is described once a session, not once a trial."""
+        if not self.tracker or not workload_loader.entry(self.folder.record["workload"]).data:
+            return
+        name = params.get("dataset")
+        if name not in self._datasets:
+            self._datasets[name] = lineage.dataset(params, self.settings.data)
+        if dataset := self._datasets[name]:
             self.tracker.input(key, dataset)
 
     def look(self, spec: ExperimentSpec) -> Look:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +21,16 @@ def dataset(params: Mapping[str, Any], root: Path) -> dict[str, str] | None:
     Raises DataError when the dataset is missing.
     """
     name = params.get("dataset")
-    return None if name is None else _described(str(name), root, datasets.fingerprint(str(name), root))
+    return None if name is None else _described(str(name), root)
 
 
-@cache
-def _described(name: str, root: Path, fingerprint: str) -> dict[str, str]:
+def _described(name: str, root: Path) -> dict[str, str]:
     entry = datasets.dataset(name)
     files = entry.files_in(root)
     size = datasets.size_bytes(entry, root)
     return {
         "name": name,
-        "digest": fingerprint[:DIGEST],
+        "digest": datasets.fingerprint(name, root)[:DIGEST],
         "source": json.dumps({"uri": name if files else "embedded"}),
         "profile": json.dumps({"files": len(files), "bytes": size, **_counts(name, root)}),
     }

@@ -88,6 +88,21 @@ def test_a_signal_is_recorded_at_once_and_the_true_end_replaces_it(database: Pat
     assert statuses(database) == {"one": "FINISHED", "one/0": "FINISHED", "one/1": "FINISHED"}
 
 
+def test_a_dataset_is_described_once_a_session(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not for each trial: the files of a large one would be looked at again. A later session looks again."""
+    folder = records.create(resolve().storage, "run", "recommender", {}, "orchestrator run recommender", "one")
+    described: list[str] = []
+    describe = session.lineage.dataset
+    monkeypatch.setattr(session.lineage, "dataset", lambda *of: described.append(of[0]["dataset"]) or describe(*of))
+    for _ in range(2):
+        running = opened(folder)
+        running.tracker = Mock()
+        for key in ("one", "one/0"):
+            running.trained_on(key, {"dataset": "synthetic"})
+        assert [call.args[0] for call in running.tracker.input.call_args_list] == ["one", "one/0"]
+    assert described == ["synthetic"] * 2
+
+
 def test_a_signal_before_there_is_a_tracker_ends_its_run_too(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = session.open_tracker
 
