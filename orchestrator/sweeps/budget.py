@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from statistics import fmean
 
 from orchestrator.config.spec import SweepSpec
@@ -68,25 +68,25 @@ class Budget:
         """Device seconds so far, running trials included."""
         return self._spent + sum(map(self._running, self._since))
 
-    def allows_another(self, reserved: int = 0, waiting: int = 0, *, repeat: bool = False) -> bool:
+    def allows_another(self, reserved: int = 0, begun: Iterable[int] = (), *, repeat: bool = False) -> bool:
         """Whether a trial of average cost fits in addition to what the running trials will still need.
 
         Both are counted with all of their seeds: a trial whose last seed is cut has no result.
 
-        ``reserved``: number of repeats of finalists that must fit as well. ``waiting``: number of begun trials without
-        devices. ``repeat``: it is a finalist's.
+        ``reserved``: number of repeats of finalists that must fit as well. ``begun``: the seed runs that have begun and
+        not ended, those that wait for devices included. ``repeat``: it is a finalist's.
         """
         if self._limit is None:
             return True
         spent: dict[int, float] = defaultdict(float)  # of trials with all of their seeds
         for seed_run, cost in self._costs.items():
             spent[seed_run // self._seeds] += cost
-        running = {seed_run // self._seeds for seed_run in self._since}
+        running = {seed_run // self._seeds for seed_run in (*self._since, *begun)}
         ended = [cost for number, cost in spent.items() if number not in running]
         usual = fmean(ended or spent.values() or [0.0])
         for seed_run in self._since:
             spent[seed_run // self._seeds] += self._running(seed_run)
-        left = usual * waiting + sum(max(0.0, usual - spent[number]) for number in running)
+        left = sum(max(0.0, usual - spent[number]) for number in running)
         own = self.cost_of_repeat if repeat else usual
         return self.used + left + own + self.cost_of_repeat * reserved < self._limit
 

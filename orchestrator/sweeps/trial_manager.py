@@ -190,9 +190,8 @@ class TrialManager:
 
     def _room(self) -> dict[str, bool]:
         """Whether the budgets allow a new trial, which leaves enough for the finalists, and a finalist's repeat."""
-        waiting = len(self._running) - len(self._held)
-        fresh = self.budget.allows_another(self._spec.search.repeats, waiting) and self._finalists_in_time()
-        return {"fresh": fresh, "final": self.budget.allows_another(waiting=waiting, repeat=True)}
+        fresh = self.budget.allows_another(self._spec.search.repeats, self._running) and self._finalists_in_time()
+        return {"fresh": fresh, "final": self.budget.allows_another(begun=self._running, repeat=True)}
 
     def _finalists_in_time(self) -> bool:
         """Whether the finalists can be repeated within the time budget after another trial."""

@@ -151,6 +151,17 @@ def test_a_trial_begins_only_if_all_of_its_seeds_fit(folder: RunFolder, clock: C
     assert not spent.allows_another(), "45 + 15 to come + 30"
 
 
+@pytest.mark.parametrize(("limit", "fits"), [(95, True), (85, False)])
+def test_seeds_of_one_trial_that_wait_for_devices_are_one_trial(
+    limit: int, fits: bool, folder: RunFolder, clock: Clock
+) -> None:
+    """Spent are 30; the second trial needs 30 and a third 30, also while all three seeds of the second wait."""
+    spent = Budget(sweep(max_device_hours=limit / 3600, seeds=3), folder)
+    for seed_run in range(3):
+        run(spent, clock, 10, seed_run)
+    assert spent.allows_another(begun=(3, 4, 5)) is fits
+
+
 def test_the_first_ones_are_not_held_back_by_a_guess(folder: RunFolder, clock: Clock) -> None:
     spent = budget(folder, 10)
     for seed_run in range(4):
