@@ -77,7 +77,7 @@ class Points:
                 raise UserError(f"{name} is outside the search space", got=value, allowed=allowed)
         self._trial(accepted)
         here = spaces.distributions_at(self._space, self._fixed, accepted)
-        if absent := next((name for name in accepted if name not in here), None):
+        if here and (absent := next((name for name in accepted if name not in here), None)):
             raise UserError(
                 f"{absent} is not searched together with the other values", got=f"{absent}={accepted[absent]}",
                 allowed=", ".join(here), fix="Leave it out, or add the values that it depends on",
@@ -104,8 +104,8 @@ class Points:
         """The distributions of each parameter: those of the survey, which may lack a rare branch, and of its branch."""
         ranges = {name: list(self._survey.distributions.get(name, ())) for name in params}
         seen = {name: _first(ranges[name], value) for name, value in params.items()}
-        known = {name: value for name, value in seen.items() if value is not _OUTSIDE}
-        for name, distribution in spaces.distributions_at(self._space, self._fixed, known).items():
+        inside = {name: value for name, value in seen.items() if value is not _OUTSIDE}
+        for name, distribution in spaces.distributions_at(self._space, self._fixed, inside).items():
             if name in ranges and distribution not in ranges[name]:
                 ranges[name].append(distribution)
         return ranges
