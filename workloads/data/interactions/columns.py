@@ -232,7 +232,7 @@ def _parquet(file: Path) -> Iterator[Mapping[str, Any]]:
 
 
 def _damaged(file: Path, error: Exception) -> DataError:
-    return DataError("the file is not Parquet, or is damaged", file=file, got=str(error).partition(".")[0][:_SHOWN])
+    return DataError("the file is not Parquet, or is damaged", file=file, got=str(error).partition(". ")[0][:_SHOWN])
 
 
 def _named_roles(file: Path, names: list[str]) -> dict[str, str]:

@@ -109,7 +109,7 @@ def _names(file: Path) -> list[str]:
             names: list[str] = parquet.read_schema(file).names
         except pa.ArrowException as error:
             raise DataError(
-                "the file is not Parquet, or is damaged", file=file, got=str(error).partition(".")[0][:_SHOWN]
+                "the file is not Parquet, or is damaged", file=file, got=str(error).partition(". ")[0][:_SHOWN]
             ) from None
         return names
     first = content(file).partition(b"\n")[0].decode(errors="replace").removeprefix("\ufeff").rstrip("\r")
