@@ -309,7 +309,7 @@ def test_a_killed_process_loses_no_batch(tmp_path: Path) -> None:
 
 
 def test_embedding_again_sorts_the_documents_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its time of a batch does not grow with the index."""
+    """The order of the documents is kept from batch to batch."""
     docs = np.arange(40)
     index = MutableIndex.create(tmp_path / "index", "lineage", DIM, rows=[(0, docs, embedded(0)(docs))])
     sorts = []

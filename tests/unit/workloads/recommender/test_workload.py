@@ -17,8 +17,10 @@ from workloads.data import load_interactions
 from workloads.data.interactions.splits import hold_out
 from workloads.recommender import data_checks
 from workloads.recommender.adam import Adam
+from workloads.recommender.backbones import SRNS_BYTES
 from workloads.recommender.params import Params
 from workloads.recommender.workload import Recommender
+from workloads.sampling.srns import HISTORY
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 RUNTIME = Runtime(device=torch.device("cpu"), data=Path(), seed=3, epochs=2)
@@ -166,6 +168,7 @@ def test_a_table_that_does_not_fit_is_refused_with_the_limit(
     monkeypatch.setattr("workloads.recommender.workload.available_bytes", lambda _device: available)
     with pytest.raises(ValueError, match=r"may be"):
         Recommender(given, RUNTIME)
+    assert SRNS_BYTES == 4 * (HISTORY + 1)  # the module of the former imports no PyTorch
 
 
 @pytest.mark.parametrize(("loss", "blocks"), [("infonce", 4), ("hcl", 7), ("supervised", 10), ("bcl", 13)])
