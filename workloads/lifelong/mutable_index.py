@@ -325,16 +325,16 @@ class MutableIndex:
                 expected=f"format {FORMAT}",
             )  # fmt: skip
         lines = manifest["entries"]
-        known = len(self._entries)
-        if lines[:known] != self._lines() or len(lines) - known > ADDED:
-            known = 0
-        added = [self._opened(line) for line in lines[known:]]
-        if known:
+        unchanged = len(self._entries)
+        if lines[:unchanged] != self._lines() or len(lines) - unchanged > ADDED:
+            unchanged = 0
+        added = [self._opened(line) for line in lines[unchanged:]]
+        if unchanged:
             for entry in added:
                 self._last.add(entry.docs)
         else:
             self._last = LastEntries([entry.docs for entry in added])
-        self._entries = [*self._entries[:known], *added]
+        self._entries = [*self._entries[:unchanged], *added]
         self._live.clear()
         self._manifest: dict[str, Any] = manifest
         self._text = text
