@@ -23,26 +23,29 @@ def marked() -> Iterator[None]:
         del os.environ[MARK]
 
 
-def end_leftovers() -> None:
-    """Kill this user's processes of clusters whose driver is dead.
+def end_leftovers() -> int:
+    """Kill this user's processes of clusters whose driver is dead. Returns their number.
 
     Processes of another namespace, such as a container's, are left alone: their driver cannot be seen from here.
     """
-    _kill(lambda mark: mark.endswith(f":{_namespace()}") and not _is_alive(mark))
+    return _kill(lambda mark: mark.endswith(f":{_namespace()}") and not _is_alive(mark))
 
 
-def end_own() -> None:
-    """Kill the processes of this driver's cluster, as after a start that failed."""
+def end_own() -> int:
+    """Kill the processes of this driver's cluster, as after a start that failed. Returns their number."""
     own = _mark(os.getpid())
-    _kill(lambda mark: mark == own)
+    return _kill(lambda mark: mark == own)
 
 
-def _kill(is_meant: Callable[[str], bool]) -> None:
+def _kill(is_meant: Callable[[str], bool]) -> int:
+    ended = 0
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):  # of another user, or already gone
             mark = process.environ().get(MARK)
             if mark and process.pid != os.getpid() and is_meant(mark):
                 process.kill()
+                ended += 1
+    return ended
 
 
 def _mark(pid: int) -> str:
