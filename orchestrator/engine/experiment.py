@@ -15,7 +15,17 @@ from orchestrator.config import objectives
 from orchestrator.config.plan import Plan
 from orchestrator.engine.checkpoint import BestEpoch, Checkpoint
 from orchestrator.engine.checkpoint_writer import copy
-from orchestrator.engine.loop import Diverged, End, EpochReport, Progress, Row, named, run_epochs, servable
+from orchestrator.engine.loop import (
+    Diverged,
+    End,
+    EpochReport,
+    Progress,
+    Row,
+    exits_as_errors,
+    named,
+    run_epochs,
+    servable,
+)
 from workloads.contract import Columns, Evaluation, State, Workload
 
 if TYPE_CHECKING:
@@ -101,8 +111,13 @@ class Experiment:
     def stream(self, resume: Checkpoint | None = None, selected: Progress | None = None) -> Iterator[EpochReport]:
         """All reports of the experiment from ``resume`` on. Raises the workload's errors and Diverged.
 
-        ``selected`` is a selection made elsewhere, by a trial of a sweep: then only the refit is left.
+        ``selected`` is a selection made elsewhere, by a trial of a sweep: then only the refit is left. A workload that
+        calls ``sys.exit`` raises RuntimeError.
         """
+        with exits_as_errors():
+            yield from self._stream(resume, selected)
+
+    def _stream(self, resume: Checkpoint | None, selected: Progress | None) -> Iterator[EpochReport]:
         state = resume.state if resume else {}
         self._units = {name: np.asarray(column) for name, column in state.get("units", {}).items()}
         self._selected = Progress.from_json(state["selected"]) if state.get("selected") else selected

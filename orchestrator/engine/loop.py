@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -212,6 +213,22 @@ def run_epochs(
                 saved_epoch = epoch
         if ended or stopping:
             return
+
+
+@contextmanager
+def exits_as_errors() -> Iterator[None]:
+    """Raise RuntimeError in the place of a workload's SystemExit, which would end the command with its status.
+
+    An exit by which Ray ends a worker process is passed on.
+    """
+    try:
+        yield
+    except SystemExit as error:
+        if hasattr(error, "ray_terminate_msg"):
+            raise
+        status = "" if error.code is None else repr(error.code)
+        named = RuntimeError(f"the workload called sys.exit({status})")
+        raise named.with_traceback(error.__traceback__) from None  # a failure is reported with its innermost line
 
 
 def train(workload: Workload, plan: Plan, epoch: int) -> Metrics | Evaluation:

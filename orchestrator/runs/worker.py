@@ -18,7 +18,7 @@ from orchestrator.config.spec import ExperimentSpec, Resources
 from orchestrator.engine import checkpoint, loop
 from orchestrator.engine.checkpoint_writer import CheckpointWriter
 from orchestrator.engine.experiment import Experiment, Outcome
-from orchestrator.engine.loop import Diverged, EpochReport, Progress, Row
+from orchestrator.engine.loop import Diverged, EpochReport, Progress, Row, exits_as_errors
 from orchestrator.errors import UNAVAILABLE, UserError, one_line
 from orchestrator.provenance import private_files
 from orchestrator.registry import servable as servables
@@ -79,6 +79,7 @@ def experiment(
     if accumulate is None:
         accumulate = 1 if spec.plan.accumulate == "auto" else spec.plan.accumulate
 
+    @exits_as_errors()
     def build(holdout: bool) -> Workload:
         if not holdout:  # what the selection has used
             memory.release(device)

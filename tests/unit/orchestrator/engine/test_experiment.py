@@ -478,3 +478,33 @@ def test_a_run_that_diverges_tells_all_of_its_epochs_and_saves_none_of_that_one(
     for folder in (tmp_path / "checkpoints").glob("checkpoint-*"):
         saved = checkpoint.read(folder, spec.identity)
         assert saved.state["workload"]["epoch"] == saved.epoch < 6
+
+
+class Exits(Toy):
+    """Calls sys.exit in its second epoch, as a script does."""
+
+    def train_epoch(self, epoch: int) -> dict[str, float]:
+        if epoch == 2:
+            sys.exit(0)
+        return super().train_epoch(epoch)
+
+
+class Terminated(Toy):
+    """Ray ends the actor in the second epoch."""
+
+    def train_epoch(self, epoch: int) -> dict[str, float]:
+        if epoch == 2:
+            error = SystemExit(1)
+            error.ray_terminate_msg = "The process receives a SIGTERM."  # type: ignore[attr-defined]
+            raise error
+        return super().train_epoch(epoch)
+
+
+def test_a_workload_that_exits_fails() -> None:
+    with pytest.raises(RuntimeError, match=r"the workload called sys\.exit\(0\)"):
+        list(Bench(cls=Exits).experiment(refit=False).stream())
+
+
+def test_an_exit_by_ray_is_passed_on() -> None:
+    with pytest.raises(SystemExit):
+        list(Bench(cls=Terminated).experiment(refit=False).stream())
