@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
@@ -67,8 +68,17 @@ def _template() -> Template:
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters["show"] = show
-    environment.filters["key"] = lambda value: repr(float(value)) if _is_number(value) else ""
+    environment.filters["key"] = _sort_key
     return environment.from_string(TEMPLATE.read_text("utf-8"))
+
+
+def _sort_key(value: Any) -> str:
+    """The number that a cell shows, also as ``+0.1``, ``< 1e-10`` or ``0.1 to 0.2``. Empty for other cells."""
+    try:
+        number = float(value if _is_number(value) else str(value).lstrip("<> ").partition(" to ")[0])
+    except ValueError:
+        return ""
+    return repr(number) if math.isfinite(number) else ""
 
 
 def _is_number(value: Any) -> bool:

@@ -77,6 +77,13 @@ def test_a_cell_of_a_table_is_looked_at_twice_at_most(monkeypatch: pytest.Monkey
     assert len(looked) <= 2 * 2 * 50
 
 
+def test_numbers_that_are_texts_are_sorted_as_numbers() -> None:
+    cells = [10, 9.5, float("nan"), None, True, "+0.1", "9e-05", "< 1e-10", "> 1000", "-0.2 to +0.3", "reference", ""]
+    read = Reader(html.render("t", "", [html.Section("s", tables=[html.Table(["a"], [[cell] for cell in cells])])]))
+    keys = [attributes.get("data-key") for tag, attributes in read.tags if tag == "td"]
+    assert keys == ["10.0", "9.5", None, None, None, "0.1", "9e-05", "1e-10", "1000.0", "-0.2", None, None]
+
+
 def test_a_sweeps_page_has_all_of_it(five: RunFolder) -> None:
     read = Reader(page(five))
     assert read.texts["h1"] == ["five"]
