@@ -22,8 +22,9 @@ SCALE = LinearSegmentedColormap.from_list("orchestrator", ["#b9c2cb", "#6aa5d6",
 
 
 def label(objective: Objective) -> str:
-    """``ndcg_at_20 on validation`` with an arrow in the direction of better values."""
-    return f"{objective.metric} on validation {'↑' if objective.direction == 'max' else '↓'}"
+    """``ndcg_at_20 on validation`` with an arrow in the direction of better values; of a long name two lines."""
+    gap = " " if len(objective.metric) <= 18 else "\n"
+    return f"{_short(objective.metric, 34)}{gap}on validation {'↑' if objective.direction == 'max' else '↓'}"
 
 
 @styled
@@ -43,8 +44,8 @@ def history(trials: Sequence[FrozenTrial], objective: Objective, may_win: Contai
         values = [float(t.values[0]) for t in others]
         axes.plot([t.number for t in others], values, "x", color=GREY, markersize=5, label=label_of_others)
     axes.set(xlabel="trial", ylabel=label(objective))
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.legend()
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    _legend(figure)
     return figure
 
 
@@ -59,9 +60,9 @@ def learning(curves: Mapping[Any, Curve], best: Any, objective: Objective) -> Fi
         text = "the winner" if len(curves) > 1 else None
         axes.plot(*zip(*curves[best]), color=ORANGE, linewidth=2.2, label=text, marker=".", markevery=[-1])
     axes.set(xlabel="epoch", ylabel=label(objective))
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     if axes.get_legend_handles_labels()[0] and len(curves) > 1:
-        axes.legend()
+        _legend(figure)
     return figure
 
 
@@ -76,8 +77,8 @@ def seeds(curve: Sequence[SeedPoint], objective: Objective) -> Figure:
     most = max(point.n for point in curve)
     axes.plot(epochs, [point.mean for point in curve], color=ORANGE, linewidth=2.2, label=f"mean of {most} seeds")
     axes.set(xlabel="epoch", ylabel=label(objective))
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.legend()
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    _legend(figure)
     return figure
 
 
@@ -110,7 +111,7 @@ def pareto(trials: Sequence[FrozenTrial], front: Sequence[int], objectives: Sequ
             # The boundary of the dominated region is a staircase; its corners are on the worse side.
             axes.step(*zip(*inside), where="post" if objectives[i].direction == "min" else "pre", color=ORANGE)
         axes.set(xlabel=label(objectives[i]), ylabel=label(objectives[j]))
-    figure.axes[0].legend()
+    _legend(figure)
     return figure
 
 
@@ -211,6 +212,11 @@ def _numbers(values: Sequence[float | None], log: bool) -> Column:
     middle = [float(scale.inverse(y)) for y in (0, 1 / 3, 2 / 3, 1)]
     ticks = [(float(scale(value)), _number(value)) for value in middle]
     return [None if value is None else float(scale(value)) for value in values], ticks
+
+
+def _legend(figure: Figure) -> None:
+    """A legend of the first panel above the plots, where it covers no point."""
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=2)
 
 
 def _number(value: float) -> str:

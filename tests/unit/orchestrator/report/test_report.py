@@ -185,6 +185,40 @@ def test_several_objectives_have_a_front(tmp_path: Path) -> None:
     assert {"error", "x"} <= set(read.texts["button"])
 
 
+def test_no_legend_covers_a_point(tmp_path: Path) -> None:
+    values = [(float(number % 7), float(number % 5)) for number in range(20)]
+    folder = sweep(tmp_path, "s", values, directions=("min", "max"), violating={3}, settled=False)
+    Curves(folder.path).add(0, [Row(epoch, 0.0, {"validation/error": 1 / epoch}) for epoch in (1, 2)])
+    Curves(folder.path).add(1, [Row(epoch, 0.0, {"validation/error": epoch / 2}) for epoch in (1, 2)])
+    drawn = figures.of_sweep(folder)
+    for name in ("pareto", "history", "learning"):
+        figure = drawn[name]
+        assert isinstance(figure, Figure)
+        plot_style.svg(figure, name)  # lays it out
+        (legend,) = figure.legends
+        assert legend.get_window_extent().y0 >= figure.axes[0].get_window_extent().y1, name
+
+
+def test_one_trial_of_one_epoch_has_whole_numbers_on_its_axes(tmp_path: Path) -> None:
+    folder = sweep(tmp_path, "s", [(0.5,)], settled=False)
+    Curves(folder.path).add(0, [Row(1, 0.0, {"validation/error": 0.5})])
+    drawn = figures.of_sweep(folder)
+    for name, number in (("history", 0), ("learning", 1)):
+        figure = drawn[name]
+        assert isinstance(figure, Figure)
+        low, high = figure.axes[0].get_xlim()
+        assert [tick for tick in figure.axes[0].get_xticks() if low <= tick <= high] == [number]
+
+
+@pytest.mark.parametrize("metric", ["seconds_per_example", "recall_at_20_of_users_with_few_interactions"])
+def test_a_long_metric_has_its_label_within_the_figure(metric: str) -> None:
+    figure = plots.learning({"": [(1, 0.5), (2, 0.25)]}, "", Objective(metric, "min"))
+    plot_style.svg(figure, metric)
+    extent = figure.axes[0].yaxis.label.get_window_extent()
+    assert extent.y0 >= 0
+    assert extent.y1 <= figure.bbox.y1
+
+
 @pytest.mark.parametrize(("first", "second"), [("min", "min"), ("min", "max"), ("max", "min"), ("max", "max")])
 def test_the_staircase_lies_on_the_side_of_the_worse(first: str, second: str, tmp_path: Path) -> None:
     sign = (1 if first == "min" else -1, 1 if second == "min" else -1)
