@@ -13,7 +13,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from orchestrator.report import plots, trials
 from orchestrator.search import curves as curves_of
-from orchestrator.search import recorded
+from orchestrator.search import members, recorded
 from orchestrator.search.ranking import REPEAT, front, ranked, repeats
 from orchestrator.storage.records import RunFolder
 
@@ -28,7 +28,7 @@ def of_sweep(folder: RunFolder) -> dict[str, Figure | str]:
     """
     study = recorded.study(folder)
     objectives = recorded.objectives(folder)
-    all_trials = recorded.own(study)
+    all_trials = members.with_present_params(recorded.own(study))
     complete = [trial for trial in all_trials if trial.state == TrialState.COMPLETE]
     may_win = {trial.number for trial in ranked(all_trials, objectives[0])}
     winner = trials.best(folder, all_trials, objectives[0])
@@ -75,10 +75,10 @@ def importance(complete: Sequence[FrozenTrial], directions: Sequence[StudyDirect
     if len(complete) < ENOUGH:
         return f"No importance: PED-ANOVA needs {ENOUGH} complete trials, there are {len(complete)}."
     alone = optuna.create_study(directions=directions)  # the sweep's has the trials of a warm start too
-    alone.add_trials(complete)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
+            alone.add_trials(complete)  # refuses a value outside its range, such as a member's derived parameter
             shares: Mapping[str, float] = get_param_importances(alone, evaluator=PedAnovaImportanceEvaluator())
         except (RuntimeError, ValueError) as error:  # no parameter is common to all trials, or none varies
             return f"No importance: {error}"

@@ -219,6 +219,21 @@ def test_a_long_metric_has_its_label_within_the_figure(metric: str) -> None:
     assert extent.y1 <= figure.bbox.y1
 
 
+def test_the_plots_show_the_present_parameters_of_a_member(tmp_path: Path) -> None:
+    """As the tables do."""
+    folder = sweep(tmp_path, "s", [(3.0,), (1.0,)], settled=False)
+    study = recorded.study(folder)
+    first = study.trials[0]
+    later = {**first.user_attrs["params"], "lr": 0.05}
+    lineage = {"lineage": [{"epoch": 2, "from": 0, "params": later}], "began_with": first.user_attrs["params"]}
+    about = {**first.user_attrs, **lineage, "params": later, "best_value": 0.5}
+    study.add_trial(create_trial(value=0.5, params=first.params, distributions=first.distributions, user_attrs=about))
+    drawn = figures.of_sweep(folder)["parallel"]
+    assert isinstance(drawn, Figure)
+    (winner,) = (line for line in drawn.axes[0].lines if line.get_color() == plot_style.ORANGE)
+    assert winner.get_ydata()[0] == 1.0  # lr: 0.05 is the highest of 0.01, 0.02 and 0.05
+
+
 @pytest.mark.parametrize(("first", "second"), [("min", "min"), ("min", "max"), ("max", "min"), ("max", "max")])
 def test_the_staircase_lies_on_the_side_of_the_worse(first: str, second: str, tmp_path: Path) -> None:
     sign = (1 if first == "min" else -1, 1 if second == "min" else -1)
