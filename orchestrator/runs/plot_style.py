@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import re
+import warnings
 from collections.abc import Callable
 from html import escape
 from pathlib import Path
@@ -72,7 +73,7 @@ def svg(figure: Figure, title: str) -> str:
     """The figure as an inline ``<svg>`` with the page's font and text colour and the label ``title``."""
     stream = io.StringIO()
     with matplotlib.rc_context(STYLE | {"svg.hashsalt": title}):
-        figure.savefig(stream, format="svg", transparent=True, metadata={"Date": None})
+        _save(figure, stream, format="svg", transparent=True, metadata={"Date": None})
     text = stream.getvalue()
     text = text[text.index("<svg") :].replace(INK, "currentColor").replace(PAPER, "var(--paper)")
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
@@ -86,4 +87,11 @@ def svg(figure: Figure, title: str) -> str:
 
 def png(figure: Figure, file: Path) -> None:
     with matplotlib.rc_context(STYLE):
-        figure.savefig(file, dpi=144, facecolor="white")
+        _save(figure, file, dpi=144, facecolor="white")
+
+
+def _save(figure: Figure, target: Path | io.StringIO, **options: Any) -> None:
+    """Save without a warning for each character that Matplotlib's font lacks: a browser has other fonts."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")
+        figure.savefig(target, **options)

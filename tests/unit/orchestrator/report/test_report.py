@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -217,6 +218,13 @@ def test_a_long_metric_has_its_label_within_the_figure(metric: str) -> None:
     extent = figure.axes[0].yaxis.label.get_window_extent()
     assert extent.y0 >= 0
     assert extent.y1 <= figure.bbox.y1
+
+
+def test_a_name_outside_of_the_font_prints_no_warning(tmp_path: Path) -> None:
+    figure = plots.importance({"学習率": 0.5, "lr": 0.5}, "share")
+    with warnings.catch_warnings(action="error"):
+        assert "学習率" in plot_style.svg(figure, "importance")
+        plot_style.png(figure, tmp_path / "importance.png")
 
 
 def test_the_plots_show_the_present_parameters_of_a_member(tmp_path: Path) -> None:
