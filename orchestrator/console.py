@@ -195,8 +195,12 @@ class Console:
 
 def aligned(lines: Sequence[Sequence[str]]) -> str:
     """Align cells in columns two blanks apart, without borders, so that grep and cut work."""
-    widths = [max(map(len, column)) for column in zip(*lines)]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines)
+    from rich.cells import cell_len  # of a Chinese character 2
+
+    widths = [max(map(cell_len, column)) for column in zip(*lines)]
+    return "\n".join(
+        "  ".join(cell + " " * (width - cell_len(cell)) for cell, width in zip(line, widths)).rstrip() for line in lines
+    )
 
 
 def show(value: Any) -> str:

@@ -160,3 +160,7 @@ def test_output_that_cannot_be_written_ends_nothing(tmp_path: Path, monkeypatch:
     lines.say("the end")
     logged = (tmp_path / "log.txt").read_text("utf-8")
     assert [word in logged for word in ("epoch 1/2 λ", "trials", "7", "the end")] == [True] * 4
+
+
+def test_wide_characters_count_twice_in_a_table() -> None:
+    assert console.aligned([["NAME", "HOURS"], ["山田", "1"], ["ab", "2"]]) == "NAME  HOURS\n山田  1\nab    2"
