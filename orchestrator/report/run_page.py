@@ -204,6 +204,8 @@ def _plot(figure: Figure, caption: str) -> Plot:
 
 
 def _trials(folder: RunFolder, rows: Rows) -> Section:
+    if folder.status() != "running":  # then no driver ends such a trial, as status says
+        rows = [{**row, "state": "interrupted"} if row["state"] == "running" else row for row in rows]
     objectives = recorded.objectives(folder)
     if len(objectives) > 1:  # one column each
         rows = [_apart(row, [objective.metric for objective in objectives]) for row in rows]

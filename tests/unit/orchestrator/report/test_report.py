@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from matplotlib.figure import Figure
-from optuna.trial import create_trial
+from optuna.trial import TrialState, create_trial
 
 from orchestrator.cli.common import write
 from orchestrator.engine.loop import Row
@@ -143,6 +143,14 @@ def test_a_running_sweep_shows_the_best_so_far(tmp_path: Path) -> None:
     read = Reader(page(sweep(tmp_path, "s", [(3.0,), (1.0,)], settled=False)))
     assert "The best so far" in read.texts["h2"]
     assert "The test split is opened once, at the end of the sweep." in read.texts["p"]
+
+
+def test_an_interrupted_sweep_has_no_running_trial(tmp_path: Path) -> None:
+    folder = sweep(tmp_path, "s", [(3.0,), (1.0,)], settled=False)
+    recorded.study(folder).add_trial(create_trial(state=TrialState.RUNNING))
+    assert Reader(page(folder)).texts["td"].count("running") == 1
+    folder.release("interrupted", 130)
+    assert Reader(page(folder)).texts["td"].count("interrupted") == 1
 
 
 def test_a_continued_sweep_shows_the_best_so_far(tmp_path: Path) -> None:
