@@ -6,17 +6,20 @@ import importlib.util
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import boto3
 import pytest
 from moto import mock_aws
 
 from orchestrator.errors import DONE, USAGE
+from orchestrator.jobs import durable
 from tests.support.waiting import HANG_SECONDS
 from tests.support.web import QuietHandler, serving
 from tests.unit.deploy.manifests import DEPLOY, ROOT
@@ -59,6 +62,22 @@ exit {code}
         program.chmod(0o755)
 
     def durable(self, *words: str) -> int:
+        """The exit code of an attempt, made in this process."""
+        kept = {stop: signal.getsignal(stop) for stop in (signal.SIGINT, signal.SIGTERM)}
+        with pytest.MonkeyPatch.context() as patch:
+            for name in ("PATH", "RAY_JOB_CONFIG_JSON_ENV_VAR"):
+                patch.setenv(name, self._environment[name])
+            try:
+                code: Any = durable.main(*words)
+            except SystemExit as end:
+                code = end.code
+            finally:
+                for stop, handler in kept.items():
+                    signal.signal(stop, handler)
+        assert isinstance(code, int)
+        return code
+
+    def durable_process(self, *words: str) -> int:
         done = subprocess.run(
             [sys.executable, "-m", "orchestrator.jobs.durable", *words], env=self._environment, timeout=HANG_SECONDS
         )
@@ -89,6 +108,13 @@ def test_durable(tmp_path: Path, standing: str | None, status_code: int, code: i
     commands.answer(json.dumps(record) if standing else "", status_code, code)
     assert commands.durable("mf", "sweep", "recommender", "--trials", "2") == ends
     assert commands.asked() == ["status mf --wait --json", *then]
+
+
+def test_durable_as_a_process(tmp_path: Path) -> None:
+    commands = Commands(tmp_path)
+    commands.answer(json.dumps({"status": "interrupted", "command": f"orchestrator {BEGIN}"}), 130, 1)
+    assert commands.durable_process("mf", "sweep", "recommender", "--trials", "2") == 1
+    assert commands.asked() == ["status mf --wait --json", GO_ON]
 
 
 @pytest.mark.parametrize("storage", ["--storage /st", "--storage=/st"])
