@@ -672,6 +672,29 @@ def test_a_store_that_is_silent_is_asked_again_and_is_no_verdict(
 # The clean process
 
 
+@pytest.mark.parametrize(
+    ("does", "says"),
+    [
+        ("raise ValueError('first\\nsecond')", "it does not load and predict: ValueError: first"),
+        ("import os; os._exit(7)", "it ends the process that loads it: exit code 7, no message"),
+        ("time.sleep(600)", "it did not load and predict within 1 s"),
+    ],
+)
+def test_what_a_model_does_in_the_place_of_loading(
+    does: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the very probe, but for the import of MLflow, which takes seconds."""
+    text = isolated_check.PROBE.read_text()
+    assert "    import mlflow\n" in text
+    probe = tmp_path / "probe.py"
+    probe.write_text(text.replace("    import mlflow\n", f"    {does}\n"))
+    monkeypatch.setattr(isolated_check, "PROBE", probe)
+    monkeypatch.setattr(isolated_check, "SECONDS", 1.0 if "sleep" in does else isolated_check.SECONDS)
+    with pytest.raises(isolated_check.Unusable) as found:
+        isolated_check.measure(tmp_path)
+    assert str(found.value) == says
+
+
 def test_what_a_dying_model_says_is_told_in_a_line_and_what_it_leaves_running_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
