@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -106,12 +104,3 @@ def test_all_values_of_a_run_can_be_given_again() -> None:
         Params(loss="hcl", beta=3, tau=0.3, sampler="bns_oracle"),
     ):
         assert Params(**params.model_dump()) == params
-
-
-def test_parameters_import_nothing_heavy() -> None:
-    command = (
-        "import sys, workloads.recommender.params;"
-        "print([m for m in ('torch', 'numpy', 'pandas', 'pyarrow') if m in sys.modules])"
-    )
-    found = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "[]"
