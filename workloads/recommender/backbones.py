@@ -24,9 +24,24 @@ class Backbone(Row):
 
 LEARNT: Mapping[str, Any] = {
     "loss": "bpr", "sampler": "uniform", "dim": 32, "optimizer": "adam", "lr": 2e-3, "lr_decay": 1.0,
-    "lr_decay_every": 20, "weight_decay": 1e-5, "batch_size": 1024,
+    "lr_decay_every": 20, "weight_decay": "users", "batch_size": 1024,
 }  # fmt: skip
 """Parameters of every backbone that is trained on sampled negatives, with their defaults."""
+
+ROW_DECAY = 0.01
+"""Regularisation of each row of a triple, thesis 4.5.1.2."""
+
+
+def weight_decay(value: float | str, optimizer: str, n_users: int) -> float:
+    """The factor of the optimizer's L2 term, of the parameter's ``value``.
+
+    ``users`` is :data:`ROW_DECAY`. Adam decays the whole table at each step, and its loss is a mean over triples, of
+    which a user has 1 / users on average: the factor is divided by the number of users (E-4.W).
+    """
+    if value != "users":
+        return float(value)
+    return ROW_DECAY / n_users if optimizer == "adam" else ROW_DECAY
+
 
 _MODELS = "workloads.recommender.model"
 _BASELINES = "workloads.recommender.baselines"

@@ -51,6 +51,7 @@ class Member(Protocol):
     data: RecommenderData
     model: MatrixFactorisation
     optimizer: Adam | BatchedSGD | SequentialSGD
+    weight_decay: float
     draws: Draws
     settings: Mapping[str, Any]
     step_log: StepLog
@@ -210,7 +211,7 @@ def _optimizer(
     """
     lr = [member.learning_rate(epoch) for member, epoch in zip(members, epochs)]
     if stack[0].device.type not in _FUSED:
-        decay = [member.params.weight_decay for member in members]
+        decay = [member.weight_decay for member in members]
         steps = steps_per_pass(members[0].data.pairs.shape[1], members[0].params.batch_size)
         return StackedAdam(stack, lr, decay, steps).update
 

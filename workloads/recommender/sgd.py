@@ -54,8 +54,10 @@ class BatchedSGD:
 class SequentialSGD:
     """Plain SGD on a CPU, one triple at a time, by a loop that is compiled at the first epoch."""
 
-    def __init__(self, params: Params, runtime: Runtime, data: RecommenderData, table: torch.Tensor) -> None:
-        """``table``: embeddings of all nodes (N, d), updated in place.
+    def __init__(
+        self, params: Params, runtime: Runtime, data: RecommenderData, table: torch.Tensor, reg: float
+    ) -> None:
+        """``table``: embeddings of all nodes (N, d), updated in place. ``reg``: at least 0.
 
         Raises:
             ValueError: the device is no CPU.
@@ -69,6 +71,7 @@ class SequentialSGD:
         self.runtime = runtime
         self.data = data
         self.table = table
+        self.reg = reg
 
     def train_epoch(self, epoch: int, lr: float, weights: torch.Tensor | None) -> dict[str, float]:
         """Train for a pass; ``weights`` of the data's pairs (n,), or None for ones."""
@@ -90,7 +93,7 @@ class SequentialSGD:
         settings = Settings(
             loss="bpr" if params.loss == "bprac" else params.loss,  # type: ignore[arg-type]  # checked by Params
             sampler=params.sampler,  # type: ignore[arg-type]
-            reg=params.weight_decay,
+            reg=self.reg,
             threads=params.threads or 1,
             **own,
         )

@@ -20,7 +20,7 @@ from workloads.initial_weights import check_shapes
 from workloads.memory import available_bytes
 from workloads.recommender import packed
 from workloads.recommender.adam import Adam
-from workloads.recommender.backbones import BACKBONES, table_memory_error
+from workloads.recommender.backbones import BACKBONES, table_memory_error, weight_decay
 from workloads.recommender.baselines import IALS, Baseline
 from workloads.recommender.batches import Batch, Draws, batches, choice
 from workloads.recommender.calibration import Calibration, Calibrator
@@ -85,6 +85,7 @@ class Recommender:
 
     def _build_learnt(self, params: RecommenderParams, runtime: Runtime) -> None:
         """Model, optimiser and sampler of a backbone that is trained on sampled negatives."""
+        self.weight_decay = weight_decay(params.weight_decay, params.optimizer, self.data.n_users)
         if params.optimizer == "adam":
             initial = xavier(self.data.n_users, self.data.n_items, params.dim, runtime.seed)
         else:
@@ -97,10 +98,12 @@ class Recommender:
             self.model = MatrixFactorisation(initial)
         if params.optimizer == "sgd":
             table = self.model.embedding.detach()
-            self.optimizer: Adam | BatchedSGD | SequentialSGD = SequentialSGD(params, runtime, self.data, table)
+            self.optimizer: Adam | BatchedSGD | SequentialSGD = SequentialSGD(
+                params, runtime, self.data, table, self.weight_decay
+            )
         else:
             kind = Adam if params.optimizer == "adam" else BatchedSGD
-            self.optimizer = kind(self.model.embedding, params.weight_decay)
+            self.optimizer = kind(self.model.embedding, self.weight_decay)
         self.replica = wrap(self.model, runtime)
         self.contrast: GraphContrast | None = None
         if params.contrast is not None:
@@ -159,7 +162,7 @@ class Recommender:
             self.draws.sampler.begin(table, epoch, derive(runtime.seed, "memory", epoch))
         calibrated = self.calibrate(epoch)
         if isinstance(self.optimizer, Adam):
-            self.optimizer.weight_decay = params.weight_decay * calibrated.mean_weight  # (3.29) weighs both terms
+            self.optimizer.weight_decay = self.weight_decay * calibrated.mean_weight  # (3.29) weighs both terms
         if self.contrast is not None:
             self.contrast.begin(self.model.embedding, epoch)
         measured = EpochMetrics(params, data, runtime)
