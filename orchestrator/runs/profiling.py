@@ -61,15 +61,20 @@ def summary(events: Iterable[FunctionEvent], seconds: float, cuda: bool) -> dict
     """Shares of ``seconds``: ``waiting`` (no operation runs: data and Python), ``collectives``, and the ``largest``.
 
     On CUDA also ``syncs``, the number of times that the host waited for the device, and the share of time in which the
-    device was ``idle``. The largest are kernels there, else operations without those that they call.
+    device was ``idle``. Collectives and the largest are kernels there, since the host only launches them; else
+    operations, the largest without those that they call.
     """
     from torch.autograd import DeviceType  # type: ignore[attr-defined]
 
-    on_host = [event for event in events if event.device_type == DeviceType.CPU and not event.is_user_annotation]
-    on_device = [event for event in events if event.device_type == DeviceType.CUDA]
+    measured = [
+        event for event in events if not event.is_user_annotation
+    ]  # else a span of several kernels counts as one
+    on_host = [event for event in measured if event.device_type == DeviceType.CPU]
+    on_device = [event for event in measured if event.device_type == DeviceType.CUDA]
     main = Counter(event.thread for event in on_host).most_common(1)[0][0] if on_host else 0
     busy = _covered([event for event in on_host if event.thread == main])
-    collectives = [event for event in on_host if event.name.startswith(("c10d::", "gloo:", "nccl:", "record_param"))]
+    prefixes = ("nccl",) if cuda else ("c10d::", "gloo:", "record_param")
+    collectives = [event for event in (on_device if cuda else on_host) if event.name.startswith(prefixes)]
     times: Counter[str] = Counter()
     for event in on_device if cuda else on_host:
         times[event.name] += event.time_range.end - event.time_range.start if cuda else event.self_cpu_time_total

@@ -38,9 +38,11 @@ def test_how_many(steps: int, home: Any) -> None:
         orchestrator.run("recommender", local=True, tracking="none", profile=steps)
 
 
-def event(name: str, start: float, end: float, device: DeviceType = DeviceType.CPU, thread: int = 1) -> Any:
+def event(
+    name: str, start: float, end: float, device: DeviceType = DeviceType.CPU, thread: int = 1, annotation: bool = False
+) -> Any:
     return SimpleNamespace(
-        name=name, device_type=device, thread=thread, is_user_annotation=False, self_cpu_time_total=end - start,
+        name=name, device_type=device, thread=thread, is_user_annotation=annotation, self_cpu_time_total=end - start,
         time_range=SimpleNamespace(start=start, end=end, elapsed_us=lambda: end - start),
     )  # fmt: skip
 
@@ -55,9 +57,26 @@ def test_shares_of_a_second_on_a_gpu() -> None:
     ]  # fmt: skip
     found = profiling.summary(events, 1.0, cuda=True)
     assert found["waiting"] == pytest.approx(0.5)  # 2 + 1 + 2 tenths are operations of the main thread
-    assert found["collectives"] == pytest.approx(0.2)
+    assert found["collectives"] == 0
     assert found["idle"] == pytest.approx(0.6)
     assert found["syncs"] == 1
     assert found["largest"] == [["gemm", pytest.approx(0.3)], ["relu", pytest.approx(0.2)]]
     on_cpu = profiling.summary(events[:2], 1.0, cuda=False)
     assert set(on_cpu) == {"waiting", "collectives", "largest"}
+    assert profiling.summary(events[3:4], 1.0, cuda=False)["collectives"] == pytest.approx(0.2)
+
+
+def test_collectives_of_nccl_are_its_kernels() -> None:
+    """Their launch takes the host microseconds. Annotations, which span kernels and pauses, are not counted."""
+    ms = 1e3
+    reduce = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+    events = [
+        event("c10d::allreduce_", 0, ms), event("nccl:all_reduce", 0, ms, annotation=True),
+        event("gemm", 100 * ms, 200 * ms, DeviceType.CUDA), event(reduce, 200 * ms, 600 * ms, DeviceType.CUDA),
+        event("nccl:all_reduce", 200 * ms, 600 * ms, DeviceType.CUDA, annotation=True),
+        event("Optimizer.step#AdamW.step", 100 * ms, 900 * ms, DeviceType.CUDA, annotation=True),
+    ]  # fmt: skip
+    found = profiling.summary(events, 1.0, cuda=True)
+    assert found["collectives"] == pytest.approx(0.4)
+    assert found["idle"] == pytest.approx(0.5)
+    assert found["largest"] == [[reduce, pytest.approx(0.4)], ["gemm", pytest.approx(0.1)]]
