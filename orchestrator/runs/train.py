@@ -168,13 +168,20 @@ def train_worker(config: dict[str, Any]) -> Exception | None:
             time.sleep(FLUSH_SECONDS)
             raise
         except RuntimeError as error:
-            if distributed.peer_lost(error):
-                raise ConnectionError(one_line(error)) from error
-            if distributed.timed_out(error):
-                raise heartbeat.waited_in_vain(home, config["timeout"]) from error
-            reports.check_device(error)
+            _raise_cause(error, home, config["timeout"])
             raise
     return None
+
+
+def _raise_cause(error: RuntimeError, home: Path, timeout: float) -> None:
+    """Raise DeviceLost, ConnectionError or TrialTimeout if that is what a worker's ``error`` means."""
+    from workloads import distributed
+
+    reports.check_device(error)  # first: NCCL shows the loss of this worker's device too, as an error of a collective
+    if distributed.peer_lost(error):
+        raise ConnectionError(one_line(error)) from error
+    if distributed.timed_out(error):
+        raise heartbeat.waited_in_vain(home, timeout) from error
 
 
 def result(group: Group) -> Exception | None:

@@ -216,6 +216,27 @@ def test_a_groups_lost_device_is_its_cause() -> None:
     assert train.failure_text(group) == f"worker 1: {lost}"
 
 
+NCCL = "NCCL error in: NCCLUtils.cpp:77, {}, NCCL version 2.29.7\nLast error:\n{}"
+
+
+@pytest.mark.parametrize(
+    ("what", "last", "kind"),
+    [
+        ("unhandled cuda error", "Cuda failure 719 'unspecified launch failure'", reports.DeviceLost),
+        ("unhandled cuda error", "Cuda failure 702 'the launch timed out and was terminated'", reports.DeviceLost),
+        ("unhandled cuda error", "Cuda failure 2 'out of memory'", None),
+        ("remote process exited or there was a network error", "socket: Connection reset by peer", ConnectionError),
+    ],
+)
+def test_a_device_that_is_lost_in_a_collective_is_no_lost_connection(
+    what: str, last: str, kind: type[Exception] | None, tmp_path: Path
+) -> None:
+    """Else the sweep never counts the device, and the run names another worker."""
+    error = torch.distributed.DistBackendError(NCCL.format(what, last))
+    with pytest.raises(kind) if kind else nullcontext():
+        train._raise_cause(error, tmp_path, 9.0)
+
+
 # Storage
 
 
