@@ -39,6 +39,9 @@ STACK_SECONDS = 1.0
 STACKS_SECONDS = 30.0
 """Time limit for the stacks of all workers of a group."""
 
+PLACES_NAMED = 3
+"""Lines that a message names where several workers may have hung."""
+
 
 def announce(folder: Path, allowance: float = 0.0, rank: int = 0) -> TrialTimeout | None:
     """Register this process in ``folder`` as the one that runs the trial, and prepare to write its stack on request.
@@ -75,11 +78,24 @@ def given_up(folder: Path) -> TrialTimeout | None:
     except FileNotFoundError:
         return None
     frames = _frames(folder)
-    busy = _busy(frames) or list(frames)
-    if not busy:
+    busy = _busy(frames) or list(frames)[:1]
+    places: dict[str, list[int]] = {}
+    for rank in busy:
+        places.setdefault(frames[rank][0], []).append(rank)
+    if not places:
         return TrialTimeout(cause)
+    rarest = sorted(places, key=lambda place: len(places[place]))[:PLACES_NAMED]
+    if len(places) > 1:
+        # NCCL returns at once: a worker waits for the others wherever it next reads a value of its device.
+        named = "; ".join(f"{_workers(places[place])} at {place}" for place in rarest)
+        return TrialTimeout(f"{cause}; one hung and others may have waited for it: {named}")
     who = f"worker {busy[0]}" if list(folder.glob(_of_rank(STACK, "*"))) else "it"
-    return TrialTimeout(f"{cause}; {who} hung at {frames[busy[0]][0]}")
+    return TrialTimeout(f"{cause}; {who} hung at {rarest[0]}")
+
+
+def _workers(ranks: list[int]) -> str:
+    """``worker 3``, or ``worker 0 and 6 more``."""
+    return f"worker {ranks[0]}" + (f" and {len(ranks) - 1} more" if len(ranks) > 1 else "")
 
 
 def waited_in_vain(folder: Path, timeout: float) -> TrialTimeout:

@@ -204,6 +204,20 @@ def test_of_a_group_the_worker_that_waits_for_nobody_hangs(tmp_path: Path) -> No
     assert "worker 0 hung at" in str(heartbeat.given_up(tmp_path)), "all wait: the first is named"
 
 
+def test_workers_that_wait_for_their_device_are_named_after_the_one_that_may_have_hung(tmp_path: Path) -> None:
+    """With NCCL no frame shows that a worker waits for the others: it stands where it reads a value."""
+    package = Path(heartbeat.__file__).parents[1]
+    loop = f'  File "{package}/engine/loop.py", line 1 in run_epochs'
+    reads = '  File "/x/workloads/recommender/epoch_metrics.py", line 80 in metrics'
+    (tmp_path / GIVEN_UP).write_text("no report for 5 s")
+    for rank, stack in enumerate((reads, reads, HUNG, reads)):
+        (tmp_path / ("stack.txt" if rank == 0 else f"stack-{rank}.txt")).write_text(f"Thread 0x1:\n{stack}\n{loop}")
+    assert str(heartbeat.given_up(tmp_path)) == (
+        "no report for 5 s; one hung and others may have waited for it: "
+        f"worker 2 at {HUNG.strip()}; worker 0 and 2 more at {reads.strip()}"
+    )
+
+
 def test_of_a_group_that_timed_out_the_worker_that_did_not_answer_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
