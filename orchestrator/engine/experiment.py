@@ -75,6 +75,8 @@ class Experiment:
     :meth:`checkpoint` returns the complete state, including recent rows: some may not have reached the driver when the
     process dies (Ray Train holds up to two reports), so a resume reports them again.
 
+    ``broadcast_state`` is ``broadcast`` for the state of a workload, which may be large.
+
     The last report of a trial has the units of its best epoch, with ``units_at_rungs`` each report at a rung too.
     """
 
@@ -84,6 +86,7 @@ class Experiment:
     final: bool = True
     rank: int = 0
     broadcast: Callable[[Any], Any] = lambda value: value
+    broadcast_state: Callable[[State | None], State | None] = lambda state: state
     stop: Callable[[], bool] = lambda: False
     every_epoch: bool = False
     clock: Callable[[], float] | None = None
@@ -267,7 +270,7 @@ class Experiment:
         if self._phase == "refit":
             seconds += self._selected.train_seconds if self._selected else 0.0
         elif progress.best_epoch != progress.epoch:
-            best = self.broadcast(self._best)  # one rank has kept it
+            best = self.broadcast_state(self._best)  # one rank has kept it
             assert best is not None
             workload.load_state_dict(best)
             epochs = progress.best_epoch

@@ -137,6 +137,7 @@ def train_worker(config: dict[str, Any]) -> Exception | None:
         rank=rank,
         world_size=world_size,
         broadcast=distributed.broadcast,
+        broadcast_state=partial(_broadcast_state, device=device),
         stop=_stop_when(Path(config["stop_file"]), spec.resources, world_size) if rank == 0 else lambda: False,
         on_test_epoch=partial(worker.write_sealed, Path(config["outcome"] or home)) if rank == 0 else lambda *_: None,
         before_test=lambda epoch: _agree(
@@ -231,8 +232,6 @@ def _start(
 
     Raises on every rank: UserError when it cannot be read, ConnectionError when it cannot be downloaded.
     """
-    from workloads import distributed
-
     start = None
 
     def read() -> None:
@@ -248,16 +247,24 @@ def _start(
         if error.code == UNAVAILABLE:
             raise ConnectionError(one_line(error)) from None  # the group must restart
         raise
-    tensors: dict[str, torch.Tensor] = {}
     used = None
     if start is not None:
-        state = {**start.state, "best": None, "units": {}}  # rank 0 alone keeps these
-        used = start.identity, start.epoch, checkpoint.take_tensors(state, tensors)
-    received = distributed.broadcast(used)
-    sent = distributed.broadcast_tensors(tensors, device)
-    if rank == 0 or received is None:
-        return start
-    return checkpoint.Checkpoint(*received[:2], checkpoint.put_tensors(received[2], sent))
+        # Rank 0 alone keeps the best epoch's.
+        used = [dict(start.identity), start.epoch, {**start.state, "best": None, "units": {}}]
+    received = _broadcast_state(used, device)
+    return start if rank == 0 or received is None else checkpoint.Checkpoint(*received)
+
+
+def _broadcast_state(state: Any, device: torch.device) -> Any:
+    """Rank 0's ``state``, as a checkpoint may hold it, on every rank. Its tensors, on the CPU, are not pickled.
+
+    Pickled, a state takes four times its size on every rank, and its size on the device.
+    """
+    from workloads import distributed
+
+    tensors: dict[str, torch.Tensor] = {}
+    skeleton = distributed.broadcast(checkpoint.take_tensors(state, tensors))
+    return checkpoint.put_tensors(skeleton, distributed.broadcast_tensors(tensors, device))
 
 
 def _stream(

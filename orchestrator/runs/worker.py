@@ -27,7 +27,7 @@ from orchestrator.runs.reports import DeviceLost, device_lost
 from orchestrator.storage import disk, look_ledger, names
 from orchestrator.storage.look_ledger import Look
 from workloads import memory
-from workloads.contract import Columns, Evaluation, Runtime, Servable, Workload
+from workloads.contract import Columns, Evaluation, Runtime, Servable, State, Workload
 from workloads.predictor_sources import copy_sources, predictor_sources
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ def experiment(
     rank: int = 0,
     world_size: int = 1,
     broadcast: Callable[[Any], Any] = lambda value: value,
+    broadcast_state: Callable[[State | None], State | None] = lambda state: state,
     stop: Callable[[], bool] = lambda: False,
     on_test_epoch: Callable[[Workload, Row, Evaluation | None], None] = lambda workload, row, evaluation: None,
     before_test: Callable[[int], None] = lambda epoch: None,
@@ -112,6 +113,7 @@ def experiment(
         final=final,
         rank=rank,
         broadcast=broadcast,
+        broadcast_state=broadcast_state,
         stop=stop,
         on_test_epoch=on_test_epoch,
         before_test=before_test,

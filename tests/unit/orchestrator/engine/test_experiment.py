@@ -101,11 +101,15 @@ def test_one_rank_keeps_the_best_state_for_all() -> None:
         sent.append(value)
         return value
 
-    first = Bench().experiment(refit=False, rank=0, broadcast=send)
+    first = Bench().experiment(refit=False, rank=0, broadcast=send, broadcast_state=send)
     expected = finish(first)
     assert expected.epochs < EPOCHS
     received = iter(sent)
-    second = Bench().experiment(refit=False, rank=1, broadcast=lambda value: next(received))
+
+    def take(value: Any) -> Any:
+        return next(received)
+
+    second = Bench().experiment(refit=False, rank=1, broadcast=take, broadcast_state=take)
     assert finish(second).metrics == expected.metrics
     assert first._best is not None
     assert second._best is None
