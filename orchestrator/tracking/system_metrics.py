@@ -48,7 +48,7 @@ class Monitors:
             "network_transmit_megabytes": sent - self._sent,
             "network_receive_megabytes": received - self._received,
         }
-        for number, gpu in enumerate(self._gpus):
+        for number, gpu in self._gpus.items():
             for read in (self._gpu_memory, self._gpu_load, self._gpu_power):
                 with suppress(self._nvml.NVMLError):  # not every device has every value
                     values.update({f"gpu_{number}_{name}": value for name, value in read(gpu).items()})
@@ -76,17 +76,19 @@ def _network() -> tuple[float, float]:
     return (counted.bytes_sent / 1e6, counted.bytes_recv / 1e6) if counted else (0.0, 0.0)
 
 
-def _gpus() -> tuple[Any, list[Any]]:
-    """NVML and its devices; no devices without ``nvidia-ml-py``, a driver or a GPU."""
+def _gpus() -> tuple[Any, dict[int, Any]]:
+    """NVML and its devices by number, except lost ones; none without ``nvidia-ml-py``, a driver or a GPU."""
     try:
         import pynvml
     except ImportError:
-        return None, []
-    try:
+        return None, {}
+    gpus = {}
+    with suppress(pynvml.NVMLError):
         pynvml.nvmlInit()
-        return pynvml, [pynvml.nvmlDeviceGetHandleByIndex(number) for number in range(pynvml.nvmlDeviceGetCount())]
-    except pynvml.NVMLError:
-        return None, []
+        for number in range(pynvml.nvmlDeviceGetCount()):
+            with suppress(pynvml.NVMLError):
+                gpus[number] = pynvml.nvmlDeviceGetHandleByIndex(number)
+    return pynvml, gpus
 
 
 class SystemMetrics:

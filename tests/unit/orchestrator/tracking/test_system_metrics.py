@@ -70,6 +70,13 @@ def test_a_device_that_does_not_tell_its_power_tells_the_rest(two_gpus: SimpleNa
     assert "gpu_0_power_usage_watts" not in found
 
 
+def test_a_lost_device_leaves_the_others_under_their_own_numbers(two_gpus: SimpleNamespace) -> None:
+    two_gpus.nvmlDeviceGetHandleByIndex = lambda number: number or refuse(number)
+    found = Monitors().sample()
+    assert found["gpu_1_memory_usage_percentage"] == 25.0
+    assert not any(name.startswith("gpu_0_") for name in found)
+
+
 @pytest.mark.parametrize("missing", ["package", "driver"])
 def test_without_nvml_there_is_the_rest(
     missing: str, two_gpus: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
