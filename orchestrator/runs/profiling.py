@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.config.spec import ExperimentSpec
 from orchestrator.engine.loop import train
 from orchestrator.storage import disk
+from workloads import memory
 from workloads.contract import Workload
 
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ def trace(build: Build, spec: ExperimentSpec, steps: int, device: torch.device, 
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         seconds = time.perf_counter() - started
+    del workload  # before the run builds its own, so that its memory is free
+    memory.release(device)
     if folder is None:
         return
     with disk.writing(folder):

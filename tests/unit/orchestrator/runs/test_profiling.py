@@ -5,15 +5,19 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from torch.autograd import DeviceType
 
 import orchestrator
+from orchestrator.config.spec import ExperimentSpec
 from orchestrator.errors import UserError
 from orchestrator.runs import profiling
+from workloads import memory
 
 
 def test_a_run_is_traced_and_trains_as_without(home: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -30,6 +34,26 @@ def test_a_run_is_traced_and_trains_as_without(home: Any, capsys: pytest.Capture
     found = json.loads((traced.folder / "profile" / "summary.json").read_text())
     assert 0 <= found["waiting"] < 1
     assert sum(share for _, share in found["largest"]) <= 1
+
+
+def test_the_memory_of_what_was_traced_is_free_before_the_run_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else two models are on the device until Python next collects what refers to itself."""
+
+    class Traced:
+        def train_epoch(self, epoch: int) -> dict[str, float]:
+            return {"loss": 0.0}
+
+    built: list[weakref.ref[Any]] = []
+    alive: list[bool] = []
+
+    def build(spec: ExperimentSpec) -> Any:
+        workload = Traced()
+        built.append(weakref.ref(workload))
+        return workload
+
+    monkeypatch.setattr(memory, "release", lambda device: alive.extend(ref() is not None for ref in built))
+    profiling.trace(build, ExperimentSpec(workload="toy", params={}), 2, torch.device("cpu"), None)
+    assert alive == [False]
 
 
 @pytest.mark.parametrize("steps", [0, 1001])
