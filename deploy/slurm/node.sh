@@ -2,7 +2,9 @@
 # Ray on one node of the job, started by orchestrator.sbatch: the head on the first, with the driver next to it.
 set -uo pipefail
 first=$((RAY_PORTS + SLURM_NODEID % 6 * 8)) # two nodes may be one machine
-session=/tmp/ray-$SLURM_JOB_ID-$SLURM_NODEID
+# Ray opens its own folder to all users of the machine, its sockets too: it lies in one that they cannot enter.
+rm -rf "/tmp/ray-$SLURM_JOB_ID-$SLURM_NODEID-"* # of a job that was killed, and requeued
+session=$(mktemp -d "/tmp/ray-$SLURM_JOB_ID-$SLURM_NODEID-XXXXXX") || exit
 role=("--address=$RAY_ADDRESS")
 if [ "$SLURM_NODEID" = 0 ]; then
     role=(
@@ -41,7 +43,7 @@ trap end TERM INT
 # Ray gives its start 30 seconds, which a busy machine or a cold file system may exceed. Without a head it waits for minutes.
 for _ in 1 2 3; do
     began=$SECONDS
-    ray start --block --disable-usage-stats "${role[@]}" "${limits[@]}" "--temp-dir=$session" \
+    ray start --block --disable-usage-stats "${role[@]}" "${limits[@]}" "--temp-dir=$session/ray" \
         "--num-cpus=$cpus" "--num-gpus=${SLURM_GPUS_ON_NODE:-0}" \
         "--node-manager-port=$((first + 3))" "--object-manager-port=$((first + 4))" \
         "--dashboard-agent-listen-port=$((first + 5))" "--dashboard-agent-grpc-port=$((first + 6))" \
@@ -50,10 +52,11 @@ for _ in 1 2 3; do
     while kill -0 "$ray" 2>/dev/null; do wait "$ray"; done
     wait "$ray"
     code=$?
-    rm -rf "$session"
+    rm -rf "$session/ray"
     [ "$code" != 0 ] && [ -n "$reached" ] && [ -z "$ended" ] && [ $((SECONDS - began)) -lt 180 ] || break
     [ "$SLURM_NODEID" = 0 ] || head_listens || break
 done
+rm -rf "$session"
 # With --no-kill Slurm keeps a job whose first node is lost, and with it the driver: the next node sends it back. A head
 # that never started would not start the next time either.
 if [ -n "$reached" ] && [ -z "$ended" ] && [ "$SLURM_NODEID" = 1 ] && ! head_listens; then

@@ -15,13 +15,13 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from orchestrator.cluster import leftovers
+from orchestrator.cluster import leftovers, session_folder
 from orchestrator.cluster.interrupts import keep_sigterm_handler
 from orchestrator.config.spec import Resources
 from orchestrator.errors import UNAVAILABLE, UserError, one_line
@@ -143,7 +143,10 @@ def cluster(address: str | None) -> Iterator[list[Node]]:
 def _init(address: str | None) -> None:
     import ray
 
-    with keep_sigterm_handler(), nullcontext() if address else leftovers.marked():
+    with keep_sigterm_handler(), ExitStack() as local:
+        if not address:
+            local.enter_context(leftovers.marked())
+            local.enter_context(session_folder.private())
         ray.init(
             address=address or "local",
             include_dashboard=None if address else False,

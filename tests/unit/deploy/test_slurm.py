@@ -18,7 +18,9 @@ SCRIPTS = sorted([*FOLDER.glob("*.sh"), *FOLDER.glob("*.sbatch")])
 JOB = {"SLURM_JOB_ID": "test", "SLURM_TASK": "test", "SLURM_CPUS_ON_NODE": "4"}
 MIB = 1048576
 PROGRAMS = {
-    "ray": 'printf "%s\\n" "$@"; until [ -e "$LOST" ]; do /bin/sleep 0.01; done; exit ${START:-0}',
+    "ray": """printf "%s\\n" "$@"
+for word; do case $word in --temp-dir=*) stat -c "%a %n" "$(dirname "${word#*=}")";; esac; done
+until [ -e "$LOST" ]; do /bin/sleep 0.01; done; exit ${START:-0}""",
     "scontrol": 'echo "scontrol $*"',
     "sleep": "exit 0",
 }
@@ -91,6 +93,14 @@ def test_ray_is_told_the_job_s_memory(tmp_path: Path) -> None:
 @pytest.mark.parametrize("variables", [{}, {"SLURM_MEM_PER_NODE": "0"}, {"SLURM_MEM_PER_CPU": "0"}], ids=str)
 def test_without_a_limit_ray_takes_the_machine_s(variables: dict[str, str], tmp_path: Path) -> None:
     assert memory(tmp_path, **variables) == []
+
+
+def test_no_other_user_enters_ray_s_folder(tmp_path: Path) -> None:
+    """Ray gives the folder with its sockets mode 0777."""
+    printed = ray_start(tmp_path, SLURM_NODEID="1")
+    folder = next(word for word in printed if word.startswith("--temp-dir=")).removeprefix("--temp-dir=")
+    assert printed[-1] == f"700 {Path(folder).parent}"
+    assert not Path(folder).parent.exists(), "it is left"
 
 
 def test_the_first_node_is_the_head_and_its_dashboard_on_loopback(tmp_path: Path) -> None:

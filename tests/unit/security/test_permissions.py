@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.cluster import connection
+from orchestrator.cluster import connection, session_folder
 from orchestrator.config import user_code
 from orchestrator.console import Console
 from orchestrator.errors import UserError
@@ -103,6 +103,69 @@ def test_clusters_that_start_at_once_have_one_token(token: Path) -> None:
             pool.submit(connection.make_token)
     assert len(token.read_text()) == 64
     assert [path.name for path in token.parent.iterdir()] == ["auth_token"]
+
+
+# Ray's files
+
+
+@pytest.fixture
+def begun_in(token: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Path]:
+    """Starts a cluster as far as ``ray.init``; returns the folder below which Ray writes there."""
+
+    def call() -> Path:
+        import ray
+
+        found: list[Path] = []
+
+        def init(**_: Any) -> None:
+            found.append(Path(os.environ["RAY_TMPDIR"]))
+            raise ConnectionError("no cluster in this test")
+
+        monkeypatch.setattr(ray, "init", init)
+        with pytest.raises(UserError, match="no cluster in this test"), connection.cluster(None):
+            pass
+        return found[0]
+
+    return call
+
+
+@pytest.mark.parametrize("variable", ["RAY_TMPDIR", "TMPDIR"])
+def test_no_other_user_enters_the_files_of_a_local_cluster(
+    variable: str, umask: int, begun_in: Callable[[], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray gives its own folders mode 0777, the one with its sockets too."""
+    monkeypatch.delenv("RAY_TMPDIR", raising=False)
+    monkeypatch.setenv(variable, str(tmp_path))
+    tmp_path.chmod(0o1777)
+    for before in (None, 0o777):
+        if before:
+            (tmp_path / f"ray-{os.getuid()}").chmod(before)
+        assert begun_in() == tmp_path / f"ray-{os.getuid()}"
+        assert mode(begun_in()) == 0o700
+    assert os.environ[variable] == str(tmp_path)
+    assert variable == "RAY_TMPDIR" or "RAY_TMPDIR" not in os.environ
+
+
+def test_a_folder_of_this_user_alone_is_where_ray_writes(
+    begun_in: Callable[[], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_TMPDIR", raising=False)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    tmp_path.chmod(0o700)
+    assert begun_in() == tmp_path
+
+
+def test_ray_writes_into_no_folder_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    tmp_path.chmod(0o1777)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / f"ray-{os.getuid()}").symlink_to(tmp_path / "mine")
+    with pytest.raises(UserError, match="is not a folder of this user"), connection.cluster(None):
+        pass
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    (tmp_path / "ray-12345").mkdir()
+    with pytest.raises(PermissionError, match="is not a folder of this user"):
+        session_folder.folder()
 
 
 # The home
