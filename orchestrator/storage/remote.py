@@ -106,7 +106,7 @@ class Remote:
         partial = file.with_name(f".{file.name}.{os.getpid()}.partial")
         private_files.make_folder(file.parent)
         try:
-            with system.open_input_stream(f"{base}/{name}") as source, partial.open("wb") as stream:
+            with system.open_input_stream(f"{base}/{name}") as source, private_files.open_file(partial, "wb") as stream:
                 shutil.copyfileobj(source, stream, 1 << 22)
             partial.replace(file)
         finally:

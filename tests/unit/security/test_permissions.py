@@ -20,7 +20,8 @@ from orchestrator.provenance import record as provenance
 from orchestrator.provenance.source import Source
 from orchestrator.reproduce import recorded_run, table_report
 from orchestrator.search import trusted_spaces
-from orchestrator.storage import disk, records
+from orchestrator.storage import disk, records, remote
+from orchestrator.storage.remote import Remote
 from orchestrator.storage.settings import resolve
 from orchestrator.tracking import store
 from orchestrator.tracking.journal import Journal
@@ -256,6 +257,20 @@ def test_files_of_a_home_are_this_users_alone(
         home.mkdir()
         home.chmod(before)
     assert write_files(resolve().storage) == {(name, 0o600) for name in FILES}
+
+
+@pytest.mark.parametrize(("before", "expected"), [(0o755, 0o600), (0o775, 0o666)])
+def test_a_file_from_an_object_storage_is_this_users_alone(
+    before: int, expected: int, umask: int, home: Path, tmp_path: Path
+) -> None:
+    """Records, logs and journals of the local copy are as those that are written in the home."""
+    home.mkdir()
+    home.chmod(before)
+    team = Remote(f"file://{tmp_path / 'team'}")
+    team.write("record.json", b"{}")
+    file = remote.mirror_of("s3://bucket", home) / "one" / "record.json"
+    team.fetch("record.json", file)
+    assert mode(file) == (expected if expected == 0o600 else expected & ~umask)
 
 
 def test_files_of_a_home_that_is_shared_are_shared(umask: int, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
