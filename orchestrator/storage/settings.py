@@ -156,7 +156,7 @@ def default_storage() -> Path:
 
 
 def embedded_uri(home: Path) -> str:
-    return _sqlite_uri(home / "mlflow.db")
+    return sqlite_uri(home / "mlflow.db")
 
 
 def sqlite_file(uri: str) -> Path | None:
@@ -166,7 +166,8 @@ def sqlite_file(uri: str) -> Path | None:
     return Path(unquote(uri.removeprefix("sqlite:///").partition("?")[0]))
 
 
-def _sqlite_uri(file: Path) -> str:
+def sqlite_uri(file: Path) -> str:
+    """The address of a SQLite file."""
     return "sqlite:///" + str(file).replace("%", "%25").replace("?", "%3F")
 
 
@@ -181,7 +182,7 @@ def _tracking(uri: str | None) -> str:
             fix="Files (mlruns, file:) are refused by MLflow since 3.7; leave it unset for the embedded store",
         )
     if file := sqlite_file(uri):  # workers change directory: with a relative path each would create a store
-        return "".join((_sqlite_uri(file.expanduser().absolute()), *uri.partition("?")[1:]))
+        return "".join((sqlite_uri(file.expanduser().absolute()), *uri.partition("?")[1:]))
     if uri.startswith("http"):
         return _without_login(uri)
     scheme, _, rest = uri.partition("://")

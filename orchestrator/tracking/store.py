@@ -7,10 +7,11 @@ import os
 import sqlite3
 from contextlib import closing, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from orchestrator.errors import UNAVAILABLE, UserError
 from orchestrator.provenance import private_files
-from orchestrator.storage.settings import sqlite_file
+from orchestrator.storage.settings import sqlite_file, sqlite_uri
 from workloads.data.cache import file_lock
 
 QUIET = {
@@ -49,12 +50,10 @@ def ensure(uri: str, home: Path) -> Path | None:
         private_files.make_folder(database.parent)
         with file_lock(database.with_suffix(".lock")):
             if not (ready.exists() and database.exists()):
-                from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
-
-                private_files.open_file(database, "ab").close()  # SQLite gives its other files the same mode
-                with closing(sqlite3.connect(database)) as connection:
-                    connection.execute("PRAGMA schema_version")  # MLflow tries again for minutes if it is no database
-                SqlAlchemyStore(uri, str(artifacts))
+                if database.exists():
+                    _open(uri, database, artifacts)
+                else:
+                    _create(database, artifacts)
                 with closing(sqlite3.connect(database)) as connection:
                     connection.execute("PRAGMA journal_mode=WAL")  # the UI reads while a sweep writes
                 ready.touch()
@@ -73,6 +72,26 @@ def ensure(uri: str, home: Path) -> Path | None:
             code=UNAVAILABLE,
         ) from None
     return artifacts
+
+
+def _open(uri: str, database: Path, artifacts: Path) -> None:
+    """Check a store that exists, or create the tables of an empty one."""
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    with closing(sqlite3.connect(database)) as connection:
+        connection.execute("PRAGMA schema_version")  # MLflow tries again for minutes if it is no database
+    SqlAlchemyStore(uri, str(artifacts))
+
+
+def _create(database: Path, artifacts: Path) -> None:
+    """Create a store elsewhere and move it here: MLflow refuses one whose tables were interrupted half way."""
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    with TemporaryDirectory(prefix=f".{database.name}-", dir=database.parent) as scratch:
+        new = Path(scratch) / database.name
+        private_files.open_file(new, "ab").close()  # SQLite gives its other files the same mode
+        SqlAlchemyStore(sqlite_uri(new), str(artifacts)).engine.dispose()
+        new.replace(database)
 
 
 def quiet() -> None:

@@ -206,7 +206,8 @@ MAKERS: dict[str, Callable[[], Any]] = {
 
 def no_schema(monkeypatch: pytest.MonkeyPatch) -> None:
     """The store stays empty: its schema takes seconds."""
-    stub = SimpleNamespace(SqlAlchemyStore=lambda *_: None)
+    made = SimpleNamespace(engine=SimpleNamespace(dispose=lambda: None))
+    stub = SimpleNamespace(SqlAlchemyStore=lambda *_: made)
     monkeypatch.setitem(sys.modules, "mlflow.store.tracking.sqlalchemy_store", stub)
 
 
