@@ -15,6 +15,9 @@ from pathlib import Path
 VARIABLE = "RAY_TMPDIR"
 """Variable that Ray reads before ``TMPDIR``. Ray writes below the folder ``ray`` in it."""
 
+LONGEST = 107 - len("/ray/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store")
+"""Length of the longest folder in which the paths of Ray's sockets fit what Linux takes, in bytes."""
+
 
 @contextmanager
 def private() -> Iterator[None]:
@@ -33,12 +36,15 @@ def private() -> Iterator[None]:
 def folder() -> Path:
     """Ray's choice (``RAY_TMPDIR``, ``TMPDIR``, ``/tmp``), or a folder of this user in it if others can enter it.
 
-    Raises OSError if it cannot be created or belongs to another user.
+    Where the path of that folder would be too long for Ray's sockets, it is the one in ``/tmp``. Raises OSError if it
+    cannot be created or belongs to another user.
     """
     usual = Path(os.environ.get(VARIABLE) or os.environ.get("TMPDIR") or "/tmp")
+    usual.mkdir(parents=True, exist_ok=True)  # as Ray does
     if not usual.stat().st_mode & 0o011:
         return usual
-    own = usual / f"ray-{os.getuid()}"
+    name = f"ray-{os.getuid()}"
+    own = usual / name if len(os.fsencode(usual / name)) <= LONGEST else Path("/tmp", name)
     own.mkdir(mode=0o700, exist_ok=True)
     found = own.lstat()  # another user could have created it, or a link to a folder of this user
     if found.st_uid != os.getuid() or not stat.S_ISDIR(found.st_mode):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -130,41 +131,57 @@ def begun_in(token: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Path]
     return call
 
 
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A folder with a short path: those of Ray's sockets have a limit."""
+    with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as folder:
+        yield Path(folder)
+
+
 @pytest.mark.parametrize("variable", ["RAY_TMPDIR", "TMPDIR"])
 def test_no_other_user_enters_the_files_of_a_local_cluster(
-    variable: str, umask: int, begun_in: Callable[[], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    variable: str, umask: int, begun_in: Callable[[], Path], short: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ray gives its own folders mode 0777, the one with its sockets too."""
     monkeypatch.delenv("RAY_TMPDIR", raising=False)
-    monkeypatch.setenv(variable, str(tmp_path))
-    tmp_path.chmod(0o1777)
+    monkeypatch.setenv(variable, str(short))
+    short.chmod(0o1777)
     for before in (None, 0o777):
         if before:
-            (tmp_path / f"ray-{os.getuid()}").chmod(before)
-        assert begun_in() == tmp_path / f"ray-{os.getuid()}"
+            (short / f"ray-{os.getuid()}").chmod(before)
+        assert begun_in() == short / f"ray-{os.getuid()}"
         assert mode(begun_in()) == 0o700
-    assert os.environ[variable] == str(tmp_path)
+    assert os.environ[variable] == str(short)
     assert variable == "RAY_TMPDIR" or "RAY_TMPDIR" not in os.environ
 
 
+def test_the_folder_leaves_room_for_the_names_of_ray_s_sockets(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fits = short / ("d" * (session_folder.LONGEST - len(str(short / f"ray-{os.getuid()}")) - 1))
+    for usual, folder in ((fits, fits / f"ray-{os.getuid()}"), (Path(f"{fits}d"), Path("/tmp", f"ray-{os.getuid()}"))):
+        monkeypatch.setenv("RAY_TMPDIR", str(usual))
+        usual.mkdir()
+        usual.chmod(0o755)
+        assert session_folder.folder() == folder
+
+
 def test_a_folder_of_this_user_alone_is_where_ray_writes(
-    begun_in: Callable[[], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    begun_in: Callable[[], Path], short: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("RAY_TMPDIR", raising=False)
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    tmp_path.chmod(0o700)
-    assert begun_in() == tmp_path
+    monkeypatch.setenv("TMPDIR", str(short))
+    short.chmod(0o700)
+    assert begun_in() == short
 
 
-def test_ray_writes_into_no_folder_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
-    tmp_path.chmod(0o1777)
-    (tmp_path / "mine").mkdir()
-    (tmp_path / f"ray-{os.getuid()}").symlink_to(tmp_path / "mine")
+def test_ray_writes_into_no_folder_of_another_user(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", str(short))
+    short.chmod(0o1777)
+    (short / "mine").mkdir()
+    (short / f"ray-{os.getuid()}").symlink_to(short / "mine")
     with pytest.raises(UserError, match="is not a folder of this user"), connection.cluster(None):
         pass
     monkeypatch.setattr(os, "getuid", lambda: 12345)
-    (tmp_path / "ray-12345").mkdir()
+    (short / "ray-12345").mkdir()
     with pytest.raises(PermissionError, match="is not a folder of this user"):
         session_folder.folder()
 
