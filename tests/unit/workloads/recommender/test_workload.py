@@ -197,6 +197,21 @@ def test_the_learning_rate_decays_with_the_epoch() -> None:
         assert moved == pytest.approx(lr, rel=0.01)
 
 
+@pytest.mark.parametrize("optimizer", ["adam", "sgd", "sgd_batched"])
+def test_the_default_decay_is_the_published_one_for_each_row_of_a_triple(optimizer: str) -> None:
+    """E-4.W: with Adam, whose loss is a mean over triples, divided by the number of users."""
+    ours = build(optimizer=optimizer)
+    decay = 0.01 / ours.data.n_users if optimizer == "adam" else 0.01
+    explicit = build(optimizer=optimizer, weight_decay=decay)
+    other = build(optimizer=optimizer, weight_decay=10 * decay)
+    tables = []
+    for workload in (ours, explicit, other):
+        workload.train_epoch(1)
+        tables.append(workload.model.embedding.detach())
+    torch.testing.assert_close(tables[0], tables[1], rtol=0, atol=0)
+    assert not torch.allclose(tables[0], tables[2], rtol=0, atol=1e-5)
+
+
 def test_micro_batches_give_the_gradient_of_the_batch() -> None:
     whole, parts = build(batch_size=4096), build(replace(RUNTIME, accumulate=3), batch_size=4096)
     assert whole.train_epoch(1)["loss"] == pytest.approx(parts.train_epoch(1)["loss"], rel=1e-6)
