@@ -16,8 +16,7 @@ from workloads.losses.evidential import log_failure, log_miss, top
 from workloads.metrics.calibration import nll
 from workloads.vera.model import Evidence
 from workloads.vera.params import Params
-
-_EDGE = 1e-12
+from workloads.vera.predictor import EDGE
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +55,7 @@ class Map:
         if self.kind == "isotonic":
             x, y = (side.cpu().numpy() for side in self.values)
             return torch.from_numpy(np.interp(confidence.cpu().numpy(), x, y)).to(confidence.device)
-        logit = confidence.clamp(_EDGE, 1 - _EDGE).logit()
+        logit = confidence.clamp(EDGE, 1 - EDGE).logit()
         values = self.values.tolist()
         return torch.sigmoid(logit / values[0] if self.kind == "temperature" else values[0] * logit + values[1])
 
@@ -110,7 +109,7 @@ def _platt(plain: torch.Tensor, success: torch.Tensor) -> Map:
     high = (hits + 1) / (hits + 2)
     low = 1 / (len(success) - hits + 2)
     target = torch.where(success > 0.5, high, low).cpu()
-    logit = plain.clamp(_EDGE, 1 - _EDGE).logit().cpu()
+    logit = plain.clamp(EDGE, 1 - EDGE).logit().cpu()
     x = torch.stack([logit, torch.ones_like(logit)], 1)
 
     def loss(w: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:

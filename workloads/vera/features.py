@@ -12,6 +12,7 @@ from workloads.data.questions.neighbourhoods import Neighbourhoods
 from workloads.data.questions.types import GraphQuestions
 from workloads.data.retrieval.bm25 import Candidates
 from workloads.data.retrieval.types import Retrieval
+from workloads.vera.predictor import words_of
 
 NONE = ""
 """The category for missing values and values not seen in training; index 0."""
@@ -85,9 +86,9 @@ def graph_pool(data: GraphQuestions, around: Neighbourhoods) -> Pool:
         listed = places >= 0
         odds = np.column_stack([rows[listed, 0], places[listed]]), probability[listed]
     return Pool(
-        queries=[_plain(text) for text in data.texts],
+        queries=[words_of(text) for text in data.texts],
         texts=[
-            _plain(f"{data.entities[s]} {data.relations[r]} {data.entities[o]}") for s, r, o in data.triples.tolist()
+            words_of(f"{data.entities[s]} {data.relations[r]} {data.entities[o]}") for s, r, o in data.triples.tolist()
         ],
         list_of=around.list_of,
         indptr=around.indptr,
@@ -151,8 +152,3 @@ def _located(
     wanted_keys = lists * span + wanted
     rows = order[np.searchsorted(keys, wanted_keys, sorter=order).clip(max=len(keys) - 1)]
     return np.where(keys[rows] == wanted_keys, rows - indptr[lists], -1)
-
-
-def _plain(text: str) -> str:
-    """The words of names such as ``/film/film/country`` or ``united_kingdom``."""
-    return " ".join(text.replace("_", " ").replace("/", " ").split())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from typing import NamedTuple
 
 import torch
@@ -15,6 +14,7 @@ from workloads.losses.evidential import beta_parameters, log1mexp
 from workloads.seeding import derive
 from workloads.vera.dataset import CandidateBlock, VeraData
 from workloads.vera.params import Params
+from workloads.vera.predictor import grown
 
 START_A, START_B = -4.0, 1.0
 """Initial biases of the evidential head's two outputs: few candidates are relevant (E-V8)."""
@@ -227,7 +227,7 @@ class Retriever(nn.Module):
         params = self.params
         a, b = self.evidence(z).unbind(1)
         if params.evidence_map == "exponential":
-            a, b = (torch.where(side > 0, _grown(side), side) for side in (a, b))
+            a, b = (torch.where(side > 0, grown(side, LINEAR_FROM), side) for side in (a, b))
         alpha_beta = beta_parameters(a, b, params.prior_positive or 0.0, params.prior_negative or 0.0)
         return Evidence(*(block.spread(side, 1.0) for side in alpha_beta))
 
@@ -248,9 +248,3 @@ class Retriever(nn.Module):
         of_query = torch.stack([entropy, block.listed.sum(1).clamp(min=1).log()], 1) / GAP_UNIT
         of_candidate = torch.stack([2 * share.exp() - 1, (share - log1mexp(share)) / GAP_UNIT, ahead / GAP_UNIT], 2)
         return torch.cat([of_candidate[block.row, block.column], of_query[block.row]], 1)
-
-
-def _grown(side: torch.Tensor) -> torch.Tensor:
-    """``e^x - 1`` up to :data:`LINEAR_FROM`, continued linearly."""
-    low = side.clamp(0, LINEAR_FROM)
-    return low.expm1() + math.exp(LINEAR_FROM) * (side - low)

@@ -19,7 +19,8 @@ from ..abstention.scores import BM25, by, padded
 from ..encoders.served_text import ServedTextEncoder, number_column, text_columns
 from .dropout_masks import masked, masks
 
-_EDGE = 1e-12
+EDGE = 1e-12
+"""Confidences are kept so far from 0 and 1 before a map takes their logit."""
 
 
 class Predictor:
@@ -79,7 +80,7 @@ class Predictor:
         queries, texts = text_columns(inputs, "query", "candidate")
         output = pd.DataFrame({"query": queries, "candidate": texts})
         if config["of_graph"]:
-            queries, texts = ([_plain(text) for text in side] for side in (queries, texts))
+            queries, texts = ([words_of(text) for text in side] for side in (queries, texts))
         if not queries:
             return output
         list_of = torch.from_numpy(pd.factorize(output["query"])[0].astype(np.int64)).to(self.device)
@@ -189,7 +190,7 @@ class Predictor:
         a, b = functional.linear(hidden, w["evidence.2.weight"], w["evidence.2.bias"]).unbind(1)
         if self.config["method"] == "vera" and self.config.get("evidence_map", "exponential") == "exponential":
             largest = self.config["scales"]["largest"]
-            a, b = (torch.where(side > 0, _grown(side, largest), side) for side in (a, b))
+            a, b = (torch.where(side > 0, grown(side, largest), side) for side in (a, b))
         positive, negative = self.config["priors"]
         alpha = positive + functional.softplus(a)
         beta = negative + functional.softplus(b)
@@ -227,7 +228,7 @@ class Predictor:
             x, y = self.map.reshape(2, -1)
             steps: NDArray[np.float64] = np.interp(confidence, x, y)
             return steps
-        clipped = np.clip(confidence, _EDGE, 1 - _EDGE)
+        clipped = np.clip(confidence, EDGE, 1 - EDGE)
         logit = np.log(clipped) - np.log1p(-clipped)
         logit = logit / self.map[0] if kind == "temperature" else self.map[0] * logit + self.map[1]
         mapped: NDArray[np.float64] = 1 / (1 + np.exp(-logit))
@@ -249,7 +250,7 @@ def _sums(values: torch.Tensor, list_of: torch.Tensor, count: int) -> torch.Tens
     return values.new_zeros(count).index_add(0, list_of, values)
 
 
-def _grown(side: torch.Tensor, largest: float) -> torch.Tensor:
+def grown(side: torch.Tensor, largest: float) -> torch.Tensor:
     """``e^x - 1`` up to ``largest``, continued linearly."""
     low = side.clamp(0, largest)
     return low.expm1() + math.exp(largest) * (side - low)
@@ -271,6 +272,6 @@ def _standardised(features: torch.Tensor, list_of: torch.Tensor, count: int) -> 
     return centred / torch.where(deviation > 1e-6, deviation, 1)
 
 
-def _plain(text: str) -> str:
-    """The words of a graph's names, as in training."""
+def words_of(text: str) -> str:
+    """The words of names of a graph such as ``/film/film/country`` or ``united_kingdom``."""
     return " ".join(text.replace("_", " ").replace("/", " ").split())

@@ -19,8 +19,9 @@ from workloads.vera.confidence import confidence
 from workloads.vera.dataset import split_training
 from workloads.vera.evaluation import LabelledQueries
 from workloads.vera.inference import rank
-from workloads.vera.model import LINEAR_FROM, Messages, _grown
+from workloads.vera.model import LINEAR_FROM, Messages
 from workloads.vera.params import Params
+from workloads.vera.predictor import grown
 
 
 @pytest.fixture
@@ -102,10 +103,10 @@ def test_validation_without_candidates_calibrates_nothing(own: Path) -> None:
 
 def test_a_head_beyond_its_largest_still_learns() -> None:
     side = torch.tensor([-1.0, 0.5, LINEAR_FROM, LINEAR_FROM + 2, 100.0], requires_grad=True)
-    grown = _grown(side)
-    torch.testing.assert_close(grown[1:3], side[1:3].expm1())
-    assert (grown.diff() > 0).all()
-    grown.sum().backward()
+    outputs = grown(side, LINEAR_FROM)
+    torch.testing.assert_close(outputs[1:3], side[1:3].expm1())
+    assert (outputs.diff() > 0).all()
+    outputs.sum().backward()
     assert side.grad is not None
     assert (side.grad[1:] > 0).all()
     assert side.grad[2:].tolist() == pytest.approx([math.exp(LINEAR_FROM)] * 3, rel=1e-5)
