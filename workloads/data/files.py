@@ -14,6 +14,9 @@ from typing import IO
 
 from workloads.data.errors import line_error
 
+TABLES = (".parquet", ".csv", ".csv.gz", ".tsv", ".tsv.gz")
+"""File name endings of tables."""
+
 
 def plain_or_gz(path: Path) -> Path:
     """``path``, or ``<path>.gz`` if only that exists."""

@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-FORMS = (".parquet", ".csv", ".csv.gz", ".tsv", ".tsv.gz")
-"""File name endings of tables."""
-
 _EXPECTED = "columns user and item and, where there are any, rating and timestamp"
 _SHOWN = 60
 _LONGEST = 255  # longest id, in bytes

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from workloads.data.cache import is_uri, local_path
 from workloads.data.errors import DataError
-from workloads.data.interactions.columns import FORMS, Columns, read_columns, row_error
+from workloads.data.files import TABLES
+from workloads.data.interactions.columns import Columns, read_columns, row_error
 from workloads.data.interactions.lightgcn import read_item_lists
 from workloads.data.interactions.types import Interactions
 from workloads.data.source import Dataset, own_dataset
@@ -30,7 +31,7 @@ def is_path(name: str) -> bool:
     """Whether the name of a dataset is a path."""
     if "\0" in name:  # not a path either
         return False
-    return os.sep in name or name.startswith("~") or name.lower().endswith(FORMS)
+    return os.sep in name or name.startswith("~") or name.lower().endswith(TABLES)
 
 
 def absolute(name: str) -> str:
@@ -53,16 +54,16 @@ def own_interactions(name: str) -> Dataset:
         raise DataError("a dataset path must be absolute", got=repr(name), expected=expected, fix=fix)
     if path.is_dir():
         return _own(name, path, _parts(path))
-    if not path.name.lower().endswith(FORMS):
+    if not path.name.lower().endswith(TABLES):
         if not path.exists():
             raise DataError("there is nothing at this path", file=path, fix="Correct the path")
-        expected = f"a table ({', '.join(FORMS)}) or a folder with the parts train and test"
+        expected = f"a table ({', '.join(TABLES)}) or a folder with the parts train and test"
         raise DataError("there is no dataset", file=path, expected=expected)
     return _own(name, path.parent, (path.name,))
 
 
 def _parts(folder: Path) -> tuple[str, str]:
-    ends = (*FORMS, *_LISTS)
+    ends = (*TABLES, *_LISTS)
     for end in ends:
         if (folder / f"train{end}").is_file() and (folder / f"test{end}").is_file():
             return f"train{end}", f"test{end}"

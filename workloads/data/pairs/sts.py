@@ -15,12 +15,9 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from workloads.data.errors import DataError
-from workloads.data.files import content, is_parquet, plain_or_gz
+from workloads.data.files import TABLES, content, is_parquet, plain_or_gz
 from workloads.data.pairs.types import HIDDEN, HIGHEST, KIND, Pairs, SentencePairs
 from workloads.data.source import Dataset, SourceFile
-
-FORMS = (".parquet", ".csv", ".csv.gz", ".tsv", ".tsv.gz")
-"""File name endings of tables."""
 
 COLUMNS = ("sentence1", "sentence2")
 _SCORES = ("score", "label", "similarity_score")
@@ -34,7 +31,7 @@ _Columns: TypeAlias = tuple[Sequence[int], list[str], list[str], list[Any]]
 def is_pairs(path: Path) -> bool:
     """Whether a table, or the train part of a folder, has the columns of sentence pairs."""
     file = _part(path, "train") if path.is_dir() else path
-    if file is None or not file.name.lower().endswith(FORMS) or not file.is_file():
+    if file is None or not file.name.lower().endswith(TABLES) or not file.is_file():
         return False
     try:
         return set(COLUMNS) <= set(_names(file))
@@ -95,7 +92,7 @@ def read_glue(_folder: Path) -> SentencePairs:
 
 
 def _part(folder: Path, part: str) -> Path | None:
-    names = (f"{name}{form}" for name in _PARTS[part] for form in FORMS)
+    names = (f"{name}{form}" for name in _PARTS[part] for form in TABLES)
     return next((folder / name for name in names if (folder / name).is_file()), None)
 
 
