@@ -171,27 +171,6 @@ def _wins_by_search(scores: torch.Tensor, user: torch.Tensor, item: torch.Tensor
     return balance.sum(1).to(scores.dtype)
 
 
-def per_user(
-    scores: torch.Tensor, relevant: torch.Tensor, excluded: torch.Tensor, ks: Sequence[int]
-) -> dict[str, torch.Tensor]:
-    """Every metric of :data:`AT_K` and the :func:`auc` inside the list at every k, and ``auc``, for a block of users.
-
-    Args:
-        scores: (U, I), ranked in float32.
-        relevant: (U, I), bool.
-        excluded: (U, I), bool: no candidates (what the user has in training), relevant or not.
-        ks: lengths of the list; a k above the number of candidates is allowed.
-
-    Returns:
-        ``ndcg_at_20`` and so on to (U,), float32. A user without a relevant candidate has no defined value: leave
-        those out. All values are NaN for a user with a candidate whose score is NaN. Otherwise only an AUC can be NaN,
-        where there is no pair to compare: a list of hits alone or without one, a user with relevant candidates only.
-    """
-    masked, lists = ranked(scores, excluded, max(ks))
-    wanted = relevant & ~excluded
-    return of_lists(*looked_up(masked, lists, wanted), auc(masked, wanted), ks)
-
-
 def ranked(scores: torch.Tensor, excluded: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The lists of a block of users.
 
@@ -226,7 +205,9 @@ def of_lists(
 ) -> dict[str, torch.Tensor]:
     """All metrics, (U,) each, for what :func:`looked_up` returns, (U, k), (U, k) and (U,), and the :func:`auc` (U,).
 
-    They are NaN where the first listed score is.
+    They are NaN where the first listed score is. Otherwise only an AUC can be NaN, where there is no pair to compare: a
+    list of hits alone or without one, a user with relevant candidates only. A user without a relevant candidate has no
+    defined value: leave those out.
     """
     n = n.clamp(min=1)
     values: dict[str, torch.Tensor] = {}
@@ -251,5 +232,5 @@ def _precision_at(hits: torch.Tensor) -> torch.Tensor:
 
 
 def metric_names(ks: Sequence[int]) -> list[str]:
-    """The keys of :func:`per_user`, in its order."""
+    """The keys of :func:`of_lists`, in its order."""
     return [f"{name}_at_{k}" for k in ks for name in (*AT_K, "auc")] + ["auc"]

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from tests.support.oracle_ranx import ranx_scores
+from tests.support.user_metrics import per_user
 from workloads.metrics import ranking
-from workloads.metrics.ranking import AT_K, auc, metric_names, per_user, top_k
+from workloads.metrics.ranking import AT_K, auc, metric_names, top_k
 
 
 def slow(scores: list[float], relevant: set[int], excluded: set[int], k: int) -> dict[str, float]:

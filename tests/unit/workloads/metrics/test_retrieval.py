@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.support.oracle_ranx import ranx_scores
-from workloads.metrics import ranking
+from tests.support.user_metrics import per_user
 from workloads.metrics.retrieval import AT_K, per_query
 
 INF = math.inf
@@ -93,7 +93,7 @@ def test_two_grades_are_the_binary_metrics() -> None:
     grades = (torch.rand(20, 15, generator=generator) < 0.3).float()
     grades[:, 0] = 1
     ours = per_query(scores, grades, grades, (5,))
-    theirs = ranking.per_user(scores, grades > 0, torch.zeros(20, 15, dtype=torch.bool), (5,))
+    theirs = per_user(scores, grades > 0, torch.zeros(20, 15, dtype=torch.bool), (5,))
     for name in ("ndcg_at_5", "mrr_at_5", "recall_at_5"):
         torch.testing.assert_close(ours[name], theirs[name])
 
