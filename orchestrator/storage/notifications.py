@@ -141,7 +141,8 @@ def check(target: str) -> str:
             good = bool(shlex.split(target.removeprefix(COMMAND)))
         else:
             parts = urlsplit(target)
-            good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and not parts.username
+            good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+            good = good and "@" not in parts.netloc  # a user, or a password without one
     except ValueError:
         good = False
     if not good:

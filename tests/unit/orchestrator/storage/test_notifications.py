@@ -307,7 +307,7 @@ def alive(pid: int) -> bool:
 @pytest.mark.parametrize(
     "target",
     [f"hooks.example/{SECRET}", f"ftp://host/{SECRET}", "http://", "cmd:", f"cmd: say '{SECRET}", f"http://h:x/{SECRET}",
-     f"https://me:{SECRET}@host/x"],
+     f"https://me:{SECRET}@host/x", f"https://:{SECRET}@host/x"],
 )  # fmt: skip
 def test_a_target_that_can_not_work_is_not_repeated(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ORCHESTRATOR_NOTIFY", target)
