@@ -61,7 +61,7 @@ def node(folder: Path, head: Head = "listens", **variables: str) -> list[str]:
 
 def ray_start(folder: Path, **variables: str) -> list[str]:
     """The words that it gives to ``ray start``."""
-    return node(folder, **variables)[1:]
+    return node(folder, **variables)[1:-1]
 
 
 def memory(folder: Path, **variables: str) -> list[int]:
@@ -97,7 +97,7 @@ def test_without_a_limit_ray_takes_the_machine_s(variables: dict[str, str], tmp_
 
 def test_no_other_user_enters_ray_s_folder(tmp_path: Path) -> None:
     """Ray gives the folder with its sockets mode 0777."""
-    printed = ray_start(tmp_path, SLURM_NODEID="1")
+    printed = node(tmp_path, SLURM_NODEID="1")
     folder = next(word for word in printed if word.startswith("--temp-dir=")).removeprefix("--temp-dir=")
     assert printed[-1] == f"700 {Path(folder).parent}"
     assert not Path(folder).parent.exists(), "it is left"
