@@ -15,7 +15,7 @@ from tests.unit.deploy.manifests import DEPLOY
 
 FOLDER = DEPLOY / "slurm"
 SCRIPTS = sorted([*FOLDER.glob("*.sh"), *FOLDER.glob("*.sbatch")])
-JOB = {"SLURM_JOB_ID": "test", "SLURM_TASK": "test", "SLURM_CPUS_ON_NODE": "4"}
+JOB = {"SLURM_JOB_ID": f"test{os.getpid()}", "SLURM_TASK": "test", "SLURM_CPUS_ON_NODE": "4"}
 MIB = 1048576
 PROGRAMS = {
     "ray": """printf "%s\\n" "$@"
