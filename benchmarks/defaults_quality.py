@@ -32,6 +32,10 @@ ROWS: dict[str, tuple[str, ...]] = {
     **{f"recommender dataset=ml-100k sampler={sampler}": ("ndcg_at_20",) for sampler in SAMPLERS},
     "recommender dataset=ml-100k backbone=lightgcn": ("ndcg_at_20",),
     **{f"recommender dataset=ml-100k backbone=lightgcn contrast={method}": ("ndcg_at_20",) for method in CONTRASTS},
+    **{
+        f"recommender dataset=ml-1m {words}".rstrip(): ("ndcg_at_20",)
+        for words in ("", "backbone=lightgcn", "weight_decay=1e-5", "backbone=lightgcn weight_decay=1e-5")
+    },
     "bi_encoder dataset=stsb encoder=minilm epochs=2": ("spearman",),
     "vera dataset=scifact encoder=minilm": ("mrr", "calib/nll"),
     "lifelong dataset=classic-ir encoder=minilm epochs=6": ("average_mrr_at_10",),
