@@ -27,7 +27,8 @@ FLIPPED = 0.02
 """With PyTorch's plainest kernels AOBPR draws one item of 14,866 otherwise in two micro-batches than in one: 0.003."""
 
 DECAY: Mapping[str, Any] = {"weight_decay": 1e-5}
-"""Where draws depend on scores: with little decay scores are further apart, and few draws change."""
+"""For draws that depend on scores: one that micro-batches draw otherwise changes the scores, and with them later draws.
+At the default of this set, .01 / 600, AOBPR's case has 862 such draws in its last step; at 1e-5 it has none."""
 
 
 class RecommenderConformance(Conformance):
