@@ -6,6 +6,7 @@ import ast
 import pickle
 import re
 import socket
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 import yaml
 from ray._private.ray_constants import PROMETHEUS_SERVICE_DISCOVERY_FILE
 from ray._private.utils import check_version_info
+from ray._raylet import raise_sys_exit_with_custom_error_message
 from ray.air.execution._internal import RayActorManager
 from ray.exceptions import ActorDiedError, OutOfMemoryError, RayActorError, RayTaskError
 from ray.train import WorkerGroupError
@@ -23,6 +25,7 @@ from orchestrator.cluster import connection, preflight, ray_compat
 from orchestrator.config.plan import Plan
 from orchestrator.config.spec import ExperimentSpec
 from orchestrator.console import Console
+from orchestrator.engine.loop import exits_as_errors
 from orchestrator.errors import UNAVAILABLE, UserError
 from orchestrator.runs import driver
 from orchestrator.runs.train import lost_a_process
@@ -195,3 +198,11 @@ def test_the_check_sees_what_it_forbids(code: str) -> None:
 )
 def test_the_check_lets_the_rest_pass(code: str) -> None:
     assert not list(Source(ast.parse(code), set()).uses())
+
+
+def test_an_exit_by_which_ray_ends_a_worker_is_passed_on() -> None:
+    """Ray marks it with an attribute, by which it differs from a workload's own sys.exit."""
+    with pytest.raises(SystemExit), exits_as_errors():
+        raise_sys_exit_with_custom_error_message("The process receives a SIGTERM.", exit_code=1)
+    with pytest.raises(RuntimeError, match=r"sys\.exit\(1\)"), exits_as_errors():
+        sys.exit(1)
