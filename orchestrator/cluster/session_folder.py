@@ -48,6 +48,6 @@ def folder() -> Path:
     own.mkdir(mode=0o700, exist_ok=True)
     found = own.lstat()  # another user could have created it, or a link to a folder of this user
     if found.st_uid != os.getuid() or not stat.S_ISDIR(found.st_mode):
-        raise PermissionError(f"{own} is not a folder of this user. Set TMPDIR to one")
+        raise PermissionError(f"{own} is not a folder of this user. Set {VARIABLE} to one")
     own.chmod(0o700)
     return own
