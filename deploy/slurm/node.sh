@@ -49,7 +49,8 @@ for _ in 1 2 3; do
         "--dashboard-agent-listen-port=$((first + 5))" "--dashboard-agent-grpc-port=$((first + 6))" \
         "--runtime-env-agent-port=$((first + 7))" --min-worker-port=0 --max-worker-port=0 &
     ray=$!
-    while kill -0 "$ray" 2>/dev/null; do wait "$ray"; done
+    # In bash 5.2 `wait` may miss a process that ends while a trap runs.
+    while kill -0 "$ray" 2>/dev/null; do sleep 1; done
     wait "$ray"
     code=$?
     rm -rf "$session/ray"

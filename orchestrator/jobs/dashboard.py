@@ -26,7 +26,7 @@ DEFAULT_ADDRESS = "http://127.0.0.1:8265"
 VARIABLE = "RAY_API_SERVER_ADDRESS"
 """Address of the dashboard, read here and by Ray's client."""
 
-CHATTY = ("ray.dashboard.modules.job.sdk", "ray.dashboard.modules.dashboard_sdk", "ray._private.runtime_env.packaging")
+CHATTY = ("ray", "ray.dashboard.modules.job.sdk", "ray.dashboard.modules.dashboard_sdk")
 ANSWER_SECONDS = 5.0
 POLL_SECONDS = 0.5
 PATIENCE_SECONDS = 30.0  # a head that restarts is back by then; without an answer the jobs are lost
