@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from orchestrator.errors import USAGE, UserError, nearest
+from orchestrator.errors import UserError, nearest
 from orchestrator.storage import commands, generations, remote, sync_state
 from orchestrator.storage.names import RECORD
 from orchestrator.storage.records import FORMAT, NAME, Kind, RunFolder, open_folder
 
+_RUN_ID = re.compile(r"[0-9a-f]{32}")
+"""An MLflow run id. The records are read only for a reference of this form: there may be 100,000 of them."""
+
 
 def folders(storage: Path, kind: Kind | None = None) -> Iterator[RunFolder]:
     """All run folders, newest first. Of a run that another machine drove last, only the record may be here."""
-    for _, open_one in _by_moment(storage):
+    for _, _, open_one in _by_moment(storage):
         folder = open_one()
         if folder and kind in (None, folder.record["kind"]):
             yield folder
@@ -29,7 +34,7 @@ def started_last(storage: Path, count: int) -> tuple[list[RunFolder], int]:
     after its record was changed last."""
     every = _by_moment(storage)
     newest: list[tuple[str, str, RunFolder]] = []
-    for moment, open_one in every:
+    for moment, _, open_one in every:
         if len(newest) >= count and datetime.fromisoformat(newest[count - 1][0]).timestamp() >= moment:
             break
         if folder := open_one():
@@ -39,8 +44,9 @@ def started_last(storage: Path, count: int) -> tuple[list[RunFolder], int]:
     return [folder for *_, folder in newest], len(every)
 
 
-def _by_moment(storage: Path) -> list[tuple[float, Callable[[], RunFolder | None]]]:
-    """The moment of each run's last event, or of its record's last change, and a function that opens it; newest first.
+def _by_moment(storage: Path) -> list[tuple[float, str, Callable[[], RunFolder | None]]]:
+    """The moment of each run's last event, or of its record's last change, its id, and a function that opens it; newest
+    first.
 
     The function returns None for a damaged folder, which must not hide the others: naming it raises its error.
     """
@@ -50,8 +56,8 @@ def _by_moment(storage: Path) -> list[tuple[float, Callable[[], RunFolder | None
         with suppress(OSError):  # no run, or one that only another user may read
             changed[name] = os.stat(f"{storage}/{name}/{RECORD}").st_mtime
     moments = {
-        name: _moment(elsewhere[name].record) if name in elsewhere else changed[name]
-        for name, *_ in generations.by_run({*elsewhere, *changed}).values()
+        name: (_moment(elsewhere[name].record) if name in elsewhere else changed[name], run)
+        for run, (name, *_) in generations.by_run({*elsewhere, *changed}).items()
     }
 
     def open_one(name: str) -> RunFolder | None:
@@ -59,11 +65,42 @@ def _by_moment(storage: Path) -> list[tuple[float, Callable[[], RunFolder | None
             return elsewhere.get(name) or open_folder(storage / name)
         return None
 
-    return [(moments[name], partial(open_one, name)) for name in sorted(moments, key=moments.__getitem__, reverse=True)]
+    newest = sorted(moments, key=lambda name: moments[name][0], reverse=True)
+    return [(*moments[name], partial(open_one, name)) for name in newest]
 
 
 def find(storage: Path, reference: str, kind: Kind | None = None) -> RunFolder:
     """The folder for ``latest``, an id, or an MLflow run id. Raises UserError for an unknown one."""
+    if folder := _find(storage, reference, kind):
+        return folder
+    what = kind or "run or sweep"
+    openers = {run: open_one for _, run, open_one in _by_moment(storage)}
+
+    def is_of_kind(run: str) -> bool:
+        folder = openers[run]()
+        return folder is not None and kind in (None, folder.record["kind"])
+
+    newest = list(islice(filter(is_of_kind, openers), 5))
+    if not newest:
+        raise UserError(
+            f"There is no {what} yet", got=repr(reference), fix=f"Looked in {remote.uri_of(storage) or storage}"
+        )
+    close = nearest(reference, openers)
+    if close and not is_of_kind(close):
+        close = nearest(reference, newest)
+    raise UserError(
+        f"Unknown {what}", got=repr(reference), allowed=["latest", *newest],
+        fix=f"Did you mean {close}?" if close else None,
+    )  # fmt: skip
+
+
+def find_here(storage: Path, reference: str) -> RunFolder | None:
+    """As :func:`find`, but returns None for an unknown run."""
+    return _find(storage, reference, None)
+
+
+def _find(storage: Path, reference: str, kind: Kind | None) -> RunFolder | None:
+    """The folder of :func:`find`, or None. Raises UserError if it is of another kind or cannot be read."""
     if NAME.fullmatch(reference):
         sync_state.try_refresh_newest(storage, reference)
         path = generations.current(storage, reference)
@@ -76,33 +113,13 @@ def find(storage: Path, reference: str, kind: Kind | None = None) -> RunFolder:
                     fix=f"Try: {commands.for_run(path, 'status')}, or {commands.for_run(path, f'{is_a} --resume')}",
                 )
             return named
-    names = []
-    for folder in folders(storage, kind):
-        if reference in ("latest", folder.record.get("run_id")):
-            sync_state.try_refresh(folder.path)
-            return open_folder(folder.path)
-        names.append(folder.id)
+    if reference == "latest" or _RUN_ID.fullmatch(reference):
+        for folder in folders(storage, kind):
+            if reference in ("latest", folder.record.get("run_id")):
+                sync_state.try_refresh(folder.path)
+                return open_folder(folder.path)
     if location := remote.location_of(storage):  # unknown, or the storage is out of reach
         location.check()
-    what = kind or "run or sweep"
-    if not names:
-        raise UserError(
-            f"There is no {what} yet", got=repr(reference), fix=f"Looked in {remote.uri_of(storage) or storage}"
-        )
-    close = nearest(reference, names)
-    raise UserError(
-        f"Unknown {what}", got=repr(reference), allowed=["latest", *names[:5]],
-        fix=f"Did you mean {close}?" if close else None,
-    )  # fmt: skip
-
-
-def find_here(storage: Path, reference: str) -> RunFolder | None:
-    """As :func:`find`, but returns None for an unknown run."""
-    try:
-        return find(storage, reference)
-    except UserError as error:
-        if error.code != USAGE or (generations.current(storage, reference) / RECORD).exists():
-            raise  # out of reach or unreadable
     return None
 
 

@@ -6,6 +6,7 @@ import os
 import re
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -49,8 +50,11 @@ def test_a_name_is_found_without_a_look_at_the_other_runs(tmp_path: Path, monkey
 def test_it_is_found_by_its_mlflow_run_too(tmp_path: Path) -> None:
     folder = create(tmp_path)
     create(tmp_path)
-    folder.update(run_id="0123abcd")
-    assert run_lookup.find(tmp_path, "0123abcd").id == folder.id
+    run_id = uuid4().hex
+    folder.update(run_id=run_id)
+    assert run_lookup.find(tmp_path, run_id).id == folder.id
+    with pytest.raises(UserError, match=f"Unknown run or sweep: got '{run_id[::-1]}'"):
+        run_lookup.find(tmp_path, run_id[::-1])
 
 
 def test_an_unknown_id_gets_the_nearest(tmp_path: Path) -> None:
@@ -60,6 +64,27 @@ def test_an_unknown_id_gets_the_nearest(tmp_path: Path) -> None:
         run_lookup.find(tmp_path, typo, "run")
     assert str(caught.value) == (f"Unknown run: got '{typo}'; allowed: latest, {folder.id}. Did you mean {folder.id}?")
     assert caught.value.code == USAGE
+
+
+def test_an_unknown_id_costs_few_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for n in range(20):
+        records.create(tmp_path, "run", "toy", {}, "orchestrator run toy", name=f"toy-{n}")
+    sweep = records.create(tmp_path, "sweep", "toy", {}, "orchestrator sweep toy", name="toy-sweep")
+    opened: list[Path] = []
+
+    def count(path: Path) -> RunFolder:
+        opened.append(path)
+        return open_folder(path)
+
+    open_folder = records.open_folder
+    monkeypatch.setattr(run_lookup, "open_folder", count)
+    assert run_lookup.find_here(tmp_path, "toy-20") is None
+    assert not opened
+    with pytest.raises(UserError, match=r"allowed: latest, toy-.*\. Did you mean toy-sweep\?"):
+        run_lookup.find(tmp_path, "toy-swep")
+    assert len(opened) <= 6
+    with pytest.raises(UserError, match=rf"allowed: latest, {sweep.id}\. Did you mean toy-sweep\?"):
+        run_lookup.find(tmp_path, "toy-1s", "sweep")
 
 
 def test_a_sweep_is_no_run(tmp_path: Path) -> None:
