@@ -57,10 +57,12 @@ def measured(folder: Path, private: bool = False) -> Iterator[Cost]:
     if private:
         sampler.start()
     started = time.monotonic()
-    yield cost
-    cost.seconds = time.monotonic() - started
-    if private:
+    try:
+        yield cost
+    finally:  # the process of an item that fails ends
+        cost.seconds = time.monotonic() - started
         done.set()
+    if private:
         sampler.join()
         peaks[0] = max(peaks[0], memory("RssAnon"))
     cost.memory = (peaks[0] if private else memory("VmHWM")) - held

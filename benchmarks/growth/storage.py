@@ -125,10 +125,12 @@ def stage(size: int, folder: Path) -> Cost:
         import boto3
 
         client = boto3.client("s3", endpoint_url=os.environ["AWS_ENDPOINT_URL_S3"])
-        while True:
+        while server.poll() is None:
             with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
                 break
             time.sleep(0.1)
+        else:
+            raise SystemExit("moto's S3 server has ended: is moto[server] installed?")
         client.create_bucket(Bucket="scale")
         for part in range(4):
             client.put_object(Bucket="scale", Key=f"set/{part}", Body=bytes(size // 4))

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -39,3 +42,28 @@ def test_a_cost_is_that_of_what_is_inside(scale: Any, tmp_path: Path) -> None:
         assert cost.memory >= 2**26 - reclaimed
         assert 0 <= cost.seconds < 60
         del block
+
+
+@pytest.mark.parametrize("private", [False, True])
+def test_an_item_that_fails_ends(scale: Any, private: bool, tmp_path: Path) -> None:
+    from growth import measured
+
+    before = threading.active_count()
+    with pytest.raises(OSError, match="full"), measured(tmp_path, private):
+        raise OSError("the disk is full")
+    deadline = time.monotonic() + 10
+    while threading.active_count() > before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert threading.active_count() == before, "a thread that samples keeps the process"
+
+
+def test_staging_without_its_server_is_an_error(scale: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from growth import storage
+
+    ended = subprocess.Popen(["false"])
+    ended.wait()
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION", "AWS_ENDPOINT_URL_S3"):
+        monkeypatch.setenv(name, "")  # it sets them for the process
+    monkeypatch.setattr(storage.subprocess, "Popen", lambda *words, **options: ended)
+    with pytest.raises(SystemExit, match=r"moto\[server\]"):
+        storage.stage(4, tmp_path)
