@@ -7,6 +7,7 @@ Times are CPU seconds of the driver: neighbours on the machine do not count, wai
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shutil
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from harness import Benchmark, Row, arguments
+from harness import Benchmark, Row
 from posting import PostedTrial, actor
 from simulated_sweep import Driver, Executor, driver, filled, new_folder, spec
 
@@ -35,7 +36,8 @@ SLOW = 0.016
 
 
 def main() -> None:
-    bench = Benchmark("driver_cost", arguments(__doc__.splitlines()[0], 1).parse_args().rounds)
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
+    bench = Benchmark("driver_cost", rounds=1)
     home = Path(tempfile.mkdtemp(prefix="driver-cost-"))
     os.environ["ORCHESTRATOR_HOME"] = str(home / "home")
     try:
