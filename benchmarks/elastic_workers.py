@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -102,17 +103,17 @@ LOSSES: dict[str, Callable[[Node], None]] = {
 
 
 def main() -> None:
-    bench = Benchmark("elastic_workers", arguments(__doc__.splitlines()[0], 3).parse_args().rounds)
+    args = arguments(__doc__.splitlines()[0], 3).parse_args()
+    bench = Benchmark("elastic_workers", args.rounds, args.patience)
     asked: list[float] = []
-    for number in range(bench.rounds):
-        for loss in LOSSES:
-            for contestant in (Ours, Rays):
-                epochs, lost = sample(contestant, LOSSES[loss])
-                key = f"{contestant.name}: {loss}"
-                bench.samples[key].append(pause(epochs, lost))
-                bench.samples[f"{key}, epochs trained twice"].append(len(epochs) - EPOCHS)
-                asked += [epoch["asked"] for epoch in epochs[1:AFTER_EPOCHS] if "asked" in epoch]
-                print(f"round {number + 1}: {key}: {bench.samples[key][-1]:.1f} s", file=sys.stderr)
+
+    def figures(contestant: type[Contestant], loss: str) -> dict[str, float]:
+        epochs, lost = sample(contestant, LOSSES[loss])
+        asked.extend(epoch["asked"] for epoch in epochs[1:AFTER_EPOCHS] if "asked" in epoch)
+        key = f"{contestant.name}: {loss}"
+        return {key: pause(epochs, lost), f"{key}, epochs trained twice": len(epochs) - EPOCHS}
+
+    bench.run({f"{each.name}: {loss}": partial(figures, each, loss) for loss in LOSSES for each in (Ours, Rays)})
     for loss in LOSSES:
         bench.compare(f"{loss}: no new epoch", "s", f"{Ours.name}: {loss}", f"{Rays.name}: {loss}")
     for loss in LOSSES:

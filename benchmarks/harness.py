@@ -30,8 +30,8 @@ QUIET_CORES = 0.3
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
-Contestant = Callable[[], float]
-"""Runs once and gives its figure."""
+Contestant = Callable[[], float | Mapping[str, float]]
+"""Runs once and gives its figure, or several figures of this run by the names of their samples."""
 
 
 @dataclass(frozen=True)
@@ -93,23 +93,24 @@ class Benchmark:
         """Every contestant once a round, in turn (A B A B ...): a machine that drifts drifts for all."""
         for number in range(1, self.rounds + 1):
             for name, contestant in contestants.items():
-                value, others = self._sample(contestant)
-                self.samples[name].append(value)
-                self.busy[name].append(others)
-                print(f"round {number}: {name}: {value:.4g} (other processes: {others:.1f} cores)", file=sys.stderr)
+                figures, others = self._sample(contestant)
+                for what, value in (figures if isinstance(figures, Mapping) else {name: figures}).items():
+                    self.samples[what].append(value)
+                    self.busy[what].append(others)
+                    print(f"round {number}: {what}: {value:.4g} (other processes: {others:.1f} cores)", file=sys.stderr)
 
-    def _sample(self, contestant: Contestant) -> tuple[float, float]:
-        """A contestant's figure, and the cores that other processes used meanwhile; disturbed, it is run again."""
+    def _sample(self, contestant: Contestant) -> tuple[float | Mapping[str, float], float]:
+        """A contestant's figures, and the cores that other processes used meanwhile; disturbed, it is run again."""
         deadline = time.monotonic() + self.patience
         while True:
             while busy_cores() > QUIET_CORES and time.monotonic() < deadline:
                 pass
             used, started = foreign_seconds(), time.monotonic()
-            value = contestant()
+            figures = contestant()
             seconds = min(after - before for after, before in zip(foreign_seconds(), used))
             others = max(0.0, seconds / (time.monotonic() - started))
             if others <= QUIET_CORES or time.monotonic() >= deadline:
-                return value, others
+                return figures, others
 
     def median(self, name: str) -> float:
         return statistics.median(self.samples[name])

@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from harness import HERE, Benchmark, answer, arguments, peers_python, spawn, thread_count
@@ -51,15 +49,10 @@ def write(folder: Path, documents: int, queries: int) -> None:
         np.save(folder / f"{name}-queries.npy", drawn(queries, 11 + number))
 
 
-def measured(command: list[str], results: dict[str, Any], key: str) -> Callable[[], float]:
-    """A contestant: queries per second of one process. Its memory is kept under its key."""
-
-    def contestant(threads: int) -> float:
-        result = answer(spawn(command, threads=threads)[0])
-        results.setdefault(key, []).append(result["memory_mb"])
-        return float(result["queries_per_second"])
-
-    return partial(contestant, int(command[command.index("--threads") + 1]))
+def measured(key: str, command: list[str], threads: int) -> dict[str, float]:
+    """Queries per second and memory of one process."""
+    result = answer(spawn([*command, "--threads", str(threads)], threads=threads)[0])
+    return {key: result["queries_per_second"], f"{key}, memory": result["memory_mb"]}
 
 
 def agreement(folder: Path, one: str, other: str) -> float:
@@ -82,7 +75,6 @@ def main() -> None:
         "faiss": [peers_python("peers-neural"), str(HERE / "peers" / "faiss_mixed_search.py")],
     }
     bench = Benchmark("mixed_search", args.rounds, args.patience)
-    memory: dict[str, Any] = {}
     for documents in args.documents:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
@@ -91,15 +83,15 @@ def main() -> None:
             for kind, threads in ((kind, threads) for kind in ("exact", "approximate") for threads in args.threads):
                 contestants = {}
                 for system, script in scripts.items():
-                    words = {"--folder": folder, "--k": K, "--calls": args.calls, "--threads": threads}
+                    words = {"--folder": folder, "--k": K, "--calls": args.calls}
                     lists = {"--lists": args.lists, "--probes": args.probes} if kind == "approximate" else {}
                     command = [*script, *(str(word) for pair in (words | lists).items() for word in pair)]
                     key = f"{system}, {kind}, {documents:,} documents{thread_count(threads)}"
-                    contestants[key] = measured(command, memory, key)
+                    contestants[key] = partial(measured, key, command, threads)
                 bench.run(contestants)
                 bench.compare(f"{kind}, best {K} of {documents:,}{thread_count(threads)}", "queries/s", *contestants)
                 for key in contestants:
-                    bench.notes.append(f"{key}: at most {max(memory[key]):,.0f} MB.")
+                    bench.notes.append(f"{key}: at most {max(bench.samples[f'{key}, memory']):,.0f} MB.")
             for one, other in (("ours-exact", "faiss-exact"), ("ours-approximate", "ours-exact"),
                                ("faiss-approximate", "faiss-exact")):  # fmt: skip
                 share = agreement(folder, one, other)

@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,14 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE)]
 os.environ["PYTHONPATH"] = os.pathsep.join([*sys.path[:2], os.environ.get("PYTHONPATH", "")])
 
-from harness import Benchmark, Row, arguments  # noqa: E402
+from harness import Benchmark, Contestant, Row, arguments  # noqa: E402
 
 from orchestrator.cluster import connection  # noqa: E402
 
 SLOTS, STEPS, STEP_SECONDS, NEW_MEMBERS = (1, 8), 200, 0.005, 10
 """Processes; steps of each; seconds of one; steps between two new members."""
+
+CPU, WAIT = "the driver's CPU for a step", "wait of a process between steps"
 
 METRICS = {"train/loss": 0.5, "train/rate": 0.1, "validation/score": 0.4, "validation/other": 0.5}
 CONFIG = {"number": 7, "folder": "x" * 100, "spec": {"params": {f"p{k}": 0.1 for k in range(20)}, "plan": METRICS}}
@@ -60,6 +63,15 @@ class Actor:
 
     def waits(self) -> list[float]:
         return self._member.waits
+
+
+def figures(name: str, way: Callable[[int], tuple[float, float]], slots: int) -> dict[str, float]:
+    """Milliseconds of one run: :data:`CPU`, and the median :data:`WAIT`."""
+    return {f"{name}: {what}, {processes(slots)}": value for what, value in zip((CPU, WAIT), way(slots))}
+
+
+def processes(slots: int) -> str:
+    return f"{slots} process{'es' * (slots > 1)}"
 
 
 def by_actors(slots: int) -> tuple[float, float]:
@@ -136,22 +148,21 @@ def by_tune(slots: int) -> tuple[float, float]:
 
 
 def main() -> None:
-    bench = Benchmark("pack_slots", arguments(__doc__.splitlines()[0], 3).parse_args().rounds)
+    args = arguments(__doc__.splitlines()[0], 3).parse_args()
+    bench = Benchmark("pack_slots", args.rounds, args.patience)
     os.environ |= connection.QUIET
     os.environ["TUNE_DISABLE_AUTO_CALLBACK_LOGGERS"] = "1"
     import ray
 
     ray.init("local", num_cpus=max(SLOTS), include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     for slots in SLOTS:
-        figures: dict[str, list[tuple[float, float]]] = {}
-        ways: dict[str, Callable[[int], tuple[float, float]]] = {"actor": by_actors, "Tune": by_tune}
-        for _ in range(bench.rounds):
-            for name, way in ways.items():
-                figures.setdefault(name, []).append(way(slots))
-        processes = f"{slots} process{'es' * (slots > 1)}"
-        for k, what in enumerate(("the driver's CPU for a step", "wait of a process between steps")):
-            ours, theirs = (statistics.median(each[k] for each in figures[name]) for name in ways)
-            bench.rows.append(Row(f"{what}, {processes}", "ms", ours, "Tune", theirs))
+        ways: dict[str, Contestant] = {
+            name: partial(figures, name, way, slots) for name, way in (("actor", by_actors), ("Tune", by_tune))
+        }
+        bench.run(ways)
+        for what in (f"{figure}, {processes(slots)}" for figure in (CPU, WAIT)):
+            ours, theirs = (bench.median(f"{name}: {what}") for name in ways)
+            bench.rows.append(Row(what, "ms", ours, "Tune", theirs))
     ray.shutdown()
     bench.finish()
 

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from harness import Benchmark, Contestant, arguments, spawn
+from harness import Benchmark, arguments, spawn
 from mlflow import MlflowClient
 
 ORCHESTRATOR = [sys.executable, "-m", "orchestrator"]
@@ -67,7 +67,7 @@ async def _answers(address: str) -> None:
     raise SystemExit(f"{address} does not answer")
 
 
-async def load(address: str, count: int, moving: bool, home: Path) -> tuple[float, list[float], set[str]]:
+async def load(address: str, count: int, moving: bool) -> tuple[float, list[float], set[str]]:
     """Seconds of all requests, the milliseconds of each, and the versions that have answered (/health)."""
     times: list[float] = []
     seen: set[str] = set()
@@ -97,10 +97,9 @@ async def load(address: str, count: int, moving: bool, home: Path) -> tuple[floa
     return time.perf_counter() - began, times, seen
 
 
-def contestant(name: str, count: int, home: Path, samples: dict[str, list[float]]) -> float:
-    """Run the requests against one server. Returns milliseconds a request at full load."""
+def contestant(name: str, count: int) -> dict[str, float]:
+    """Run the requests against one server: milliseconds a request at full load, and p50 and p99 of a request."""
     port = _free_port()
-    tracking = os.environ["MLFLOW_TRACKING_URI"]
     if name == "orchestrator serve":
         command = [*ORCHESTRATOR, "serve", f"{MODEL}@champion", "--port", str(port), "--look", "1"]
         ready = "health"
@@ -109,14 +108,13 @@ def contestant(name: str, count: int, home: Path, samples: dict[str, list[float]
         command += ["--env-manager", "local"]
         ready = "ping"
     with server(command, port, ready) as address:
-        asyncio.run(load(address, min(count, 200), False, home))  # warm-up
-        seconds, times, seen = asyncio.run(load(address, count, name == "orchestrator serve", home))
+        asyncio.run(load(address, min(count, 200), False))  # warm-up
+        seconds, times, seen = asyncio.run(load(address, count, name == "orchestrator serve"))
     times.sort()
-    samples.setdefault(f"{name}, p50", []).append(statistics.median(times))
-    samples.setdefault(f"{name}, p99", []).append(times[int(0.99 * (len(times) - 1))])
     if name == "orchestrator serve" and count >= 1000 and len(seen) < 2:
-        raise SystemExit(f"the alias was not followed: version {', '.join(seen)} answered all requests ({tracking})")
-    return seconds * 1000 / count
+        raise SystemExit(f"the alias was not followed: version {', '.join(seen)} answered all requests")
+    p99 = times[int(0.99 * (len(times) - 1))]
+    return {name: seconds * 1000 / count, f"{name}, p50": statistics.median(times), f"{name}, p99": p99}
 
 
 def _free_port() -> int:
@@ -132,19 +130,14 @@ def main() -> None:
     home = Path(tempfile.mkdtemp())
     os.environ["ORCHESTRATOR_HOME"] = str(home)
     os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{home / 'mlflow.db'}"
-    samples: dict[str, list[float]] = {}
     names = ("orchestrator serve", "mlflow models serve")
     try:
         for seed in (1, 2):
             words = ["run", "recommender", "dataset=synthetic", "epochs=3", "--local", f"--seed={seed}"]
             spawn([*ORCHESTRATOR, *words, "--register", MODEL])
         MlflowClient().set_registered_model_alias(MODEL, "champion", "1")
-        contestants: dict[str, Contestant] = {
-            name: partial(contestant, name, args.requests, home, samples) for name in names
-        }
         bench = Benchmark("serve_load", args.rounds, args.patience)
-        bench.run(contestants)
-        bench.samples.update(samples)
+        bench.run({name: partial(contestant, name, args.requests) for name in names})
     finally:
         shutil.rmtree(home, ignore_errors=True)
     ours, theirs = names

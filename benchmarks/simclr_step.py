@@ -18,10 +18,11 @@ import statistics
 import sys
 import time
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from harness import HERE, Benchmark, Contestant, answer, arguments, data_root, peers_python, spawn
+
+from orchestrator.provenance.machine import has_bf16_instructions
 
 BATCH, STEPS, WARM, THREADS = 256, 4, 1, 2
 GPU_STEPS = 20
@@ -48,7 +49,7 @@ def main() -> None:
         return
     if (args.encoder, args.batch) != ("resnet18", BATCH):
         parser.error("--encoder and --batch go with --device cuda: lightly's step is measured with one of each")
-    bench, half = Benchmark("simclr_step", args.rounds, args.patience), has_bf16()
+    bench, half = Benchmark("simclr_step", args.rounds, args.patience), has_bf16_instructions()
     bench.run(contestants(half))
     best = "ours, bf16" if half else "ours, fp32"
     bench.compare(f"step, {best}", "images/s", best, "lightly, fp32", at_least=2.5 if half else 1)
@@ -66,22 +67,14 @@ def on_gpu(args: Any) -> None:
     """Rows for one GPU, encoder and batch size."""
     command = [sys.executable, str(HERE / "simclr_step.py"), "--device", "cuda", "--encoder", args.encoder]
     command += ["--batch", str(args.batch), "--precision", args.precision, "--ours"]
-    last: dict[str, dict[str, Any]] = {}
 
-    def images(loss: str) -> float:
-        last[loss] = answer(spawn([*command, loss], env={"PYTHONPATH": str(HERE.parent)})[0])
-        return float(last[loss]["images"] / statistics.median(last[loss]["seconds"]))
-
-    def peak() -> float:
-        seconds = statistics.median(last["infonce"]["seconds"])
-        return float(last["infonce"]["flops"] * args.batch / seconds / args.peak)
+    def infonce() -> dict[str, float]:
+        result = measured([*command, "infonce"], None)
+        figures = {"ours": result["images"] / median_step(result), "busy": result["busy"]}
+        return figures | ({"peak": result["flops"] * figures["ours"] / args.peak} if args.peak else {})
 
     bench = Benchmark(f"simclr_step-{args.encoder}-{args.batch}-{args.precision}", args.rounds, args.patience)
-    result: dict[str, Contestant] = {
-        "ours": partial(images, "infonce"), "busy": lambda: float(last["infonce"]["busy"]),
-        "ours, BCL": partial(images, "bcl"),
-    }  # fmt: skip
-    bench.run({**result, "peak": peak} if args.peak else result)
+    bench.run({"ours": infonce, "ours, BCL": partial(rate, [*command, "bcl"], None)})
     bench.hold("step", "images/s", "ours")
     bench.hold("GPU busy", "of 1", "busy", at_least=0.95)
     if args.peak:
@@ -98,32 +91,32 @@ def contestants(half: bool) -> dict[str, Contestant]:
         ours = [sys.executable, str(HERE / "simclr_step.py"), "--precision", precision]
         result[f"ours, {precision}"] = partial(rate, [*ours, "--ours", "infonce"])
         result[f"lightly, {precision}"] = partial(rate, [*lightly, "--precision", precision])
-    best = [sys.executable, str(HERE / "simclr_step.py"), "--precision", "bf16" if half else "fp32", "--ours", "bcl"]
-    result[f"ours, {'bf16' if half else 'fp32'}, BCL"] = partial(rate, best)
-    result["BCL's share"] = partial(share, best)
+    best = "bf16" if half else "fp32"
+    command = [sys.executable, str(HERE / "simclr_step.py"), "--precision", best, "--ours", "bcl"]
+    result[f"ours, {best}, BCL"] = partial(rate, command)
+    result["BCL's share"] = partial(share, command)
     return result
 
 
-def measured(command: list[str]) -> dict[str, Any]:
-    return answer(spawn(command, threads=THREADS, env={"PYTHONPATH": str(HERE.parent)})[0])
+def measured(command: list[str], threads: int | None) -> dict[str, Any]:
+    return answer(spawn(command, threads=threads, env={"PYTHONPATH": str(HERE.parent)})[0])
 
 
-def rate(command: list[str]) -> float:
+def median_step(result: dict[str, Any]) -> float:
+    """Seconds of a step after those that are not counted."""
+    return statistics.median(result["seconds"][WARM:])
+
+
+def rate(command: list[str], threads: int | None = THREADS) -> float:
     """Images per second of one process of a contestant."""
-    result = measured(command)
-    return float(result["images"] / statistics.median(result["seconds"][WARM:]))
+    result = measured(command, threads)
+    return float(result["images"] / median_step(result))
 
 
 def share(command: list[str]) -> float:
     """Share of a step for the weights of BCL, in addition to InfoNCE's loss."""
-    result = measured(command)
-    return float(result["weights"] / statistics.median(result["seconds"][WARM:]))
-
-
-def has_bf16() -> bool:
-    """Whether the CPU has bf16 instructions."""
-    flags = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
-    return "avx512_bf16" in flags or "amx_bf16" in flags
+    result = measured(command, THREADS)
+    return float(result["weights"] / median_step(result))
 
 
 def steps(loss: str, precision: Any, device: str, encoder: str, batch: int) -> dict[str, Any]:
@@ -151,7 +144,7 @@ def steps(loss: str, precision: Any, device: str, encoder: str, batch: int) -> d
         workload.train_epoch(epoch)  # ends with a read from the device
         spent.append((time.perf_counter() - started) / at_once)
     if device == "cuda":
-        return {"images": batch, "seconds": spent[WARM:], **used(workload, epochs)}
+        return {"images": batch, "seconds": spent, **used(workload, epochs)}
     negatives, weighed = torch.rand(2 * BATCH, 2 * BATCH - 2), []
     for _ in range(5):
         started = time.perf_counter()

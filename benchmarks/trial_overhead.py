@@ -33,36 +33,33 @@ TUNE, NESTED, OPTUNA = "Tune function + MLflow callback", "Tune trial -> TorchTr
 WHOLE = ", whole process"
 
 
-class Figures:
-    """Runs contestants with one store, and records the seconds of whole processes."""
+class Sweeps:
+    """Runs contestants with one store. Each gives seconds per trial, and those of the whole process."""
 
     def __init__(self, home: Path) -> None:
         self.home, self.store = home, f"sqlite:///{home / 'mlflow.db'}"
-        self.whole: dict[str, list[float]] = {}
 
-    def ours(self, name: str, *options: str, each: bool = True, tracked: bool = True) -> float:
-        """Seconds per trial, from the sweep's journal."""
+    def ours(self, name: str, *options: str, each: bool = True, tracked: bool = True) -> dict[str, float]:
+        """Seconds per trial are from the sweep's journal."""
         env = {"ORCHESTRATOR_HOME": str(self.home), "PYTHONPATH": str(IDLE)}
         if each:
             env["IDLE_REPORT_ALL"] = "1"
         output, seconds = spawn([*SWEEP, *options], env=env)
         result = answer(output)
-        self.whole.setdefault(name, []).append(seconds)
         trials = self._trials(str(result["id"]))
         if tracked:
             self._check_tracked(str(result["run_id"]))
         begin = min(trial.datetime_start for trial in trials if trial.datetime_start)
         end = max(trial.datetime_complete for trial in trials if trial.datetime_complete)
-        return float((end - begin).total_seconds() / len(trials))
+        return {name: (end - begin).total_seconds() / len(trials), name + WHOLE: seconds}
 
-    def peer(self, name: str, script: str, trials: int, *options: str) -> float:
+    def peer(self, name: str, script: str, trials: int, *options: str) -> dict[str, float]:
         words = [sys.executable, str(HERE / "peers" / script), "--trials", str(trials), "--tracking", self.store]
         output, seconds = spawn([*words, *options], env={"MLFLOW_DISABLE_TELEMETRY": "true"})
         result = answer(output)
         if result["trials"] != trials:
             raise SystemExit(f"{name}: {result['trials']} of {trials} trials are complete")
-        self.whole.setdefault(name, []).append(seconds)
-        return float(result["seconds"]) / trials
+        return {name: result["seconds"] / trials, name + WHOLE: seconds}
 
     def _trials(self, sweep: str) -> list[optuna.trial.FrozenTrial]:
         journal = self.home / "storage" / sweep / "study.jsonl"
@@ -89,21 +86,20 @@ def main() -> None:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     os.environ.pop("MLFLOW_TRACKING_URI", None)
     home = Path(tempfile.mkdtemp())
-    figures = Figures(home)
+    sweeps = Sweeps(home)
     at_once = ("--concurrency", str(AT_ONCE))
     contestants: dict[str, Contestant] = {
-        RAY: partial(figures.ours, RAY, *at_once),
-        TUNE: partial(figures.peer, TUNE, "tune_function.py", TRIALS, *at_once),
-        BATCHED: partial(figures.ours, BATCHED, *at_once, each=False),
-        NESTED: partial(figures.peer, NESTED, "tune_function.py", NESTED_TRIALS, *at_once, "--nested"),
-        LOCAL: partial(figures.ours, LOCAL, "--local"),
-        OPTUNA: partial(figures.peer, OPTUNA, "optuna_mlflow.py", TRIALS),
-        UNTRACKED: partial(figures.ours, UNTRACKED, "--local", "--tracking", "none", tracked=False),
+        RAY: partial(sweeps.ours, RAY, *at_once),
+        TUNE: partial(sweeps.peer, TUNE, "tune_function.py", TRIALS, *at_once),
+        BATCHED: partial(sweeps.ours, BATCHED, *at_once, each=False),
+        NESTED: partial(sweeps.peer, NESTED, "tune_function.py", NESTED_TRIALS, *at_once, "--nested"),
+        LOCAL: partial(sweeps.ours, LOCAL, "--local"),
+        OPTUNA: partial(sweeps.peer, OPTUNA, "optuna_mlflow.py", TRIALS),
+        UNTRACKED: partial(sweeps.ours, UNTRACKED, "--local", "--tracking", "none", tracked=False),
     }
     bench = Benchmark("trial_overhead", args.rounds, args.patience)
     try:
-        figures.ours(LOCAL, "--local")  # creates the store and warms the file cache
-        figures.whole.clear()
+        sweeps.ours(LOCAL, "--local")  # creates the store and warms the file cache
         bench.run(contestants)
     finally:
         shutil.rmtree(home)
@@ -114,7 +110,6 @@ def main() -> None:
     bench.hold("--local", trial, LOCAL, at_most=0.03)
     bench.compare("--local", trial, LOCAL, OPTUNA)
     bench.hold("--local --tracking none", trial, UNTRACKED, at_most=0.06)
-    bench.samples |= {f"{name}{WHOLE}": seconds for name, seconds in figures.whole.items()}
     for ours, theirs in ((RAY, TUNE), (BATCHED, TUNE), (LOCAL, OPTUNA), (UNTRACKED, OPTUNA)):
         bench.compare(f"{ours}{WHOLE}", "s", ours + WHOLE, theirs + WHOLE)
     bench.finish()

@@ -75,3 +75,17 @@ def test_time_that_only_one_count_of_other_programs_has_is_not_theirs(
     bench = harness.Benchmark("none", rounds=1)
     bench.run({"ours": lambda: 2.0})
     assert bench.busy["ours"] == [0.0]
+
+
+def test_figures_of_one_run_are_accepted_or_taken_again_together(
+    harness: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as the seconds of a trial and of its whole process: the median of neither has a disturbed run."""
+    monkeypatch.setattr(harness, "QUIET_CORES", 0.3)
+    foreign = iter([0.0, 1e9, 1e9, 1e9])
+    monkeypatch.setattr(harness, "foreign_seconds", lambda: (next(foreign),) * 2)
+    runs = iter([{"ours": 9.0, "ours, whole process": 90.0}, {"ours": 1.0, "ours, whole process": 10.0}])
+    bench = harness.Benchmark("none", rounds=1, patience=60)
+    bench.run({"ours": lambda: next(runs)})
+    assert bench.samples == {"ours": [1.0], "ours, whole process": [10.0]}
+    assert bench.busy == {"ours": [0.0], "ours, whole process": [0.0]}
