@@ -41,7 +41,7 @@ def main() -> None:
 def apart(name: str, threads: int) -> float:
     """Run one contestant in a separate process."""
     command = [sys.executable, str(HERE / "bcl_loss.py"), f"--contestant={name}"]
-    return float(answer(spawn(command, threads=threads, env={"PYTHONPATH": str(HERE.parent)})[0])["milliseconds"])
+    return float(answer(spawn(command, threads=threads)[0])["milliseconds"])
 
 
 def milliseconds(name: str) -> float:

@@ -24,8 +24,6 @@ from typing import Any
 
 from harness import HERE, Benchmark, Row, arguments
 
-sys.path.insert(0, str(HERE.parent))
-
 from tests.cluster.nodes import Node
 
 EPOCHS, EPOCH_SECONDS = 100, 0.5

@@ -24,6 +24,7 @@ import psutil
 
 HERE = Path(__file__).resolve().parent
 PEERS = HERE.parent / ".cache"
+sys.path.insert(0, str(HERE.parent))  # what is measured is this checkout, also where another one is installed
 
 QUIET_CORES = 0.3
 """What other processes may use of the machine while something is measured."""
@@ -192,7 +193,7 @@ def spawn(
     threads: int | None = None,
     code: int = 0,
 ) -> tuple[str, float]:
-    """Run a process to its end: its standard output, and its seconds from start to exit.
+    """Run a process to its end, on this checkout: its standard output, and its seconds from start to exit.
 
     ``code`` is the exit code it must have. Raises SystemExit with the process' last words when it fails: the time of
     a broken program is no figure.
@@ -200,12 +201,19 @@ def spawn(
     pinned = dict.fromkeys(THREAD_VARIABLES, str(threads)) if threads else {}
     started = time.monotonic()
     done = subprocess.run(
-        list(command), env={**os.environ, **pinned, **(env or {})}, capture_output=True, text=True, check=False
+        list(command), env=environment({**pinned, **(env or {})}), capture_output=True, text=True, check=False
     )
     seconds = time.monotonic() - started
     if done.returncode != code:
         raise SystemExit(f"{' '.join(command)}\nexit {done.returncode}\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
     return done.stdout, seconds
+
+
+def environment(own: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment of a process, in which this checkout is imported first, with variables of its own."""
+    variables = {**os.environ, **(own or {})}
+    paths = [str(HERE.parent), *filter(None, [variables.get("PYTHONPATH")])]
+    return variables | {"PYTHONPATH": os.pathsep.join(paths)}
 
 
 def answer(output: str) -> dict[str, Any]:

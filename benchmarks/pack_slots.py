@@ -11,21 +11,15 @@ from __future__ import annotations
 import json
 import os
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parent), str(HERE)]
-os.environ["PYTHONPATH"] = os.pathsep.join([*sys.path[:2], os.environ.get("PYTHONPATH", "")])
+from harness import HERE, Benchmark, Contestant, Row, arguments
 
-from harness import Benchmark, Contestant, Row, arguments  # noqa: E402
-
-from orchestrator.cluster import connection  # noqa: E402
+from orchestrator.cluster import connection
 
 SLOTS, STEPS, STEP_SECONDS, NEW_MEMBERS = (1, 8), 200, 0.005, 10
 """Processes; steps of each; seconds of one; steps between two new members."""
@@ -151,6 +145,7 @@ def main() -> None:
     args = arguments(__doc__.splitlines()[0], 3).parse_args()
     bench = Benchmark("pack_slots", args.rounds, args.patience)
     os.environ |= connection.QUIET
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE.parent), str(HERE), os.environ.get("PYTHONPATH", "")])
     os.environ["TUNE_DISABLE_AUTO_CALLBACK_LOGGERS"] = "1"
     import ray
 

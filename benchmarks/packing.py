@@ -27,7 +27,7 @@ def trials_a_minute(dataset: str, dim: int, batch_size: int, at_once: int, threa
     }  # fmt: skip
     words = [f"--{name}={value}" for name, value in options.items()]
     command = [sys.executable, str(HERE / "packed_trials.py"), *words]
-    seconds = answer(spawn(command, threads=threads, env={"PYTHONPATH": str(HERE.parent)})[0])["seconds"]
+    seconds = answer(spawn(command, threads=threads)[0])["seconds"]
     return float(60 * TRIALS / seconds)
 
 

@@ -99,7 +99,7 @@ def contestants(half: bool) -> dict[str, Contestant]:
 
 
 def measured(command: list[str], threads: int | None) -> dict[str, Any]:
-    return answer(spawn(command, threads=threads, env={"PYTHONPATH": str(HERE.parent)})[0])
+    return answer(spawn(command, threads=threads)[0])
 
 
 def median_step(result: dict[str, Any]) -> float:

@@ -13,24 +13,25 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
+from harness import HERE
+from posting import PostedTrial
+
+from orchestrator.config.plan import Plan
+from orchestrator.config.spec import Search, SweepSpec
+from orchestrator.runs.report_pace import ReportPace
+from orchestrator.search import schedulers, spaces
+from orchestrator.search.study import Study
+from orchestrator.storage import records, settings
+from orchestrator.storage.records import RunFolder
+from orchestrator.sweeps.driver_load import DriverLoad
+from orchestrator.sweeps.trial_manager import TrialManager
+from orchestrator.tracking.journal import Journal
+from workloads.contract import Objective
+
 IDLE = HERE / "idle"
-sys.path[:0] = [str(IDLE), str(HERE.parent), str(HERE)]  # as an installed workload; Ray's workers by the environment
-os.environ["PYTHONPATH"] = os.pathsep.join([*sys.path[:3], os.environ.get("PYTHONPATH", "")])
-
-from posting import PostedTrial  # noqa: E402
-
-from orchestrator.config.plan import Plan  # noqa: E402
-from orchestrator.config.spec import Search, SweepSpec  # noqa: E402
-from orchestrator.runs.report_pace import ReportPace  # noqa: E402
-from orchestrator.search import schedulers, spaces  # noqa: E402
-from orchestrator.search.study import Study  # noqa: E402
-from orchestrator.storage import records, settings  # noqa: E402
-from orchestrator.storage.records import RunFolder  # noqa: E402
-from orchestrator.sweeps.driver_load import DriverLoad  # noqa: E402
-from orchestrator.sweeps.trial_manager import TrialManager  # noqa: E402
-from orchestrator.tracking.journal import Journal  # noqa: E402
-from workloads.contract import Objective  # noqa: E402
+PATHS = [str(IDLE), str(HERE.parent), str(HERE)]
+sys.path[:0] = PATHS  # as an installed workload; Ray's workers by the environment
+os.environ["PYTHONPATH"] = os.pathsep.join([*PATHS, os.environ.get("PYTHONPATH", "")])
 
 SCORE = Objective("score", "max", refit=True)
 SPACE = f"{IDLE / 'idle.py'}:nine"
@@ -158,7 +159,6 @@ class Executor:
     """Whether each epoch is reported by itself, as the processes of :mod:`posting` do."""
     now: float = 0.0
     busy: float = 0.0
-    reports: int = 0
     trained: float = 0.0
     """Seconds of all trials, from their beginnings to their ends."""
     waited: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("interval", "rung", "end", "begin"), 0.0))
@@ -184,7 +184,6 @@ class Executor:
         stopped = self._serve(
             posted_at, lambda: self.driver.manager.result(trial.seed_run, trial.payload()), self.overhead
         )
-        self.reports += 1
         self.waited[kind] += self.now - posted_at + self.latency
         if stopped:
             self.trained += self.now - running.begun

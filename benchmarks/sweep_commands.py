@@ -12,8 +12,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from harness import Benchmark, arguments, spawn
-from simulated_sweep import HERE, SPACE, filled
+from harness import HERE, Benchmark, arguments, spawn
+from simulated_sweep import SPACE, filled
 
 TRIALS, MORE = 5000, 300
 MOST_SECONDS = 2.0

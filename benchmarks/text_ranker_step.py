@@ -45,7 +45,7 @@ def main() -> None:
 def apart(name: str, threads: int) -> float:
     """Run one contestant in a separate process."""
     command = [sys.executable, str(HERE / "text_ranker_step.py"), f"--contestant={name}"]
-    env = {"PYTHONPATH": str(HERE.parent), "ORCHESTRATOR_DATA": str(data_root("classic-ir/cran/qrels.tsv"))}
+    env = {"ORCHESTRATOR_DATA": str(data_root("classic-ir/cran/qrels.tsv"))}
     return float(answer(spawn(command, threads=threads, env=env)[0])["triples"])
 
 

@@ -46,6 +46,23 @@ def test_printed_tables_begin_with_command_date_and_commit(harness: Any, capsys:
     assert not empty
 
 
+def test_the_checkout_of_the_benchmark_is_measured_and_not_the_installed_one(
+    harness: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its commit is recorded."""
+    monkeypatch.setattr(harness, "HERE", tmp_path / "benchmarks")
+    further = tmp_path / "further"
+    for folder in (further, tmp_path / "workloads"):
+        folder.mkdir()
+    (tmp_path / "workloads" / "__init__.py").touch()
+    script = further / "script.py"
+    script.write_text("import workloads, sys; print(workloads.__file__); print(sys.path)")
+    for env in ({}, {"PYTHONPATH": str(further)}):
+        file, paths = harness.spawn([sys.executable, str(script)], env=env)[0].splitlines()
+        assert file == str(tmp_path / "workloads" / "__init__.py")
+        assert not env or str(further) in paths
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has subreapers")
 def test_what_a_contestant_leaves_running_counts_as_its_own(benchmarks: Path) -> None:
     """Ray's daemons do that: their time is not another program's."""
