@@ -21,13 +21,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import aiohttp
-from harness import Benchmark, arguments, spawn
+from harness import Benchmark, arguments, environment, spawn
 from mlflow import MlflowClient
 
 ORCHESTRATOR = [sys.executable, "-m", "orchestrator"]
@@ -40,31 +40,38 @@ START_SECONDS = 300.0
 @contextmanager
 def server(command: list[str], port: int, ready: str) -> Iterator[str]:
     """Run a server until the end of the block. Yields its address once it answers."""
-    process = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     address = f"http://127.0.0.1:{port}"
-    try:
-        asyncio.run(_answers(f"{address}/{ready}"))
-        yield address
-    finally:
-        os.killpg(process.pid, signal.SIGINT)
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(
+            command, start_new_session=True, env=environment(), stdout=output, stderr=subprocess.STDOUT
+        )
         try:
-            process.wait(60)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
+            if not asyncio.run(_answers(f"{address}/{ready}", process)):
+                output.seek(0)
+                said = output.read().decode(errors="replace")[-4000:]
+                raise SystemExit(f"{' '.join(command)}\ndoes not answer at {address}\n{said}")
+            yield address
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGINT)
+            try:
+                process.wait(60)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
 
 
-async def _answers(address: str) -> None:
+async def _answers(address: str, process: subprocess.Popen[bytes]) -> bool:
     deadline = time.monotonic() + START_SECONDS
     async with aiohttp.ClientSession() as session:
-        while time.monotonic() < deadline:
+        while time.monotonic() < deadline and process.poll() is None:
             try:
                 async with session.get(address) as answer:
                     if answer.status == 200:
-                        return
+                        return True
             except aiohttp.ClientError:
                 pass
             await asyncio.sleep(0.5)
-    raise SystemExit(f"{address} does not answer")
+    return False
 
 
 async def load(address: str, count: int, moving: bool) -> tuple[float, list[float], set[str]]:
