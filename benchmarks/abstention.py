@@ -10,7 +10,6 @@ share of calibration queries with a risk of at most α among them, as ``selectiv
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from harness import HERE, data_root, origin
+from harness import HERE, data_root, origin, read_results, write_results
 from numpy.typing import NDArray
 from scipy import stats
 
@@ -88,11 +87,11 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=1000)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--only", nargs="*", default=[GENERATED, "pathquestion", "scifact"])
-    parser.add_argument("--epochs", type=int, help="of each training, for a quick look")
+    parser.add_argument("--epochs", type=int, help="of each training, for a quick look, which is not stored")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     file = HERE / "results" / "abstention.json"
-    results: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+    results = read_results(file)
     for name in args.only:
         made = origin()
         population = trained(name, args.epochs)
@@ -102,7 +101,8 @@ def main() -> None:
         shift = {"drift": alarms(population, args.draws)}
         results[name] = {**made, **about, "scores": ordered(population), **shift, "rows": rows}
         show(name, results[name])
-        file.write_text(json.dumps(results, indent=1) + "\n")
+        if args.epochs is None:
+            write_results(file, results)
 
 
 def trained(name: str, epochs: int | None) -> Population:

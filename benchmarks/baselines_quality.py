@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from harness import answer, origin, spawn
+from harness import HERE, answer, deviation, origin, read_results, spawn, write_results
 
 from workloads.contract import Runtime
 from workloads.data import default_data_root
@@ -54,9 +54,11 @@ def main() -> None:
     parser.add_argument("--peers", type=Path, help="the Python of the peers' environment")
     parser.add_argument("--recbole-alone", action="store_true", help="only RecBole's rows, without times")
     arguments = parser.parse_args()
+    if arguments.recbole_alone and not arguments.peers:
+        parser.error("--recbole-alone needs --peers")
     torch.set_num_threads(1)
-    file = Path(__file__).parent / "results" / "baselines_quality.json"
-    results: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+    file = HERE / "results" / "baselines_quality.json"
+    results = read_results(file)
     if not arguments.recbole_alone:
         theirs = []
         for name, settings in ROWS.items():
@@ -76,7 +78,7 @@ def main() -> None:
         row = {"settings": own, **summary(runs)}
         timed = {name: row.pop(name) for name in ("seconds", "median_seconds")} | ratio(results[name], runs)
         results[f"{name}, by RecBole"] = row | ({} if arguments.recbole_alone else timed)
-    file.write_text(json.dumps(results, indent=1))
+    write_results(file, results)
     print("| baseline | NDCG@20, mean ± sd | seconds |\n| --- | --- | --- |")
     for name, row in results.items():
         seconds = f"{row['median_seconds']:.3f}" if "median_seconds" in row else ""
@@ -105,7 +107,7 @@ def peer(seed: int, python: Path) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "factors.npz"
         command = [
-            str(python), str(Path(__file__).parent / "peers" / "implicit_als.py"), "--dim", str(ALS["dim"]),
+            str(python), str(HERE / "peers" / "implicit_als.py"), "--dim", str(ALS["dim"]),
             "--epochs", str(EPOCHS), "--seed", str(seed), "--threads", "1", "--alpha", str(ALS["ials_alpha"]),
             "--regularization", str(ALS["ials_lambda"]), "--out", str(out),
         ]  # fmt: skip
@@ -125,7 +127,7 @@ def recbole(model: str, settings: dict[str, float], python: Path) -> dict[str, f
         out = Path(folder) / "scores.npz"
         np.save(train, torch.stack([data.train.users, data.train.items], 1).numpy())
         command = [
-            str(python), str(Path(__file__).parent / "peers" / "recbole_scores.py"), "--model", model,
+            str(python), str(HERE / "peers" / "recbole_scores.py"), "--model", model,
             "--train", str(train), "--shape", str(data.n_users), str(data.n_items),
             "--settings", json.dumps(settings), "--out", str(out),
         ]  # fmt: skip
@@ -148,7 +150,7 @@ def summary(runs: list[dict[str, float]]) -> dict[str, Any]:
     return {
         **{name: statistics.mean(run[name] for run in runs) for name in METRICS},
         "values": values,
-        "sd": statistics.stdev(values) if len(values) > 1 else 0.0,
+        "sd": deviation(values),
         "seconds": [run["seconds"] for run in runs],
         "median_seconds": statistics.median(run["seconds"] for run in runs),
         **origin(),

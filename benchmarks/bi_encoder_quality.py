@@ -8,21 +8,18 @@ of the cross-encoder were compared on dev with ``--seeds 1``, and the best one h
 from __future__ import annotations
 
 import argparse
-import json
-import statistics
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
-from harness import data_root, machine, origin, printed
+from harness import HERE, data_root, machine, mean_text, origin, printed, read_results, write_results
 
 from orchestrator import run
 from workloads.bi_encoder.params import Params
 from workloads.bi_encoder.workload import BiEncoder
 from workloads.contract import Runtime
 
-RESULTS = Path(__file__).parent / "results" / "bi_encoder_quality.json"
+RESULTS = HERE / "results" / "bi_encoder_quality.json"
 KEPT = ("spearman", "pearson")
 ZERO_SHOT = "as it comes"
 
@@ -67,15 +64,15 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--only", default="", help="rows whose name begins so")
     args = parser.parse_args()
-    results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"machine": machine()}
-    results.setdefault(ZERO_SHOT, None)
-    results[ZERO_SHOT] = results[ZERO_SHOT] or zero_shot()
+    results = read_results(RESULTS) or {"machine": machine()}
+    if ZERO_SHOT not in results:
+        results[ZERO_SHOT] = zero_shot()
     for name, settings in ROWS.items():
         runs = results.setdefault(name, {"settings": {**COMMON, **settings}, "runs": {}})["runs"]
         for seed in range(args.seeds):
             if name.startswith(args.only) and str(seed) not in runs:
                 runs[str(seed)] = trained(settings, seed, args.threads)
-                RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+                write_results(RESULTS, results)
     printed(__file__)
     print("| MiniLM-L6 on STS-B | seeds | dev Spearman | test Spearman | test Pearson |\n|---|---|---|---|---|")
     columns = ("validation/spearman", "test/spearman", "test/pearson")
@@ -84,14 +81,10 @@ def main() -> None:
         runs = list(results[name]["runs"].values())
         if runs:
             print(
-                f"| {name} | {len(runs)} | " + " | ".join(shown([run[one] for run in runs]) for one in columns) + " |"
+                f"| {name} | {len(runs)} | "
+                + " | ".join(mean_text([run[one] for run in runs]) for one in columns)
+                + " |"
             )
-
-
-def shown(values: list[float]) -> str:
-    """Mean and, for several values, sample standard deviation."""
-    spread = f" ± {statistics.stdev(values):.4f}" if len(values) > 1 else ""
-    return f"{statistics.mean(values):.4f}{spread}"
 
 
 if __name__ == "__main__":

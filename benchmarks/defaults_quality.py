@@ -8,15 +8,13 @@ selects rows by their beginning.
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
-from pathlib import Path
 
-from harness import commit, machine
+from harness import HERE, commit, machine, read_results, write_results
 
 from orchestrator import run
 
-RESULTS = Path(__file__).parent / "results" / "defaults_quality.json"
+RESULTS = HERE / "results" / "defaults_quality.json"
 
 LOSSES = (
     "bpr", "bce", "infonce", "decoupled", "dcl", "hcl", "dpl", "bcl", "gbpr", "mpr", "denoise_truncated",
@@ -47,7 +45,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="rows whose words begin so")
     chosen = parser.parse_args()
-    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    results = read_results(RESULTS)
     for row, metrics in ROWS.items():
         if row.startswith(chosen.only) and row not in results:
             workload, *words = shlex.split(row)
@@ -57,7 +55,7 @@ def main() -> None:
             values = {name: done.metrics[name] for name in names}
             about = {"seed": 0, "epochs": done.extra["epochs"], "seconds": round(done.wall_seconds, 1)}
             results[row] = {**values, **about, "commit": commit(), "machine": machine()}
-            RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+            write_results(RESULTS, results)
     print("| shortest command | measure | validation | test | epochs |\n| --- | --- | --- | --- | --- |")
     for row, metrics in ROWS.items():
         if result := results.get(row):

@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from changed_encoders import FILES, MINILM, STEPS, collection, held_out, kind_of, stored, vectors
-from harness import HERE, origin
+from harness import HERE, origin, read_results, write_results
 from numpy.typing import NDArray
 
 from orchestrator.report.statistics import Difference, holm, over_units
@@ -263,8 +263,7 @@ def main() -> None:
                 print(f"{dataset}, {new}, seed {seed}: {time.monotonic() - began:.0f} s", flush=True)
             name = dataset if new == "new" else f"{dataset}, {new}"
             result = {**made, **table(dataset, new, range(args.seeds), args.steps)}
-            results = json.loads(args.out.read_text()) if args.out.exists() else {}
-            args.out.write_text(json.dumps({**results, name: result}, indent=1) + "\n")
+            write_results(args.out, {**read_results(args.out), name: result})
             show(name, result)
 
 

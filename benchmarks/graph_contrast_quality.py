@@ -15,7 +15,6 @@ import argparse
 import itertools
 import json
 import statistics
-import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -24,7 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from harness import data_root, origin
+from harness import HERE, data_root, deviation, origin, read_results, spawn, write_results
 
 from orchestrator import run
 from workloads.contract import Runtime
@@ -34,7 +33,7 @@ from workloads.recommender.params import Params
 from workloads.recommender.scorers import Factors
 from workloads.recommender.workload import Recommender
 
-FILE = Path(__file__).parent / "results" / "graph_contrast_quality.json"
+FILE = HERE / "results" / "graph_contrast_quality.json"
 EPOCHS, EVERY, PATIENCE = 120, 5, 20
 SHAPE: Mapping[str, Any] = {"backbone": "lightgcn", "layers": 2, "batch_size": 2048}
 METHODS: Mapping[str, Mapping[str, Any]] = {
@@ -105,11 +104,11 @@ def peer(
         out = Path(folder) / "embeddings.npz"
         np.save(train, torch.stack([data.train.users, data.train.items], 1).numpy())
         command = [
-            str(python), str(Path(__file__).parent / "peers" / "recbole_scores.py"), "--model", PEERS[name][0],
+            str(python), str(HERE / "peers" / "recbole_scores.py"), "--model", PEERS[name][0],
             "--train", str(train), "--shape", str(data.n_users), str(data.n_items), "--epochs", str(epochs),
             "--every", str(every), "--seed", str(seed), "--settings", json.dumps(settings), "--out", str(out),
         ]  # fmt: skip
-        subprocess.run(command, capture_output=True, text=True, check=True)
+        spawn(command)
         moments = np.load(out)
         models = [Factors(torch.from_numpy(u), torch.from_numpy(i)) for u, i in zip(moments["users"], moments["items"])]
     values, lists = rank_users(models, relevant, data.seen if final else data.train)
@@ -133,14 +132,14 @@ def run_peer(name: str, row: dict[str, Any], results: dict[str, Any], seeds: int
     for settings in untried(peer_grid(name), row):
         value, epoch = max(peer(name, settings, EPOCHS, 0, python, final=False))
         row["search"].append({"settings": settings, "validation": value, "epochs": epoch})
-        FILE.write_text(json.dumps(results, indent=1))
+        write_results(FILE, results)
     best = max(row["search"], key=lambda each: float(each["validation"]))
     if not tested(row, best, seeds):
         each = [peer(name, best["settings"], best["epochs"], seed, python, final=True) for seed in range(seeds)]
         values = [moments[-1][0] for moments in each]
-        row |= {"values": values, "mean": statistics.mean(values), "sd": statistics.stdev(values)}
+        row |= {"values": values, "mean": statistics.mean(values), "sd": deviation(values)}
         row |= {"settings": best["settings"], "epochs": best["epochs"], **origin()}
-        FILE.write_text(json.dumps(results, indent=1))
+        write_results(FILE, results)
 
 
 def main() -> None:
@@ -149,13 +148,13 @@ def main() -> None:
     parser.add_argument("--peers", type=Path, help="the Python of the peers' environment")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    results: dict[str, Any] = json.loads(FILE.read_text()) if FILE.exists() else {}
+    results = read_results(FILE)
     for name in METHODS:
         row = results.setdefault(name, {"search": []})
         for settings in untried(grid(name), row):
             value, epoch = validate(settings)
             row["search"].append({"settings": settings, "validation": value, "epochs": epoch})
-            FILE.write_text(json.dumps(results, indent=1))
+            write_results(FILE, results)
         best = max(row["search"], key=lambda each: float(each["validation"]))
         if tested(row, best, arguments.seeds):
             continue
@@ -167,9 +166,9 @@ def main() -> None:
         ]
         values = [result.metrics["test/ndcg_at_20"] for result in runs]
         seconds = time.monotonic() - started
-        row |= {"values": values, "mean": statistics.mean(values), "sd": statistics.stdev(values), "seconds": seconds}
+        row |= {"values": values, "mean": statistics.mean(values), "sd": deviation(values), "seconds": seconds}
         row |= {"settings": best["settings"], "epochs": best["epochs"], **origin()}
-        FILE.write_text(json.dumps(results, indent=1))
+        write_results(FILE, results)
     for name in PEERS if arguments.peers else ():
         run_peer(name, results.setdefault(name, {"search": []}), results, arguments.seeds, arguments.peers)
     print("\n| method | NDCG@20, mean ± sd | validation | lr, weight, epochs |\n| --- | --- | --- | --- |")

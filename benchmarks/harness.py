@@ -163,9 +163,32 @@ class Benchmark:
             "busy_cores": {name: [round(v, 2) for v in values] for name, values in self.busy.items()},
             "notes": self.notes,
         }
-        folder = HERE / "results"
-        folder.mkdir(exist_ok=True)
-        (folder / f"{self.name}.json").write_text(json.dumps(result, indent=1) + "\n")
+        write_results(HERE / "results" / f"{self.name}.json", result)
+
+
+def read_results(file: Path) -> dict[str, Any]:
+    """What earlier runs have written; empty without a file."""
+    results: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+    return results
+
+
+def write_results(file: Path, results: Mapping[str, Any]) -> None:
+    """Write the file in one step: a script that is interrupted continues from it."""
+    file.parent.mkdir(exist_ok=True)
+    partial = file.with_suffix(".partial")
+    partial.write_text(json.dumps(results, indent=1) + "\n")
+    partial.replace(file)
+
+
+def deviation(values: Sequence[float]) -> float:
+    """Sample standard deviation; 0 of a single value."""
+    return statistics.stdev(values) if len(values) > 1 else 0.0
+
+
+def mean_text(values: Sequence[float], digits: int = 4) -> str:
+    """Mean and, for several values, sample standard deviation."""
+    spread = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.{digits}f}{spread}"
 
 
 def thread_count(threads: int) -> str:

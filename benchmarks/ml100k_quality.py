@@ -6,13 +6,11 @@ Every row goes through ``orchestrator.run``, in this process, one thread. ``--on
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
-from pathlib import Path
 from typing import Any
 
-from harness import origin
+from harness import HERE, deviation, origin, read_results, write_results
 
 from orchestrator import run
 
@@ -78,8 +76,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--only", default="", help="rows whose name begins so")
     arguments = parser.parse_args()
-    file = Path(__file__).parent / "results" / "ml100k_quality.json"
-    results: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+    file = HERE / "results" / "ml100k_quality.json"
+    results = read_results(file)
     for name, (peer, settings) in ROWS.items():
         if not name.startswith(arguments.only):
             continue
@@ -93,12 +91,12 @@ def main() -> None:
             "settings": settings,
             "values": values,
             "mean": statistics.mean(values),
-            "sd": statistics.stdev(values) if len(values) > 1 else 0.0,
+            "sd": deviation(values),
             "read_against": peer,
             "seconds": time.monotonic() - started,
             **origin(),
         }
-        file.write_text(json.dumps(results, indent=1))
+        write_results(file, results)
     print("\n| settings | NDCG@20, mean ± sd | read against | s |\n| --- | --- | --- | --- |")
     for name in ROWS:
         if row := results.get(name):

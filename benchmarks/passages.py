@@ -7,18 +7,17 @@ queries. ``orchestrator reproduce ranker-passages`` trains with passages: about 
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import torch
-from harness import data_root, origin
+from harness import HERE, data_root, origin, write_results
 
 from orchestrator.report.statistics import over_units
 from workloads.contract import Runtime
 from workloads.text_ranker.params import Params
 from workloads.text_ranker.workload import TextRanker
 
-RESULTS = Path(__file__).parent / "results" / "passages.json"
+RESULTS = HERE / "results" / "passages.json"
 METRICS = ("ndcg_at_10", "mrr_at_10", "map", "truncated")
 COMMON: dict[str, Any] = {"encoder": "minilm", "scoring": "bi", "max_length": 192, "eval_candidates": 20}
 
@@ -34,7 +33,7 @@ def main() -> None:
         results[long] = {name: tested.metrics[name] for name in METRICS}
     gain = over_units(units["best_passage"], units["cut"])
     results |= {"gain": {"value": gain.value, "low": gain.low, "high": gain.high, "p": gain.p}, **origin()}
-    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    write_results(RESULTS, results)
     print(json.dumps(results, indent=1))
 
 

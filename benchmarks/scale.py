@@ -22,7 +22,7 @@ from pathlib import Path
 from statistics import mean
 
 from growth import MIB, Cost, Item, documents, images, interactions, storage
-from harness import HERE, answer, foreign_seconds, load, number, origin, spawn, versions
+from harness import HERE, answer, foreign_seconds, load, number, origin, spawn, versions, write_results
 
 GIB = 2**30
 
@@ -101,7 +101,7 @@ def main() -> None:
         results = {name: {str(size): asdict(cost) for size, cost in costs.items()} for name, costs in found.items()}
         made = {"benchmark": "scale", **before, "load_after": load(), "versions": versions("torch", "numpy", "pyarrow")}
         made |= {"busy_cores": busy, "results": results, "table": lines}
-        (HERE / "results" / "scale.json").write_text(json.dumps(made, indent=1) + "\n")
+        write_results(HERE / "results" / "scale.json", made)
 
 
 if __name__ == "__main__":

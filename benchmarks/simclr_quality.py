@@ -24,7 +24,7 @@ from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 import torch
-from harness import origin, printed
+from harness import HERE, mean_text, origin, printed, read_results, write_results
 from scipy import stats
 from torch.nn import functional
 
@@ -34,8 +34,8 @@ from workloads.contract import Runtime
 from workloads.metrics.probe import in_top, knn_scores
 from workloads.simclr.workload import SimCLR
 
-RESULTS = Path(__file__).parent / "results"
-CHECKPOINTS = Path(__file__).resolve().parent.parent / ".cache" / "simclr_quality"
+RESULTS = HERE / "results"
+CHECKPOINTS = HERE.parent / ".cache" / "simclr_quality"
 
 ROWS: dict[str, dict[str, Any]] = {
     **{loss: {"loss": loss} for loss in ("infonce", "hcl", "bcl", "dcl", "supervised")},
@@ -103,15 +103,15 @@ def main() -> None:
     if arguments.tried is not None:
         try_settings(setup, arguments)
         return
-    results: dict[str, Any] = json.loads(setup.results.read_text()) if setup.results.exists() else {"runs": []}
-    if "baselines" not in results:
+    results = read_results(setup.results) or {"runs": []}
+    if "baselines" not in results or len(results["baselines"]["untrained"]) < arguments.seeds:
         results["baselines"] = baselines(setup, arguments)
-        keep(setup, results)
+        write_results(setup.results, results)
     for seed in range(arguments.seeds):
         for loss in arguments.rows:
             if not any((run["loss"], run["seed"]) == (loss, seed) and setup.made(run) for run in results["runs"]):
                 results["runs"].append(train(loss, seed, setup, arguments))
-                keep(setup, results)
+                write_results(setup.results, results)
     printed(__file__)
     report({**results, "runs": [run for run in results["runs"] if setup.made(run)]})
 
@@ -183,12 +183,6 @@ def baselines(setup: Setup, arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def keep(setup: Setup, results: dict[str, Any]) -> None:
-    partial = setup.results.with_suffix(".partial")
-    partial.write_text(json.dumps(results, indent=1) + "\n")
-    partial.replace(setup.results)
-
-
 def report(results: dict[str, Any]) -> None:
     rows = [row for row in ROWS if row in LOSSES or any(run["loss"] == row for run in results["runs"])]
     values = {row: {run["seed"]: run["test"]["knn_top1"] for run in results["runs"] if run["loss"] == row}
@@ -238,8 +232,7 @@ def yes(value: float) -> str:
 
 
 def table_row(name: str, values: list[float]) -> str:
-    spread = f" ± {stdev(values):.4f}" if len(values) > 1 else ""
-    return f"| {name} | {fmean(values):.4f}{spread} | {len(values)} |" if values else f"| {name} | | 0 |"
+    return f"| {name} | {mean_text(values)} | {len(values)} |" if values else f"| {name} | | 0 |"
 
 
 if __name__ == "__main__":

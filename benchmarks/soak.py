@@ -9,7 +9,6 @@ number of processes by 2; after the end no placement group may be left. Otherwis
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 import subprocess
@@ -23,7 +22,7 @@ from pathlib import Path
 
 import psutil
 import ray
-from harness import HERE, origin, versions
+from harness import HERE, origin, versions, write_results
 from ray.cluster_utils import Cluster
 from ray.util import placement_group_table
 
@@ -73,7 +72,7 @@ def main() -> None:
         "trouble": trouble,
     }
     if args.trials == parser.get_default("trials"):
-        (HERE / "results" / "soak.json").write_text(json.dumps(result, indent=1) + "\n")
+        write_results(HERE / "results" / "soak.json", result)
     sys.exit("\n".join(trouble) or 0)
 
 

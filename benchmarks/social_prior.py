@@ -7,14 +7,12 @@ all rows and were not searched.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
-from harness import origin
+from harness import HERE, deviation, origin, write_results
 
 from workloads.contract import Runtime
 from workloads.data import default_data_root
@@ -42,10 +40,10 @@ def main() -> None:
         values = [trained(seed, own) for seed in range(seeds)]
         results[name] = {
             "settings": {**SETTINGS, **own, "epochs": EPOCHS}, "values": values, "mean": statistics.mean(values),
-            "sd": statistics.stdev(values) if seeds > 1 else 0.0, "seconds": time.perf_counter() - started, **origin(),
+            "sd": deviation(values), "seconds": time.perf_counter() - started, **origin(),
         }  # fmt: skip
         print(f"| {name} | {results[name]['mean']:.4f} ± {results[name]['sd']:.4f} |", flush=True)
-    (Path(__file__).parent / "results" / "social_prior.json").write_text(json.dumps(results, indent=1))
+    write_results(HERE / "results" / "social_prior.json", results)
 
 
 def trained(seed: int, own: dict[str, Any]) -> float:

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from harness import origin, printed
+from harness import HERE, mean_text, origin, printed, read_results
 from safetensors.torch import load_file, save_file
 
 from orchestrator.report.statistics import Difference, holm, over_units
@@ -31,7 +31,7 @@ from workloads.data.cache import file_lock, replacing
 from workloads.text_ranker.params import Params
 from workloads.text_ranker.workload import TextRanker
 
-RESULTS = Path(__file__).parent / "results" / "text_ranker_quality.json"
+RESULTS = HERE / "results" / "text_ranker_quality.json"
 
 COMMON: dict[str, Any] = {"encoder": "minilm", "max_length": 192, "lr": 5e-5, "batch_size": 8, "dropout": 0.0}
 """Without dropout, which in attention takes more than half of a step on a CPU."""
@@ -114,21 +114,16 @@ def key(dataset: str, name: str, seed: int, depth: int = SHALLOW) -> str:
     return f"{dataset} | {name} | {seed} | top {depth}"
 
 
-def results() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    return found
-
-
 def best(count: int = 2) -> list[str]:
     """Losses of SciFact by validation with the first seed, best first."""
-    done = results()
+    done = read_results(RESULTS)
     return sorted(LOSSES, key=lambda name: -done[key("scifact", name, 0)]["validation"]["ndcg_at_10"])[:count]
 
 
 def measure(dataset: str, name: str, seed: int, depth: int = SHALLOW) -> None:
     """Train and test one model, or test a trained one on deeper lists, and write the result."""
     own = key(dataset, name, seed, depth)
-    if own in results():
+    if own in read_results(RESULTS):
         return
     started, file = time.monotonic(), cache_dir() / "text_ranker_quality" / f"{key(dataset, name, seed)}.safetensors"
     params, epochs = ON[dataset]
@@ -162,7 +157,7 @@ def measure(dataset: str, name: str, seed: int, depth: int = SHALLOW) -> None:
 def record(own: str, run: dict[str, Any]) -> None:
     """Add a run to the results; several processes may share the work."""
     with file_lock(cache_dir() / "text_ranker_quality" / "results.lock"):
-        lines = (f"{json.dumps(name)}: {json.dumps(one)}" for name, one in {**results(), own: run}.items())
+        lines = (f"{json.dumps(name)}: {json.dumps(one)}" for name, one in {**read_results(RESULTS), own: run}.items())
         RESULTS.parent.mkdir(exist_ok=True)
         with replacing(RESULTS) as file:
             file.write(("{\n" + ",\n".join(lines) + "\n}\n").encode())
@@ -190,7 +185,7 @@ def units(evaluation: Evaluation) -> dict[str, list[float]]:
 
 def show() -> None:
     """Print the tables of all results."""
-    done = results()
+    done = read_results(RESULTS)
     for dataset, losses, depth in (("scifact", {**LOSSES, **FURTHER}, SHALLOW), ("scifact", LOSSES, DEEP),
                                    ("cran", GRADED, SHALLOW)):  # fmt: skip
         rows = {
@@ -216,9 +211,9 @@ def table(rows: Mapping[str, list[dict[str, Any]]]) -> None:
     print(f"| BM25 | | {bm25['validation']['bm25_ndcg_at_10']:.4f} | {measured} |||")
     for name, runs in rows.items():
         for system in SYSTEMS[:2]:
-            values = [mean_of([run["test"][f"{system}{metric}"] for run in runs]) for metric in KEPT]
-            seen = mean_of([run["validation"][f"{system}ndcg_at_10"] for run in runs])
-            weight = mean_of([run["test"]["bm25_weight"] for run in runs]) if system else ""
+            values = [mean_text([run["test"][f"{system}{metric}"] for run in runs]) for metric in KEPT]
+            seen = mean_text([run["validation"][f"{system}ndcg_at_10"] for run in runs])
+            weight = mean_text([run["test"]["bm25_weight"] for run in runs]) if system else ""
             against = difference(over_units(mean_units(runs, system), mean_units(runs, "bm25_")))
             shown = f"{name}, with BM25" if system else name
             print(f"| {shown} | {len(runs)} | {seen} | {' | '.join(values)} | {weight} | {against} |")
@@ -256,11 +251,6 @@ def difference(found: Difference) -> str:
     """Mean difference with interval and p."""
     tested = "" if found.p is None else f" [{found.low:+.4f}, {found.high:+.4f}], p = {found.p:.2g}"
     return f"{found.value:+.4f}{tested}"
-
-
-def mean_of(values: list[float]) -> str:
-    spread = f" ± {statistics.stdev(values):.4f}" if len(values) > 1 else ""
-    return f"{statistics.mean(values):.4f}{spread}"
 
 
 if __name__ == "__main__":

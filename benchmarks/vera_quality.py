@@ -8,12 +8,11 @@ and the same with ``calibration_part=validation``; 20 epochs, the last one count
 from __future__ import annotations
 
 import argparse
-import statistics
 from dataclasses import replace
 from pathlib import Path
 
 import torch
-from harness import printed
+from harness import mean_text, printed
 
 from workloads.contract import Runtime
 from workloads.data import DATASETS
@@ -45,7 +44,7 @@ def main() -> None:
         for part in PARTS:
             runs = [trained(part, seed) for seed in range(args.seeds)]
             columns = zip(*(run[1:] for run in runs))
-            values = " | ".join(f"{statistics.mean(column):.3f} ± {statistics.stdev(column):.3f}" for column in columns)
+            values = " | ".join(mean_text(column, 3) for column in columns)
             print(f"| {runs[0][0]} | {part} | {args.seeds} | {values} |", flush=True)
 
 

@@ -1,0 +1,104 @@
+"""The benchmarks of quality: runs that are stored, one seed, a peer that fails, and what is not measured."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+
+@pytest.fixture
+def harness() -> Any:
+    return importlib.import_module("harness")
+
+
+def test_one_value_has_no_deviation(harness: Any) -> None:
+    assert (harness.deviation([0.5]), harness.mean_text([0.5], 3)) == (0.0, "0.500")
+    assert harness.deviation([1.0, 3.0]) == pytest.approx(2**0.5)
+    assert harness.mean_text((1.0, 3.0)) == "2.0000 ± 1.4142"
+
+
+def test_results_are_written_in_one_step(harness: Any, tmp_path: Path) -> None:
+    file = tmp_path / "results" / "some.json"
+    assert harness.read_results(file) == {}
+    harness.write_results(file, {"a": 1})
+    with pytest.raises(TypeError):
+        harness.write_results(file, {"a": 1, "b": object()})
+    assert harness.read_results(file) == {"a": 1}
+    assert [one.name for one in file.parent.iterdir()] == ["some.json"]
+
+
+@pytest.fixture
+def contrast(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    quality = importlib.import_module("graph_contrast_quality")
+    monkeypatch.setattr(quality, "FILE", tmp_path / "graph_contrast_quality.json")
+    return quality
+
+
+def test_one_seed_is_stored(contrast: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["graph_contrast_quality.py", "--seeds", "1"])
+    monkeypatch.setattr(contrast, "validate", lambda settings: (0.4, 5))
+    monkeypatch.setattr(contrast, "run", lambda *a, **k: SimpleNamespace(metrics={"test/ndcg_at_20": 0.3}))
+    contrast.main()
+    stored = json.loads(contrast.FILE.read_text())
+    assert {(row["mean"], row["sd"]) for row in stored.values()} == {(0.3, 0.0)}
+
+
+def test_a_peer_that_fails_is_an_error_with_its_last_words(contrast: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This interpreter has no RecBole."""
+    pairs = SimpleNamespace(users=torch.tensor([0]), items=torch.tensor([0]))
+    data = SimpleNamespace(train=pairs, test=pairs, n_users=1, n_items=1)
+    monkeypatch.setattr(contrast, "data_root", Path)
+    monkeypatch.setattr(contrast, "Recommender", lambda *a: SimpleNamespace(data=data))
+    with pytest.raises(SystemExit, match="No module named 'recbole'"):
+        contrast.peer("SGL, edge drop, by RecBole", {}, 1, 0, Path(sys.executable), final=True)
+
+
+def test_further_seeds_also_have_the_untrained_encoder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A first call with one seed does not leave the others without an interval."""
+    quality = importlib.import_module("simclr_quality")
+    monkeypatch.setattr(quality, "RESULTS", tmp_path)
+
+    def train(loss: str, seed: int, setup: Any, arguments: Any) -> dict[str, Any]:
+        made = {"params": setup.settings, "precision": setup.precision, "curve": [{}] * setup.epochs}
+        return {"loss": loss, "seed": seed, "test": {"knn_top1": 0.4 + 0.01 * seed}, **made}
+
+    def baselines(setup: Any, arguments: Any) -> dict[str, Any]:
+        untrained = [{"knn_top1": 0.3 + 0.01 * seed} for seed in range(arguments.seeds)]
+        return {"raw pixels": {"knn_top1": 0.38}, "untrained": untrained}
+
+    monkeypatch.setattr(quality, "train", train)
+    monkeypatch.setattr(quality, "baselines", baselines)
+    monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)
+    for seeds in ("1", "3", "2"):
+        monkeypatch.setattr(sys, "argv", ["simclr_quality.py", "--data", ".", "--rows", "bcl", "--seeds", seeds])
+        quality.main()
+    stored = json.loads((tmp_path / "simclr_quality.json").read_text())
+    assert (len(stored["runs"]), len(stored["baselines"]["untrained"])) == (3, 3)
+
+
+def test_a_quick_look_replaces_no_stored_result(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    abstention = importlib.import_module("abstention")
+    monkeypatch.setattr(abstention, "HERE", tmp_path)
+    population = SimpleNamespace(scores={}, failure={"top_1": []}, n=1)
+    for name, given in (("trained", population), ("alarms", {}), ("ordered", {}), ("show", None)):
+        monkeypatch.setattr(abstention, name, lambda *a, given=given: given)
+    for words, stored in ((["--epochs", "1"], False), ([], True)):
+        monkeypatch.setattr(sys, "argv", ["abstention.py", "--only", "scifact", *words])
+        abstention.main()
+        assert (tmp_path / "results" / "abstention.json").exists() == stored
+
+
+def test_recbole_without_the_peers_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["baselines_quality.py", "--recbole-alone"])
+    with pytest.raises(SystemExit):
+        importlib.import_module("baselines_quality").main()
+    assert "--recbole-alone needs --peers" in capsys.readouterr().err
