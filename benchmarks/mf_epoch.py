@@ -21,11 +21,17 @@ AUTHORS_LIGHTGCN = 80_000
 two cores of an AMD EPYC."""
 
 
+def median_epoch(command: list[str], epochs: int, threads: int, warm_up: int = WARM_UP) -> tuple[float, int]:
+    """Median seconds of an epoch after the warm-up, in one process of a contestant, and the examples of an epoch."""
+    words = [*command, "--epochs", str(warm_up + epochs), "--threads", str(threads)]
+    result = answer(spawn(words, threads=threads)[0])
+    return statistics.median(result["seconds"][warm_up:]), result["examples"]
+
+
 def examples_a_second(command: list[str], epochs: int, threads: int) -> float:
     """Rate of one process of a contestant over the epochs after the warm-up."""
-    words = [*command, "--epochs", str(WARM_UP + epochs), "--threads", str(threads)]
-    result = answer(spawn(words, threads=threads)[0])
-    return float(result["examples"] / statistics.median(result["seconds"][WARM_UP:]))
+    seconds, examples = median_epoch(command, epochs, threads)
+    return examples / seconds
 
 
 def contestants(threads: int) -> dict[str, Contestant]:

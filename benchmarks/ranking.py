@@ -6,18 +6,17 @@ nine and the AUC, and four of what is shown. The first call of a process, which 
 
 from __future__ import annotations
 
-import statistics
 import sys
 from functools import partial
 
-from harness import HERE, Benchmark, answer, arguments, peers_python, spawn, thread_count
+from harness import HERE, Benchmark, arguments, peers_python, thread_count
+from mf_epoch import median_epoch
 
 CALLS = 10
 
 
 def seconds_a_call(command: list[str], threads: int) -> float:
-    words = [*command, "--backbone", "mf", "--evaluate", "--epochs", str(1 + CALLS), "--threads", str(threads)]
-    return float(statistics.median(answer(spawn(words, threads=threads)[0])["seconds"][1:]))
+    return median_epoch([*command, "--backbone", "mf", "--evaluate"], CALLS, threads, warm_up=1)[0]
 
 
 def main() -> None:

@@ -7,27 +7,18 @@ with the compilation, do not count.
 
 from __future__ import annotations
 
-import statistics
 import sys
 from functools import partial
 
-from harness import HERE, Benchmark, Contestant, answer, arguments, peers_python, spawn, thread_count
+from harness import HERE, Benchmark, Contestant, arguments, peers_python, thread_count
+from mf_epoch import examples_a_second, median_epoch
 
-WARM_UP = 4
 AUTHORS_BNS, AUTHORS_DNS = 4_000, 6_200
 """Examples per second."""
 AUTHORS_ROUND = 6.9 + 15.2
 """Seconds of BPRAC's E-step and M-step, with 943,000 triples."""
 
 OURS, IMPLICIT, GOWALLA = "sequential", "implicit", "sequential, Gowalla's size"
-
-
-def median_epoch(command: list[str], epochs: int, threads: int, *, rate: bool) -> float:
-    """Median epoch of one process after the warm-up, in seconds or in examples per second."""
-    words = [*command, "--epochs", str(WARM_UP + epochs), "--threads", str(threads)]
-    result = answer(spawn(words, threads=threads)[0])
-    seconds = statistics.median(result["seconds"][WARM_UP:])
-    return float(result["examples"] / seconds) if rate else seconds
 
 
 def contestants() -> dict[str, Contestant]:
@@ -40,13 +31,11 @@ def contestants() -> dict[str, Contestant]:
             (IMPLICIT, implicit, 40),
             (GOWALLA, [*ours, "--data", "gowalla-size"], 8),
         ):
-            found[name + suffix] = partial(median_epoch, command, epochs, threads, rate=True)
+            found[name + suffix] = partial(examples_a_second, command, epochs, threads)
     for sampler, epochs in (("popularity", 100), ("dns", 100), ("bns", 4), ("aobpr", 2)):
-        found[f"{OURS}, {sampler}"] = partial(median_epoch, [*ours, "--sampler", sampler], epochs, 1, rate=True)
-    found[f"{OURS}, round"] = partial(median_epoch, [*ours, "--round"], 10, 1, rate=False)
-    found[f"{GOWALLA}, dns"] = partial(
-        median_epoch, [*ours, "--data", "gowalla-size", "--sampler", "dns"], 4, 1, rate=True
-    )
+        found[f"{OURS}, {sampler}"] = partial(examples_a_second, [*ours, "--sampler", sampler], epochs, 1)
+    found[f"{OURS}, round"] = lambda: median_epoch([*ours, "--round"], 10, 1)[0]
+    found[f"{GOWALLA}, dns"] = partial(examples_a_second, [*ours, "--data", "gowalla-size", "--sampler", "dns"], 4, 1)
     return found
 
 
