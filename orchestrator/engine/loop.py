@@ -219,7 +219,8 @@ def run_epochs(
 def exits_as_errors() -> Iterator[None]:
     """Raise RuntimeError in the place of a workload's SystemExit, which would end the command with its status.
 
-    An exit by which Ray ends a worker process is passed on.
+    An exit by which Ray ends a worker process is passed on. A StopIteration, which a generator replaces by an error
+    without the workload's line, is named with that line.
     """
     try:
         yield
@@ -229,6 +230,12 @@ def exits_as_errors() -> Iterator[None]:
         status = "" if error.code is None else repr(error.code)
         named = RuntimeError(f"the workload called sys.exit({status})")
         raise named.with_traceback(error.__traceback__) from None  # a failure is reported with its innermost line
+    except (StopIteration, RuntimeError) as error:
+        ended = error.__cause__ if str(error) == "generator raised StopIteration" else error
+        if not isinstance(ended, StopIteration):
+            raise
+        named = RuntimeError("the workload raised StopIteration: next() of an iterator that has ended")
+        raise named.with_traceback(ended.__traceback__) from None
 
 
 def train(workload: Workload, plan: Plan, epoch: int) -> Metrics | Evaluation:

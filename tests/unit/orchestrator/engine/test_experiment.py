@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -507,6 +508,28 @@ class Terminated(Toy):
 def test_a_workload_that_exits_fails() -> None:
     with pytest.raises(RuntimeError, match=r"the workload called sys\.exit\(0\)"):
         list(Bench(cls=Exits).experiment(refit=False).stream())
+
+
+class Exhausted(Toy):
+    """Reads beyond the end of its data, in one of its methods."""
+
+    exhausted = "train_epoch"
+
+    def train_epoch(self, epoch: int) -> dict[str, float]:
+        return next(iter([])) if self.exhausted == "train_epoch" else super().train_epoch(epoch)
+
+    def evaluate(self, split: Split) -> Evaluation:
+        return next(iter([])) if self.exhausted == "evaluate" else super().evaluate(split)
+
+
+@pytest.mark.parametrize("method", ["train_epoch", "evaluate"])
+def test_an_iterator_that_has_ended_is_reported_with_the_workloads_line(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Exhausted, "exhausted", method)
+    with pytest.raises(RuntimeError, match="the workload raised StopIteration") as caught:
+        list(Bench(cls=Exhausted).experiment(refit=False).stream())
+    assert traceback.extract_tb(caught.value.__traceback__)[-1].name == method
 
 
 def test_an_exit_by_ray_is_passed_on() -> None:
