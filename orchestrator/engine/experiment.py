@@ -25,6 +25,7 @@ from orchestrator.engine.loop import (
     named,
     run_epochs,
     servable,
+    state_of,
 )
 from workloads.contract import Columns, Evaluation, State, Workload
 
@@ -150,7 +151,7 @@ class Experiment:
             "progress": report.progress.to_json(),
             "selected": self._selected.to_json() if self._selected else None,
             "rows": [row.to_json() for rows in self._recent for row in rows],
-            "workload": workload.state_dict(),
+            "workload": state_of(workload),
             "best": self._best,
             "units": {name: pack(column) for name, column in self._units.items()},
         }
@@ -259,7 +260,7 @@ class Experiment:
         self._best_epoch = BestEpoch()
         self._units = evaluation.units
         if not self.plan.refit:  # a refit does not need the best weights
-            state = workload.state_dict()  # a collective: every rank calls it
+            state = state_of(workload)  # a collective: every rank calls it
             self._best = copy(state) if self.rank == 0 else None
 
     def _finish(self, progress: Progress) -> None:

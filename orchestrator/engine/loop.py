@@ -17,7 +17,17 @@ from typing import Any, Literal
 from orchestrator.config import objectives
 from orchestrator.config.plan import Plan
 from orchestrator.errors import FAILED
-from workloads.contract import Columns, Evaluation, Metrics, Objective, Pretrained, Servable, StepLogged, Workload
+from workloads.contract import (
+    Columns,
+    Evaluation,
+    Metrics,
+    Objective,
+    Pretrained,
+    Servable,
+    State,
+    StepLogged,
+    Workload,
+)
 
 REPORT_SECONDS = 1.0
 CHECKPOINT_SECONDS = 5.0
@@ -268,32 +278,52 @@ def named(split: str, workload: Workload, method: str, result: Metrics | Evaluat
         if isinstance(metrics, Mapping) and (method != "evaluate" or isinstance(result, Evaluation)):
             values = {f"{split}/{name}": float(value) for name, value in metrics.items()}
             if isinstance(result, Evaluation):
-                _check_units(workload, method, result.units)
+                _check_tables(workload, method, result)
             return values
     except (TypeError, ValueError):
         pass  # a value is not a number
     kinds = {"train_epoch": "a mapping of names to numbers, or an Evaluation", "evaluate": "an Evaluation of numbers"}
     raise NoResult(
-        f"{type(workload).__module__}.{type(workload).__qualname__}.{method} has returned no result",
+        f"{_source(workload, method)} has returned no result",
         got=" ".join(repr(result).split())[:200], allowed=kinds[method],
     )  # fmt: skip
 
 
-def _check_units(workload: Workload, method: str, units: Columns) -> None:
-    """Raise :class:`NoResult` for units that cannot be stored: they are written only when training has ended."""
+def _check_tables(workload: Workload, method: str, result: Evaluation) -> None:
+    """Raise :class:`NoResult` for units or tables that cannot be stored: they are written when training has ended."""
     import numpy as np  # the start of a command is light
 
-    if all(isinstance(column, np.ndarray) for column in units.values()):
-        lengths = {name: len(column) for name, column in units.items()}
-        if not lengths or ("id" in lengths and len(set(lengths.values())) == 1):
-            return
-        got = ", ".join(f"{name} of {length}" for name, length in lengths.items())
-    else:
-        got = ", ".join(f"{name}: {type(column).__name__}" for name, column in units.items())
-    raise NoResult(
-        f"{type(workload).__module__}.{type(workload).__qualname__}.{method} has returned units that are no table",
-        got=got, allowed="NumPy arrays of one length, one of them named id",
-    )  # fmt: skip
+    tables = result.tables
+    parts = [("units", result.units), *(tables.items() if isinstance(tables, Mapping) else [("tables", tables)])]
+    for part, columns in parts:
+        of_units = columns is result.units
+        if not hasattr(columns, "items"):  # a DataFrame has it
+            got = type(columns).__name__
+        elif of_units and not all(isinstance(column, np.ndarray) for _, column in columns.items()):
+            got = ", ".join(f"{name}: {type(column).__name__}" for name, column in columns.items())
+        else:
+            shapes = {name: np.shape(column) for name, column in columns.items()}
+            alike = len(set(shapes.values())) == 1 and len(next(iter(shapes.values()))) == 1
+            if not shapes or (alike and ("id" in shapes or not of_units)):
+                continue
+            got = ", ".join(f"{name} of {' x '.join(map(str, shape))}" for name, shape in shapes.items())
+        what = "units that are no table" if of_units else f"a table {part!r} that cannot be stored"
+        raise NoResult(
+            f"{_source(workload, method)} has returned {what}",
+            got=got, allowed="NumPy arrays of one length" + ", one of them named id" * of_units,
+        )  # fmt: skip
+
+
+def _source(workload: Workload, method: str) -> str:
+    return f"{type(workload).__module__}.{type(workload).__qualname__}.{method}"
+
+
+def state_of(workload: Workload) -> State:
+    """A workload's state. Raises :class:`NoResult` for a method that returns none."""
+    state = workload.state_dict()
+    if state is None:
+        raise NoResult(f"{_source(workload, 'state_dict')} has returned no state", got="None", allowed="a dict")
+    return state
 
 
 def servable(workload: Workload) -> Servable:
@@ -307,10 +337,12 @@ def servable(workload: Workload) -> Servable:
     served = workload.servable()
     allowed = "a workloads.contract.Servable"
     if isinstance(served, Servable):
-        wrong = [f"example {name}: {type(column).__name__}" for name, column in served.example.items()
-                 if not isinstance(column, np.ndarray)]  # fmt: skip
-        wrong += [f"weights {name}: {type(value).__name__}" for name, value in served.weights.items()
-                  if not isinstance(value, torch.Tensor)]  # fmt: skip
+        parts = {name: getattr(served, name) for name in ("example", "weights", "config", "params")}
+        wrong = [f"{name}: {type(part).__name__}" for name, part in parts.items() if not isinstance(part, Mapping)]
+        for part, kind in (("example", np.ndarray), ("weights", torch.Tensor)):
+            if isinstance(parts[part], Mapping):
+                wrong += [f"{part} {name}: {type(value).__name__}" for name, value in parts[part].items()
+                          if not isinstance(value, kind)]  # fmt: skip
         if not isinstance(served.predictor, Path | None):
             wrong.insert(0, f"predictor: {type(served.predictor).__name__}")
         if not wrong:
@@ -320,7 +352,7 @@ def servable(workload: Workload) -> Servable:
     else:
         got = " ".join(repr(served).split())[:200]
     raise NoResult(
-        f"{type(workload).__module__}.{type(workload).__qualname__}.servable has returned no Servable",
+        f"{_source(workload, 'servable')} has returned no Servable",
         got=got, allowed=allowed, code=FAILED,
     )  # fmt: skip
 

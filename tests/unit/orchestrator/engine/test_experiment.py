@@ -18,7 +18,7 @@ from orchestrator.config.plan import Plan
 from orchestrator.config.spec import ExperimentSpec
 from orchestrator.engine import checkpoint
 from orchestrator.engine.experiment import Experiment, Outcome
-from orchestrator.engine.loop import Diverged, EpochReport, Row
+from orchestrator.engine.loop import Diverged, EpochReport, NoResult, Row
 from orchestrator.runs import worker
 from tests.support.toy import BEST_EPOCH, TEST_OPTIMUM, CountedToy, Params, PretrainedToy, Toy
 from workloads.contract import Evaluation, Objective, Runtime, Split, Workload
@@ -530,6 +530,12 @@ def test_an_iterator_that_has_ended_is_reported_with_the_workloads_line(
     with pytest.raises(RuntimeError, match="the workload raised StopIteration") as caught:
         list(Bench(cls=Exhausted).experiment(refit=False).stream())
     assert traceback.extract_tb(caught.value.__traceback__)[-1].name == method
+
+
+def test_a_state_of_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Toy, "state_dict", lambda self: None)
+    with pytest.raises(NoResult, match=r"Toy\.state_dict has returned no state: got None; allowed: a dict"):
+        list(Bench().experiment(refit=False).stream())
 
 
 def test_an_exit_by_ray_is_passed_on() -> None:

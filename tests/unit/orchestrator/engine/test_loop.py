@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -368,6 +369,10 @@ def test_what_is_no_result_is_told_with_its_class(
         ({"id": np.arange(3), "error": np.zeros(2)}, "id of 3, error of 2"),
         ({"error": np.zeros(2)}, "error of 2"),
         ({"id": [0, 1], "error": np.zeros(2)}, "id: list, error: ndarray"),
+        ({"id": np.arange(3), "error": np.zeros((3, 2))}, "id of 3, error of 3 x 2"),
+        (None, "NoneType"),
+        ([0, 1], "list"),
+        (pd.DataFrame({"id": [0, 1]}), "id: Series"),
     ],
 )
 def test_units_that_cannot_be_stored_are_refused_at_the_first_evaluation(
@@ -378,6 +383,42 @@ def test_units_that_cannot_be_stored_are_refused_at_the_first_evaluation(
         next(run_epochs(build(), Plan(epochs=9)))
     assert "Toy.evaluate has returned units that are no table: got " + got in str(caught.value)
     assert "allowed: NumPy arrays of one length, one of them named id." in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("tables", "words"),
+    [
+        (None, "a table 'tables' that cannot be stored: got NoneType"),
+        ({"curve": [1, 2]}, "a table 'curve' that cannot be stored: got list"),
+        (
+            {"curve": {"x": np.arange(3), "y": np.arange(2)}},
+            "a table 'curve' that cannot be stored: got x of 3, y of 2",
+        ),
+        ({"curve": {"x": np.zeros((3, 2))}}, "a table 'curve' that cannot be stored: got x of 3 x 2"),
+    ],
+)
+def test_tables_that_cannot_be_stored_are_refused_at_the_first_evaluation(
+    tables: Any, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Toy, "evaluate", lambda self, split: Evaluation({"error": 0.5}, {}, tables))
+    with pytest.raises(NoResult, match=r"Toy\.evaluate has returned ") as caught:
+        next(run_epochs(build(), Plan(epochs=9)))
+    assert f"{words}; allowed: NumPy arrays of one length." in str(caught.value)
+
+
+def test_a_table_may_be_a_data_frame(monkeypatch: pytest.MonkeyPatch) -> None:
+    tables = {"curve": pd.DataFrame({"x": [1, 2], "y": [0.5, 0.7]})}
+    monkeypatch.setattr(Toy, "evaluate", lambda self, split: Evaluation({"error": 0.5}, {}, tables))
+    assert next(run_epochs(build(), Plan(epochs=9))).rows
+
+
+@pytest.mark.parametrize("part", ["weights", "config", "example", "params"])
+def test_a_servable_with_a_part_that_is_no_mapping_is_refused(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    toy = build()
+    served = replace(toy.servable(), **{part: None})
+    monkeypatch.setattr(Toy, "servable", lambda self: served)
+    with pytest.raises(NoResult, match=f"Toy.servable has returned no Servable: got {part}: NoneType"):
+        servable(toy)
 
 
 def test_a_servable_with_parts_of_other_types_is_refused() -> None:
