@@ -148,7 +148,8 @@ class Servable:
             ``predict(inputs: pandas.DataFrame, **params) -> pandas.DataFrame``. Files that it imports by relative
             imports are exported with it (:mod:`workloads.predictor_sources`). None for a model that cannot be served,
             which is not logged: its weights stay with the run.
-        weights: on any device; they may require gradients, since the export copies them.
+        weights: on any device; they may require gradients and share memory, since the export copies them. The predictor
+            gets float32 for types that NumPy lacks, such as bfloat16.
         config: what the predictor gets in addition to the weights.
         example: input columns; an object column of ``bytes`` where the input is binary. Columns of an input that are
             in none of ``example``, ``alternatives`` and ``optional`` do not reach the predictor.

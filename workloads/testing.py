@@ -50,6 +50,7 @@ from workloads.contract import (
     Workload,
 )
 from workloads.predictor_sources import copy_sources, predictor_sources
+from workloads.served_weights import served_weights
 from workloads.testing_distributed import run_on_ranks
 from workloads.testing_runs import (
     Reference,
@@ -307,7 +308,7 @@ class Conformance:
         copy_sources(servable.predictor, tmp_path / package, "workload")
         monkeypatch.syspath_prepend(str(tmp_path))
         module = importlib.import_module(f"{package}.workload.predictor")
-        weights = {name: tensor.detach().cpu().numpy() for name, tensor in servable.weights.items()}
+        weights = {name: tensor.numpy() for name, tensor in served_weights(servable.weights).items()}
         predictor = module.Predictor(weights, json.loads(json.dumps(dict(servable.config))))
         example = pd.DataFrame({name: column.tolist() for name, column in servable.example.items()})
         output = predictor.predict(example, **servable.params)

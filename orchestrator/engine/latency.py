@@ -16,6 +16,7 @@ import pandas as pd
 from orchestrator.errors import UserError
 from workloads.contract import Servable
 from workloads.predictor_sources import copy_sources
+from workloads.served_weights import served_weights
 
 CALLS, SECONDS = 20, 2.0
 """A measurement ends after so many calls, or, if there were at least three, after so much time."""
@@ -35,7 +36,7 @@ def milliseconds(servable: Servable) -> float:
         sys.path.insert(0, folder)
         try:
             module = importlib.import_module(f"{package}.workload.predictor")
-            weights = {name: tensor.detach().cpu().numpy() for name, tensor in servable.weights.items()}
+            weights = {name: tensor.numpy() for name, tensor in served_weights(servable.weights).items()}
             predictor = module.Predictor(weights, json.loads(json.dumps(dict(servable.config))))
             example = pd.DataFrame({name: column.tolist() for name, column in servable.example.items()})
             predictor.predict(example, **servable.params)

@@ -19,7 +19,7 @@ from orchestrator.engine import checkpoint, loop
 from orchestrator.engine.checkpoint_writer import CheckpointWriter
 from orchestrator.engine.experiment import Experiment, Outcome
 from orchestrator.engine.loop import Diverged, EpochReport, Progress, Row, exits_as_errors
-from orchestrator.errors import UNAVAILABLE, UserError, one_line
+from orchestrator.errors import FAILED, UNAVAILABLE, UserError, one_line
 from orchestrator.provenance import private_files
 from orchestrator.registry import servable as servables
 from orchestrator.runs import micro_batches, profiling, start_point
@@ -349,9 +349,12 @@ def outcome_of(folder: Path) -> dict[str, Any] | None:
 def export(servable: Servable, folder: Path) -> None:
     """Write a servable as plain files: its source, ``weights.safetensors``, ``config.json`` and ``servable.json``.
 
-    Weights that only training needs are in ``training.safetensors``, where there are any.
+    Weights that only training needs are in ``training.safetensors``, where there are any. Raises UserError for a
+    config, parameters or tags that are not JSON.
     """
     from safetensors.torch import save_file
+
+    from workloads.served_weights import served_weights  # imports PyTorch
 
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -359,6 +362,12 @@ def export(servable: Servable, folder: Path) -> None:
         copy_sources(servable.predictor, folder)
     for file, tensors in ((servables.WEIGHTS, servable.weights), (servables.TRAINING, servable.training)):
         if tensors or file == servables.WEIGHTS:
-            save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, folder / file)
-    (folder / "config.json").write_text(json.dumps(dict(servable.config)))
-    servables.write(servable, folder)
+            save_file(served_weights(tensors), folder / file)
+    try:
+        (folder / "config.json").write_text(json.dumps(dict(servable.config)))
+        servables.write(servable, folder)
+    except TypeError as error:
+        raise UserError(
+            "The Servable cannot be stored: its config, params and tags are JSON", got=one_line(error),
+            fix="Return text, plain numbers, lists and dicts of them from servable", code=FAILED,
+        ) from None  # fmt: skip

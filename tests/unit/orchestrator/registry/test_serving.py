@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
 
+from orchestrator.engine.latency import milliseconds
+from orchestrator.errors import FAILED
 from orchestrator.registry.serving import predictor
 from orchestrator.runs.worker import export
 from tests.support.readme_tree import ROOT
+from tests.support.refusals import refused
 from workloads.bi_encoder.params import Params
 from workloads.bi_encoder.workload import BiEncoder
-from workloads.contract import Runtime
+from workloads.contract import Runtime, Servable
 from workloads.predictor_sources import predictor_sources
 
 SENTENCES = pd.DataFrame({"sentence": ["c1w0 the1 c2w1", "", "c3w0 " * 20, "c1w0 the1 c2w1"]})
@@ -94,3 +100,36 @@ def test_the_files_of_a_predictor(tmp_path: Path) -> None:
     (theirs / "next.py").unlink()
     with pytest.raises(FileNotFoundError, match=r"theirs/next\.py"):
         predictor_sources(mine / "serving.py")
+
+
+SUM = """import pandas as pd
+class Predictor:
+    def __init__(self, weights, config):
+        self.weights = weights
+    def predict(self, inputs):
+        return pd.DataFrame({name: inputs["x"] + value.sum() for name, value in self.weights.items()})
+"""
+
+
+def small(folder: Path, config: Mapping[str, Any], **weights: torch.Tensor) -> Servable:
+    file = folder / "predictor.py"
+    file.write_text(SUM)
+    return Servable(file, weights, config, {"x": np.zeros(2)}, {}, ("numpy", "pandas"))
+
+
+def test_weights_that_are_tied_or_bfloat16_are_served(tmp_path: Path) -> None:
+    whole = torch.arange(4.0)
+    served = small(
+        tmp_path, {}, one=whole, tied=whole, part=whole[2:], half=torch.full((2,), 0.5, dtype=torch.bfloat16)
+    )
+    export(served, tmp_path / "model")
+    output = predictor(tmp_path / "model").predict(pd.DataFrame({"x": [0.0]}))
+    assert output.iloc[0].to_dict() == {"one": 6.0, "tied": 6.0, "part": 5.0, "half": 1.0}
+    assert milliseconds(served) > 0
+
+
+@pytest.mark.parametrize("value", [{1, 2}, np.float32(1)])
+def test_a_config_that_is_not_json_is_refused_with_its_method(value: object, tmp_path: Path) -> None:
+    served = small(tmp_path, {"a": value}, w=torch.zeros(1))
+    words = ("its config, params and tags are JSON", type(value).__name__, "from servable")
+    refused(lambda: export(served, tmp_path / "model"), *words, code=FAILED)
