@@ -32,9 +32,14 @@ SERVER_SECONDS = 5.0
 
 
 def parameters(name: str, values: Mapping[str, Any], places: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Complete, checked parameters of a workload as plain JSON values."""
-    model = validate(workload_loader.params(name), values, "parameter", places)
-    return model.model_dump(mode="json")
+    """Complete, checked parameters of a workload as plain JSON values.
+
+    The defaults are checked too, as they are when training builds the parameters from these values.
+    """
+    model = workload_loader.params(name)
+    complete = validate(model, values, "parameter", places).model_dump(mode="json", warnings=False)
+    validate(model, complete, "parameter", places)
+    return complete
 
 
 def fingerprint(workload: str, params: Mapping[str, Any], root: Path) -> str | None:

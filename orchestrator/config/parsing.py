@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError, create_model
 
@@ -160,10 +161,25 @@ def validate(model: type[M], values: Mapping[str, Any], kind: str, places: Mappi
         if isinstance(value, bool) and not takes_bool(model.model_fields[name].annotation):
             where = f" ({(places or {})[name]})"
             raise UserError(f"{kind.capitalize()} {name}{where} is not valid", got=value, allowed="no true or false")
+    fields = model.model_fields
+    values = {name: _choice(fields[name].annotation, v) if name in fields else v for name, v in values.items()}
     try:
         return model(**values)
     except ValidationError as error:
         raise _sentence(error, model, kind, places or {}) from None
+
+
+def _choice(annotation: Any, value: Any) -> Any:
+    """The number of a Literal or an Enum that the text ``value`` stands for. pydantic converts text to no choice."""
+    choices: list[Any] = []
+    for part in (annotation, *get_args(annotation)):
+        if get_origin(part) is Literal:
+            choices += get_args(part)
+        elif isinstance(part, type) and issubclass(part, Enum):
+            choices += [member.value for member in part]
+    if not isinstance(value, str) or value in choices:
+        return value
+    return next((c for c in choices if isinstance(c, int | float) and json.dumps(c) == value), value)
 
 
 def takes_bool(annotation: Any) -> bool:

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from orchestrator.cluster import connection as cluster
 from orchestrator.cluster import preflight
@@ -45,6 +45,10 @@ class Taken(BaseModel):
     lr: float = 0.1
 
 
+class Contradicted(BaseModel):
+    lr: float = Field(0, gt=0)  # a default is not checked when the parameters are built
+
+
 # Names and parameters
 
 
@@ -62,6 +66,13 @@ def test_parameters_come_complete_and_as_plain_values() -> None:
 
 def test_parameters_that_contradict() -> None:
     refused(lambda: preflight.parameters("recommender", {"layers": 2}), "layers=2 has no effect with backbone=mf")
+
+
+def test_a_default_that_is_not_valid_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = catalog.Entry(f"{__name__}:Contradicted", "tests.support.toy:Toy", "Its default is out of bounds.")
+    monkeypatch.setitem(catalog.BUILT_IN, "contradicted", entry)
+    refused(lambda: preflight.parameters("contradicted", {}), "Parameter lr is not valid: got 0", "greater than 0")
+    assert preflight.parameters("contradicted", {"lr": "0.5"}) == {"lr": 0.5}
 
 
 def test_a_parameter_may_not_have_the_name_of_a_setting(monkeypatch: pytest.MonkeyPatch) -> None:

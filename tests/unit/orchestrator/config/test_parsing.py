@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from pathlib import Path
 from typing import Any, Literal
 
@@ -217,6 +218,25 @@ def test_a_key_may_not_be_given_in_two_spellings() -> None:
 def test_text_becomes_the_fields_own_type() -> None:
     found = validate(Model, {"rate": "0.5", "layers": "3", "flag": "true", "sizes": ["1", 2]}, "parameter")
     assert found == Model(rate=0.5, layers=3, flag=True, sizes=(1, 2))
+
+
+class Size(Enum):
+    SMALL = 1
+    LARGE = 2
+
+
+class Choices(BaseModel):
+    degree: Literal[1, 2, "auto"] = 1
+    skip: Literal[1, 2] | None = None
+    size: Size = Size.SMALL
+
+
+def test_text_becomes_a_number_that_a_field_can_be() -> None:
+    words = {"degree": "2", "skip": "1", "size": "2"}
+    assert validate(Choices, words, "parameter") == Choices(degree=2, skip=1, size=Size.LARGE)
+    assert validate_part(Choices, words, "parameter") == {"degree": 2, "skip": 1, "size": 2}
+    assert validate(Choices, {"degree": "auto"}, "parameter").degree == "auto"
+    refused(lambda: validate(Choices, {"degree": "3"}, "parameter"), "got '3'; allowed: 1, 2 or 'auto'")
 
 
 @pytest.mark.parametrize(
