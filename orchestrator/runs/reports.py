@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Any
 from orchestrator.config.objectives import Unreported
 from orchestrator.console import plural
 from orchestrator.engine.loop import Diverged, EpochReport, Row
-from orchestrator.errors import UNAVAILABLE, RunFailed, UserError, one_line
+from orchestrator.errors import UNAVAILABLE, RunFailed, UserError, mask, one_line
 from orchestrator.search import unit_values
 from orchestrator.storage.records import RunFolder
 from workloads.data.errors import DataError
@@ -61,6 +61,8 @@ HELD = "held"
 SAVED = "saved"
 """Key in the payload of a trial that has saved and ended since the sweep was stopped."""
 
+
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 _INSTALLED = re.compile(rf"<|{re.escape(sysconfig.get_path('stdlib'))}|.*/(site|dist)-packages/")
 """Matches the files of Python and of installed packages."""
@@ -204,11 +206,15 @@ def describe(error: Exception, trace: str = "") -> str:
         on_host = isinstance(error, MemoryError) or _OF_HOST in str(error)
         also = "fewer trials at once (--concurrency)" if on_host else "a larger --gpus-per-worker, precision=bf16"
         return f"{OUT_OF_MEMORY}{message}: accumulate=auto, a smaller batch_size or {also} may fit"
+    said = f"{type(error).__name__}: {one_line(error)}"
     frames = [(frame.filename, str(frame.lineno)) for frame in traceback.extract_tb(error.__traceback__)]
-    frames = frames or re.findall(r'File "([^"]+)", line (\d+)', trace)
+    frames = frames or _FRAME.findall(trace)
+    if "\nOriginal Traceback (most recent call last):\n" in str(error):  # from a process of a DataLoader
+        said += f" {mask(str(error).strip().splitlines()[-1])}"
+        frames += _FRAME.findall(str(error))
     own = [frame for frame in frames if not _INSTALLED.match(frame[0])]
     line = "".join(f" ({Path(file).name}:{number})" for file, number in (own or frames)[-1:])
-    return f"{type(error).__name__}: {one_line(error)}{line}"
+    return said + line
 
 
 def death_cause(message: str) -> str:

@@ -41,6 +41,21 @@ def test_the_place_of_an_error_in_a_library_is_the_call_of_it() -> None:
     assert reports.describe(RuntimeError("no such layer"), inside).endswith("(model.py:7)")
 
 
+class Broken(torch.utils.data.Dataset[int]):
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> int:
+        raise ValueError(f"row {index} has no label")
+
+
+def test_an_error_in_a_process_of_a_data_loader_has_its_message_and_its_place() -> None:
+    with pytest.raises(ValueError, match="Caught ValueError") as caught:
+        next(iter(torch.utils.data.DataLoader(Broken(), num_workers=1)))
+    line = Broken.__getitem__.__code__.co_firstlineno + 1
+    assert reports.describe(caught.value).endswith(f". ValueError: row 0 has no label (test_reports.py:{line})")
+
+
 def test_a_users_error_is_told_as_it_is(tmp_path: Path) -> None:
     error = UserError("The data is not there", fix="Fetch it")
     assert reports.failed_there(RunFolder(tmp_path / "toy-1", {}), raised_there(error)) is error
