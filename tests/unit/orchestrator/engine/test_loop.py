@@ -407,7 +407,7 @@ def test_tables_that_cannot_be_stored_are_refused_at_the_first_evaluation(
 
 
 def test_a_table_may_be_a_data_frame(monkeypatch: pytest.MonkeyPatch) -> None:
-    tables = {"curve": pd.DataFrame({"x": [1, 2], "y": [0.5, 0.7]})}
+    tables: Any = {"curve": pd.DataFrame({"x": [1, 2], "y": [0.5, 0.7]})}
     monkeypatch.setattr(Toy, "evaluate", lambda self, split: Evaluation({"error": 0.5}, {}, tables))
     assert next(run_epochs(build(), Plan(epochs=9))).rows
 
@@ -415,7 +415,8 @@ def test_a_table_may_be_a_data_frame(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("part", ["weights", "config", "example", "params"])
 def test_a_servable_with_a_part_that_is_no_mapping_is_refused(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     toy = build()
-    served = replace(toy.servable(), **{part: None})
+    missing: dict[str, Any] = {part: None}
+    served = replace(toy.servable(), **missing)
     monkeypatch.setattr(Toy, "servable", lambda self: served)
     with pytest.raises(NoResult, match=f"Toy.servable has returned no Servable: got {part}: NoneType"):
         servable(toy)
