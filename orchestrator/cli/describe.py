@@ -15,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 from orchestrator.config import workload_loader
 from orchestrator.config.plan import PLAN_KEYS, Plan
 from orchestrator.errors import DONE, USAGE, UserError, unknown
+from orchestrator.search import spaces
 from orchestrator.storage.settings import Settings
 from workloads.catalog import broken, catalog
 from workloads.data import datasets, stores
@@ -45,14 +46,15 @@ def print_parameters(name: str, as_json: bool) -> None:
     """Print the settings for ``key=value``: the workload's parameters and the plan.
 
     As JSON, each is its JSON Schema (``type, default, minimum, enum, description`` ...) with ``name`` and ``section``
-    (``params`` or ``plan``); presets and rows of tables, such as losses, have ``source`` and their settings. Raises
-    UserError for an unknown workload, with the nearest name.
+    (``params`` or ``plan``); presets and rows of tables, such as losses, have ``source`` and their settings; search
+    spaces have what they search. Raises UserError for an unknown workload, with the nearest name.
     """
     entry = workload_loader.entry(name)
     params = list(_properties(_schema(workload_loader.params(name))))
     plan = [(key, schema) for key, schema in _properties(Plan.model_json_schema()) if key in PLAN_KEYS]
     presets = workload_loader.presets(name)
     tables = workload_loader.tables(name)
+    searched = spaces.summaries(name)
     if as_json:
         sections = {"params": params, "plan": plan}
         rows = [
@@ -67,6 +69,7 @@ def print_parameters(name: str, as_json: bool) -> None:
             for choice, table in tables.items()
             for key, row in table.items()
         ]
+        rows += [{"name": key, "section": "space", "description": what} for key, what in searched.items()]
         print(json.dumps(rows))
         return
     print(f"{name}: {entry.summary}\n")
@@ -85,6 +88,9 @@ def print_parameters(name: str, as_json: bool) -> None:
         lines = ([key, preset.source, _words(preset.settings)] for key, preset in presets.items())
         _print_table(("preset", "source", "settings"), lines)
     print(f"\nSet them with key=value, such as: orchestrator run {name} epochs=10")
+    if searched:
+        print("\nSearch spaces, used with sweep --space NAME:\n")
+        _print_table(("space", "what it searches"), map(list, searched.items()))
 
 
 def _schema(model: type[BaseModel]) -> dict[str, Any]:

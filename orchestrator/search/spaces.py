@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
+import importlib.util
 import inspect
 import json
 import re
@@ -69,7 +71,7 @@ def load(workload: str, name: str) -> Space:
     user_code.check_name(name, "search space")
     spaces = presets(workload)
     if name not in spaces:
-        raise unknown(f"search space of {workload}", name, spaces)
+        raise unknown(f"search space of {workload}", name, spaces, listed_by=f"orchestrator workloads {workload}")
     return spaces[name]
 
 
@@ -102,6 +104,26 @@ def presets(workload: str) -> dict[str, Space]:
             f"The workload {workload} has no search space of its own",
             fix="Give one with --space file.py:function, or name a module of them in its Entry",
         ) from None
+
+
+def summaries(workload: str) -> dict[str, str]:
+    """What each of the :func:`presets` searches: the first line of its docstring. Empty if there are none.
+
+    A module of spaces imports Optuna, so it is not imported here, but its source is read.
+    """
+    entry = workload_loader.entry(workload)
+    with suppress(UserError, ImportError, OSError, SyntaxError, ValueError):
+        if isinstance(entry, user_workload.UserEntry):  # its file was loaded for the parameters
+            return {name: _first_line(inspect.getdoc(space)) for name, space in presets(workload).items()}
+        module = importlib.util.find_spec(entry.spaces or f"search_spaces.{workload}")
+        body = ast.parse(Path(module.origin).read_bytes()).body if module and module.origin else []
+        functions = [one for one in body if isinstance(one, ast.FunctionDef) and not one.name.startswith("_")]
+        return {one.name: _first_line(ast.get_docstring(one)) for one in functions}
+    return {}
+
+
+def _first_line(docstring: str | None) -> str:
+    return (docstring or "").partition("\n")[0]
 
 
 def suggest(space: Space, trial: Any, fixed: Mapping[str, Any]) -> dict[str, Any]:

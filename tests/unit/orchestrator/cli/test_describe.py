@@ -154,6 +154,16 @@ def test_presets_are_shown_with_source_and_settings(capsys: pytest.CaptureFixtur
     assert "--preset" not in capsys.readouterr().out, "it offers none"
 
 
+def test_every_search_space_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    describe.print_parameters("lifelong", as_json=False)
+    table = capsys.readouterr().out.partition("--space NAME:\n\n")[2].partition("\n\n")[0]
+    assert list(rows_of(table)) == ["SPACE", "space", "ranking", "embedding", "replay"]
+    assert "Earlier methods: ER, MIR, GSS, OCS." in table
+    describe.print_parameters("lifelong", as_json=True)
+    (row,) = [row for row in printed(capsys) if row["name"] == "replay" and row["section"] == "space"]
+    assert row["description"] == "Earlier methods: ER, MIR, GSS, OCS."
+
+
 @pytest.mark.parametrize("name", ["recommender", "odd"])
 def test_a_pipe_gets_at_most_100_columns_without_trailing_blanks(
     name: str, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

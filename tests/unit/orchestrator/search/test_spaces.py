@@ -11,6 +11,7 @@ import optuna
 import pytest
 from pydantic import model_validator
 
+from orchestrator.config import user_code
 from orchestrator.errors import UserError
 from orchestrator.search import spaces
 from tests.support.refusals import refused
@@ -127,6 +128,25 @@ def test_a_fixed_hard_margin_searches_with_hard_negatives_only() -> None:
 
 def test_an_unknown_preset_gets_the_nearest() -> None:
     refused(lambda: spaces.load("recommender", "spce"), "Unknown search space of recommender", "Did you mean 'space'?")
+
+
+@pytest.mark.parametrize("workload", sorted(catalog()))
+def test_every_preset_has_a_summary(workload: str) -> None:
+    summaries = spaces.summaries(workload)
+    assert list(summaries) == list(spaces.presets(workload))
+    assert all(line.endswith(".") for line in summaries.values())
+
+
+def test_the_spaces_of_a_users_file_have_summaries(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from dataclasses import dataclass\n@dataclass\nclass Params:\n    lr: float = 0.1\n"
+        'def train(params: Params, ctx):\n    yield {}\ndef lr_space(trial):\n    """Rates.\n\n    More."""\n'
+    )
+    user_code.allow(f"{file}:train")
+    assert spaces.summaries(f"{file}:train") == {"lr_space": "Rates."}
+    file.write_text(file.read_text().partition("def lr_space")[0])
+    assert spaces.summaries(f"{file}:train") == {}
 
 
 def test_a_file_without_the_name_of_a_space() -> None:
