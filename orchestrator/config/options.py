@@ -59,13 +59,19 @@ Gpus = Annotated[
         "--gpus-per-worker", help="GPUs of a worker; a fraction requires one worker.  [default: 1 if available]"
     ),
 ]
-Cpus = Annotated[float | None, typer.Option("--cpus-per-worker", help="CPUs of a worker.")]
+Cpus = Annotated[
+    float | None,
+    typer.Option("--cpus-per-worker", help="CPUs of a worker.  [default: 1; a run on this machine takes all]"),
+]
 MaxGpus = Annotated[int | None, typer.Option("--max-gpus", help="GPUs held at once, at most.  [default: all that fit]")]
 Tracking = Annotated[
     str | None, typer.Option("--tracking", metavar="URI|none", help="MLflow store.  [default: the embedded one]")
 ]
 Experiment = Annotated[str | None, typer.Option("--experiment", help="MLflow experiment.  [default: the workload]")]
-Storage = Annotated[str | None, typer.Option("--storage", help="Where checkpoints, logs and results go.")]
+Storage = Annotated[
+    str | None,
+    typer.Option("--storage", help="Folder or object store of runs and sweeps.  [default: storage in the home]"),
+]
 RayAddress = Annotated[str | None, typer.Option("--ray-address", help="Ray cluster.  [default: a local one]")]
 
 Trials = Annotated[int | None, typer.Option("--trials", help="Trials in all.  [default: 16; of a grid, every point]")]
@@ -99,7 +105,9 @@ WarmStart = Annotated[
     Sequence[str],
     typer.Option("--warm-start", metavar="SWEEP|published", help="Learn from an earlier sweep; repeatable."),
 ]
-Concurrency = Annotated[int | None, typer.Option("--concurrency", help="Trials at once.")]
+Concurrency = Annotated[
+    int | None, typer.Option("--concurrency", help="Trials at once, at most.  [default: all that fit]")
+]
 Pack = Annotated[
     int | str | None, typer.Option("--pack", help="Trials trained together: auto, off or how many.  [default: auto]")
 ]
@@ -111,7 +119,8 @@ MaxCost = Annotated[
     float | None, typer.Option("--max-cost", help="Cost of the search, by the prices of ORCHESTRATOR_PRICES.")
 ]
 Constraint = Annotated[
-    Sequence[str], typer.Option("--constraint", metavar="METRIC<=N", help="Trials that violate it do not win.")
+    Sequence[str],
+    typer.Option("--constraint", metavar="METRIC<=N", help="Trials that violate it do not win; also >=; repeatable."),
 ]
 UntilGain = Annotated[
     int | None,
