@@ -103,9 +103,9 @@ def sync(
     storage: Storage = None,
     tracking: Tracking = None,
 ) -> None:
-    """Send results to MLflow and the object store that an outage delayed.
+    """Send results that an outage delayed.
 
-    Of one run or sweep, by default the newest.
+    To MLflow and the object store, of one run or sweep, by default the newest.
 
     Example: orchestrator sync latest
     """
