@@ -17,7 +17,7 @@ from orchestrator.storage import commands, generations, remote, sync_state
 from orchestrator.storage.names import RECORD
 from orchestrator.storage.records import FORMAT, NAME, Kind, RunFolder, open_folder
 
-_RUN_ID = re.compile(r"[0-9a-f]{32}")
+_RUN_ID = re.compile(r"[0-9a-z]{32}")
 """An MLflow run id. The records are read only for a reference of this form: there may be 100,000 of them."""
 
 
