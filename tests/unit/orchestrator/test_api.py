@@ -42,7 +42,10 @@ LEFT_OUT = {"resume", "origin", "more_trials", "retry_failed", "tracking", "stor
 """Options that a plan does not take, and addresses, which would be looked up."""
 
 
-DESCRIBED = {"name", "gpus_per_worker", "max_gpus", "tracking", "experiment", "ray_address", "max_failures"}
+DESCRIBED = {
+    "name", "gpus_per_worker", "cpus_per_worker", "max_gpus", "tracking", "experiment", "storage", "ray_address",
+    "concurrency", "max_failures",
+}  # fmt: skip
 """Options whose help describes a default that is found when a command runs."""
 
 
