@@ -8,6 +8,8 @@ LOWER = .venv-lower
 # Where the environment forbids it, each of pytest's workers would compile all tests again, for seconds.
 unexport PYTHONDONTWRITEBYTECODE
 UNIT = $(BIN)/python -m pytest tests/unit -n 2 --dist worksteal
+# The unit part with its slow tests, for other versions.
+WHOLE = tests/unit -m "not faults and not cluster and not docs and not deploy" -n 2 --dist worksteal
 # Files with a marker: to collect all 7,000 tests takes each process 20 seconds.
 marked = $(shell grep -rlE 'mark\.$(1)\b' tests --include='test_*.py' | sort)
 INTEGRATION = $(BIN)/python -m pytest tests/integration -n 3 --dist loadfile --no-loadscope-reorder
@@ -30,9 +32,10 @@ demo: $(READY)
 test: $(READY)
 	@$(MAKE) --no-print-directory -j 2 -k test-unit test-integration
 
-# Processes and servers are killed, stopped or taken away for a while, and all goes on: many minutes.
+# Processes and servers are killed, stopped or taken away for a while, and all goes on: many minutes. While these tests
+# wait, the slow ones run.
 test-faults: $(READY)
-	$(BIN)/python -m pytest $(call marked,faults) -m "faults and not cluster and not long" -n 4 --dist loadfile
+	$(BIN)/python -m pytest $(call marked,(faults|slow)) -m "(faults or slow) and not cluster and not long" -n 4 --dist loadfile
 
 # Variants of tests of test-faults and test-cluster: longer outages, the other of two faults, random kills. One to
 # three hours; not in CI.
@@ -75,7 +78,7 @@ SUBSET = $(addprefix tests/integration/test_,ways.py groups.py ray_compat.py los
 test-versions: $(VERSIONS:%=$(OVER)/%/.ready)
 	@for version in $(VERSIONS); do \
 		echo "== $$version"; \
-		$(OVER)/$$version/bin/python -m pytest tests/unit -n 2 --dist worksteal || exit; \
+		$(OVER)/$$version/bin/python -m pytest $(WHOLE) || exit; \
 		$(OVER)/$$version/bin/python -m pytest $(SUBSET) || exit; \
 	done
 
@@ -113,7 +116,7 @@ $(OVER)/tools/.ready: $(READY)
 # Against the lowest versions that pyproject.toml allows, the unit part with PyTorch's plainest kernels: sums come out
 # in another order than with this processor's own, as on a machine of another kind. One pass serves both.
 test-lower: $(LOWER)/.ready
-	ATEN_CPU_CAPABILITY=$${ATEN_CPU_CAPABILITY:-default} $(LOWER)/bin/python -m pytest tests/unit -n 2
+	ATEN_CPU_CAPABILITY=$${ATEN_CPU_CAPABILITY:-default} $(LOWER)/bin/python -m pytest $(WHOLE)
 	$(LOWER)/bin/python -m pytest $(SUBSET)
 
 # A wheel and an sdist in build/dist, from a small environment of their own: a laptop needs no more for the client.

@@ -67,6 +67,7 @@ def test_fractions_share_a_device_and_no_more_than_fit(unequal: str) -> None:
         _remove(placed)
 
 
+@pytest.mark.slow
 def test_the_nodes_that_a_run_uses_report_their_system_metrics(unequal: str) -> None:
     rows: list[Row] = []
     with SystemMetrics(rows.extend, began=time.time(), interval=0.1) as system:

@@ -11,6 +11,7 @@ import pytest
 from tests.support.commands import typed
 
 
+@pytest.mark.slow
 @pytest.mark.data("cran")
 def test_a_pretrained_ranker_is_trained_registered_and_used(home: Path, database: Path, tmp_path: Path) -> None:
     """A few steps: it learns little, and every part of it has been there."""

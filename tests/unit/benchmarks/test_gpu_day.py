@@ -108,6 +108,7 @@ def test_rows_fit_generated_data(monkeypatch: pytest.MonkeyPatch, encoder: Path,
         assert given.images_source == "generated"
 
 
+@pytest.mark.slow
 @pytest.mark.data("cifar-10-subset")
 def test_rows_fit_the_carried_images(encoder: Path) -> None:
     with Inputs() as given:

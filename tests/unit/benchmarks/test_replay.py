@@ -191,6 +191,7 @@ def test_categories_and_scales_count_alike() -> None:
     assert np.linalg.norm(points[0] - points[2]) == pytest.approx(1)
 
 
+@pytest.mark.slow
 def test_a_recording_leaves_no_run_that_could_be_selected() -> None:
     """The recorder evaluates test for each trial: it must not be able to write a run."""
     script = (

@@ -90,6 +90,7 @@ def test_only_the_head_has_rights_in_aws_and_those_of_its_profile() -> None:
         assert "nodes/head-policy.json)" in page.read_text()
 
 
+@pytest.mark.slow
 def test_the_policy_of_the_head_is_what_the_autoscaler_does(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray's own calls against moto, which checks the actions alone: it knows no resource and no condition of EC2."""
     config = read("cluster-aws.yaml")

@@ -196,6 +196,7 @@ def test_buckets_are_made_once(region: str, monkeypatch: pytest.MonkeyPatch) -> 
         assert boto3.client("s3").list_objects_v2(Bucket="artifacts")["KeyCount"] == 1
 
 
+@pytest.mark.slow
 def test_the_account_of_training_is_no_administrator_and_takes_a_new_password(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -98,6 +98,7 @@ def test_the_probe_sees_imports_and_calls() -> None:
     assert [name for name, _ in calls(tree)] == ["ray.train.report"]
 
 
+@pytest.mark.slow
 def test_torch_distributed_has_one_importer_beside_the_suite_that_makes_process_groups() -> None:
     importers = {
         path for path, tree in sources() if any(name.startswith("torch.distributed") for name in imports(tree))

@@ -51,6 +51,7 @@ def test_the_bomb_goes_off_where_it_is_unpickled(canary: Path) -> None:
     assert canary.exists()
 
 
+@pytest.mark.slow
 def test_nothing_of_ours_unpickles() -> None:
     found = set()
     for package in ("orchestrator", "workloads", "search_spaces"):

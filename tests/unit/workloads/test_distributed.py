@@ -57,6 +57,7 @@ def one_rank(rank: int, folder: str) -> None:
     torch.save(results, Path(folder, f"{rank}.pt"))
 
 
+@pytest.mark.slow
 def test_two_processes_are_one(tmp_path: Path) -> None:
     run_on_ranks(one_rank, str(tmp_path))
     ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]

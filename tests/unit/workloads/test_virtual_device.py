@@ -241,6 +241,7 @@ def marked(name: str) -> Any:
     return pytest.param(name, marks=marks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", map(marked, CASES))
 def test_a_workload_mixes_no_devices_and_waits_no_more_than_before(name: str, log: Log) -> None:
     case = CASES[name]

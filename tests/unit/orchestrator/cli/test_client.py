@@ -78,6 +78,7 @@ def test_each_module_is_of_a_package_of_the_extra() -> None:
     assert not extra & names(PROJECT["dependencies"])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("database")  # to make a store takes seconds
 def test_a_verb_works_or_names_what_it_needs() -> None:
     """One after the other in one process: imports take most of a verb's time."""

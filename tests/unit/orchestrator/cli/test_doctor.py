@@ -66,6 +66,7 @@ def one(check: Callable[[Settings], Iterable[Check]], settings: Settings) -> tup
     return line
 
 
+@pytest.mark.slow
 def test_the_whole_report(tmp_path: Path) -> None:
     """As a user runs it, with a setting from each kind of source."""
     home = tmp_path / "home"

@@ -128,6 +128,7 @@ def test_status_tells_a_live_driver_from_a_dead_one(
     assert told["resume"] == f"orchestrator sweep --resume {driver.id}"
 
 
+@pytest.mark.slow
 def test_status_waits_and_returns_the_runs_own_code(
     settings: Settings, driver: Driver, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -235,6 +236,7 @@ def test_with_an_address_in_the_environment_latest_is_the_newest_of_both(
     assert run_control.find(settings, folder.id, None) is not target
 
 
+@pytest.mark.slow
 def test_logs_follow_until_the_driver_ends(
     settings: Settings, driver: Driver, capsys: pytest.CaptureFixture[str]
 ) -> None:

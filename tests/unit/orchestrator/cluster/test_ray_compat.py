@@ -139,6 +139,7 @@ def test_the_module_is_short() -> None:
     assert len(lines) <= 80
 
 
+@pytest.mark.slow
 def test_nothing_else_touches_the_libraries_own_parts() -> None:
     files = [file for package in PACKAGES for file in sorted((ROOT / package).rglob("*.py"))]
     sources = {file.relative_to(ROOT).as_posix(): file.read_text() for file in files}

@@ -59,6 +59,7 @@ def test_a_package_that_is_missing_is_named_with_its_extra(mine: Path, monkeypat
     )
 
 
+@pytest.mark.slow
 def test_a_function_with_a_predictor_is_registered_and_predicts(mine: Path) -> None:
     trained = run(f"{mine}:train", tracking=None, register="slopes", lr=0.1, epochs=40)
     assert trained.id.startswith("mine-train-")
@@ -83,6 +84,7 @@ def test_a_function_with_a_predictor_is_registered_and_predicts(mine: Path) -> N
     assert unserved.metrics["test/mse"] > 0
 
 
+@pytest.mark.slow
 def test_a_sweep_of_a_function_resumes_and_needs_consent(mine: Path, home: Path) -> None:
     given = {"local": True, "tracking": "none", "epochs": 4}
     found = api.sweep(f"{mine}:train", trials=2, scheduler="none", name="mine", **given)
@@ -113,6 +115,7 @@ def test_what_only_a_record_names_is_not_run(mine: Path, home: Path, tmp_path: P
     assert not canary.exists()
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_and_is_repeated(mine: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = run(f"{mine}:train", epochs=6, seed=3)
     run(f"{mine}:train", seed=3, name="first")

@@ -70,6 +70,7 @@ states = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(  # they replace those of the profile: a busy machine is no fault
     max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )

@@ -480,6 +480,7 @@ def test_a_log_whose_experiment_was_deleted_is_not_taken_for_an_empty_one(
 # Back
 
 
+@pytest.mark.slow
 def test_back_and_back_again(settings: Settings, client: Any, rec: Callable[..., str]) -> None:
     for version in "123":
         rec()
@@ -581,6 +582,7 @@ def die(*words: Any) -> None:
     raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("refused_since", [False, True])
 def test_a_promotion_that_died_right_after_the_move_can_be_undone(
     refused_since: bool, settings: Settings, client: Any, rec: Callable[..., str], monkeypatch: pytest.MonkeyPatch

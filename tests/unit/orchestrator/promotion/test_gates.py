@@ -195,6 +195,7 @@ def test_margin_and_confidence_raise_the_bar() -> None:
     assert better(old, new, margin=0.005).verdict == "refused"
 
 
+@pytest.mark.slow
 def test_the_bound_is_that_of_the_normal_distribution_for_many_units() -> None:
     differences = np.random.default_rng(0).normal(1.0, 2.0, 5000)
     error = differences.std() / math.sqrt(5000)

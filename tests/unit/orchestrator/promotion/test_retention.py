@@ -105,6 +105,7 @@ def test_the_password_is_not_on_a_command_line(settings: Settings, monkeypatch: 
     assert (run.call_args.kwargs["input"].splitlines(), "env" in run.call_args.kwargs) == (given, False)
 
 
+@pytest.mark.slow
 def test_what_is_needed_is_kept_and_the_rest_removed(settings: Settings, add: Add) -> None:
     client = registry.client(settings)
     for kind in ("run", "run", "sweep", "run", "run", "run", "run"):

@@ -97,6 +97,7 @@ def spearman(workload: Workload, encode: Callable[[list[str]], Any]) -> float:
     return float(pd.Series(cosines).corr(pd.Series(np.asarray(part.scores)), method="spearman"))
 
 
+@pytest.mark.slow
 def test_a_bi_encoder_as_a_sentence_transformer(models: Registry, tmp_path: Path) -> None:
     from huggingface_hub import ModelCard
     from sentence_transformers import SentenceTransformer
@@ -123,6 +124,7 @@ def test_a_bi_encoder_as_a_sentence_transformer(models: Registry, tmp_path: Path
         assert words in card.content, words
 
 
+@pytest.mark.slow
 def test_an_encoder_as_a_model_of_transformers(models: Registry, tmp_path: Path) -> None:
     from transformers import AutoModel, AutoTokenizer
 
@@ -145,6 +147,7 @@ def test_an_encoder_as_a_model_of_transformers(models: Registry, tmp_path: Path)
     np.testing.assert_allclose(normalised(vectors).numpy(), normalised(expected).detach().numpy(), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_ranker_as_a_cross_encoder(models: Registry, tmp_path: Path) -> None:
     from sentence_transformers import CrossEncoder
 
@@ -160,6 +163,7 @@ def test_a_ranker_as_a_cross_encoder(models: Registry, tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*other*")), "a folder appears whole or not at all"
 
 
+@pytest.mark.slow
 def test_a_cross_encoder_of_similarities(models: Registry, tmp_path: Path) -> None:
     from sentence_transformers import CrossEncoder
 
@@ -174,6 +178,7 @@ def test_a_cross_encoder_of_similarities(models: Registry, tmp_path: Path) -> No
     )
 
 
+@pytest.mark.slow
 def test_vectors_of_items_rank_as_the_model_does(models: Registry, tmp_path: Path) -> None:
     said = models.export("recommender", "embeddings", tmp_path / "out")
     items, users = (pd.read_parquet(tmp_path / "out" / f"{name}.parquet") for name in ("embeddings", "users"))
@@ -208,6 +213,7 @@ def test_vectors_of_documents_find_what_the_model_finds(models: Registry, tmp_pa
     assert np.linalg.norm(np.stack(docs["vector"]), axis=1) == pytest.approx(1.0)
 
 
+@pytest.mark.slow
 def test_rows_of_a_file_are_embedded(models: Registry, tmp_path: Path) -> None:
     rows = pd.DataFrame({"id": ["a", "b", "c"], "sentence": TEXTS[:3]})
     rows.to_parquet(tmp_path / "rows.parquet")
@@ -226,6 +232,7 @@ def test_rows_of_a_file_are_embedded(models: Registry, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_ids_of_a_csv_file_stay_as_they_are(models: Registry, tmp_path: Path) -> None:
     rows = tmp_path / "rows.csv"
 
@@ -371,6 +378,7 @@ def test_bad_input_is_one_sentence(models: Registry, tmp_path: Path, monkeypatch
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "full"]
 
 
+@pytest.mark.slow
 def test_an_empty_folder_is_filled_and_stays_the_same(
     models: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

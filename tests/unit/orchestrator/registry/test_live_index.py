@@ -71,6 +71,7 @@ def found(text: str) -> pd.DataFrame:
     return pd.DataFrame([json.loads(line) for line in text.splitlines()])
 
 
+@pytest.mark.slow
 def test_an_index_is_embedded_again_changed_compacted_and_searched_meanwhile(
     settings: Settings, call: Call, table: Callable[..., str], tmp_path: Path
 ) -> None:
@@ -129,6 +130,7 @@ def test_an_index_in_files_is_copied_and_searched_as_the_model_does(
     assert loaded.predict(frame, params={"k": 7, "index": str(tmp_path / "live")})["rank"].max() == 7
 
 
+@pytest.mark.slow
 def test_bad_input_is_one_sentence(call: Call, table: Callable[..., str], settings: Settings, tmp_path: Path) -> None:
     again = ("--embed-again", "sts/1")
     live = tmp_path / "live"

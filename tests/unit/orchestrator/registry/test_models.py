@@ -18,6 +18,7 @@ from tests.support.refusals import refused
 from tests.support.registered import register
 
 
+@pytest.mark.slow
 def test_a_registered_model_has_a_description_that_others_may_change(tmp_path: Path) -> None:
     from mlflow import MlflowClient
 
@@ -38,6 +39,7 @@ def test_a_registered_model_has_a_description_that_others_may_change(tmp_path: P
     assert client.get_registered_model("my rec").description == "ours"
 
 
+@pytest.mark.slow
 def test_a_later_winner_of_a_sweep_leaves_the_record_of_the_earlier_one(
     database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,6 +91,7 @@ def test_what_a_server_sends_is_removed_with_its_model(monkeypatch: pytest.Monke
     assert not folder.exists()
 
 
+@pytest.mark.slow
 def test_two_drivers_register_the_same_new_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both have seen no such name; the second finds that the first has created it."""
     from mlflow import MlflowClient
@@ -108,6 +111,7 @@ def test_two_drivers_register_the_same_new_name(tmp_path: Path, monkeypatch: pyt
     assert client.get_registered_model("new").description == "of the first"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reference", ["", "@champion", "/tmp/model"])
 def test_a_reference_without_a_model_is_shown_whole(reference: str, home: Path) -> None:
     words = (f"No registered model has this name: got {reference!r}; allowed: MODEL@ALIAS",)

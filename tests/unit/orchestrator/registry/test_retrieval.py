@@ -110,6 +110,7 @@ def looks(settings: Settings) -> list[look_ledger.Row]:
     return [row for name in look_ledger.chains(settings.storage) for row in look_ledger.rows(settings.storage, name)]
 
 
+@pytest.mark.slow
 def test_runs_hold_the_lists_and_the_mean_is_that_of_the_collections(
     settings: Settings, beir: Path, tmp_path: Path
 ) -> None:
@@ -163,6 +164,7 @@ def test_an_encoder_searches_the_whole_collection(model: Any, beir: Path, tmp_pa
     assert not (tmp_path / "animals" / "bm25.trec").exists()
 
 
+@pytest.mark.slow
 def test_vera_ranks_the_triples_of_a_graph_as_its_workload_does(settings: Settings, tmp_path: Path) -> None:
     graph = [(f"e {number}", f"rel{number % 3}", f"o{number % 5}") for number in range(60)]
     rows = [

@@ -216,6 +216,7 @@ def models(tmp_path: Path, initialised_store: Path, monkeypatch: pytest.MonkeyPa
     return settings
 
 
+@pytest.mark.slow
 def test_the_version_of_an_alias_is_loaded(models: Settings, home: Path) -> None:
     served = load(models, current(models, "rec@champion"))
     assert (served.uri, served.version, served.batching) == ("models:/rec/1", "1", "lists")

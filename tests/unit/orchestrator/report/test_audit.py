@@ -214,6 +214,7 @@ def test_a_deleted_run_remains_in_the_chain(settings: Settings, run: Run) -> Non
     assert [row.fields["run"] for row in only(settings).rows] == ["one"]
 
 
+@pytest.mark.slow
 def test_a_cut_chain_without_its_runs_is_seen_in_mlflow(database: Path, run: Run, settings: Settings) -> None:
     tracked = resolve({})
     spec = request.experiment("recommender", tracked, overrides={"epochs": 1, "dim": 4, "dataset": "synthetic"},

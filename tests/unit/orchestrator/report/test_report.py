@@ -338,6 +338,7 @@ def test_parameters_drawn_logarithmically_have_logarithmic_axes(five: RunFolder)
     assert [text for _, text in ticks] == ["0.01", "0.0182", "0.033", "0.06"]
 
 
+@pytest.mark.slow
 def test_a_settled_sweep_gets_its_files(five: RunFolder) -> None:
     rows = listing.trial_rows(five)
     report.write_trials(rows, five.path)
@@ -356,6 +357,7 @@ def test_a_settled_sweep_gets_its_files(five: RunFolder) -> None:
     assert images | {report.PAGE, "trials.csv", "trials.json"} <= set(report.FILES)
 
 
+@pytest.mark.slow
 def test_a_record_that_is_not_utf_8_has_a_page(five: RunFolder, tmp_path: Path) -> None:
     """Of a run of an earlier version, which took such text."""
     five.update(user="a\udcff")

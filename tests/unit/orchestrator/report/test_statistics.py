@@ -107,6 +107,7 @@ def test_the_bootstrap_rejects_as_often_as_it_says() -> None:
     assert 0.01 <= np.mean(np.array(ps) < 0.05) <= 0.10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [2, 5, 8, 15])
 def test_few_units_reject_a_true_null_no_more_often_than_they_say(n: int) -> None:
     """2,000 draws without a difference: at .05 the standard error of the share is .005; three of them above.
@@ -162,6 +163,7 @@ def crossed(rng: np.random.Generator, seeds: int, units: int, *, of_seed: float,
     return sides[0] + sides[1] + rng.normal(0, rest, (seeds, units))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("of_seed", [0.0, 0.05, 0.5])
 def test_over_units_and_seeds_a_true_null_is_rejected_as_often_as_said(of_seed: float) -> None:
     """Over units alone it is rejected in a third of all cases if a seed's shift is as large as the units' noise."""

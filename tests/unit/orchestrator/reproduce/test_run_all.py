@@ -79,6 +79,7 @@ def test_a_plan_runs_nothing_and_names_what_is_missing(settings: Settings, capsy
     assert "Nothing was run: --all runs it" in told
 
 
+@pytest.mark.slow
 def test_all_is_run_once(settings: Settings, trained: Path) -> None:
     wanted = {"only": ("toy-theory", "toy-missing", "toy-epochs"), "seeds": 1}
     result, code = ask(settings, **wanted)

@@ -31,6 +31,7 @@ def ask(
     return reproduce(ReproductionRequest(all_published()[name], **asked), settings, budget, Console(json=True))
 
 
+@pytest.mark.slow
 def test_a_table_of_ours_has_a_mean_a_spread_and_a_test_against_its_reference(
     settings: Settings, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -61,6 +62,7 @@ def test_a_table_of_ours_has_a_mean_a_spread_and_a_test_against_its_reference(
     assert not list(settings.storage.glob("parabola-synthetic-seed*/checkpoints"))  # measured, nobody goes on from them
 
 
+@pytest.mark.slow
 def test_a_search_with_failed_trials_is_named(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = Runner.chosen
     monkeypatch.setattr(Runner, "chosen", lambda self, *asked: replace(chosen(self, *asked), failed=1))
@@ -96,6 +98,7 @@ def test_a_quick_look_trains_as_little_as_the_regime_says(settings: Settings) ->
     assert [(spec.plan.refit, spec.plan.patience) for spec in specs] == [(False, 3)] * 2  # selected on validation
 
 
+@pytest.mark.slow
 def test_a_search_has_no_refit_and_its_epochs_are_those_of_the_final_models(settings: Settings) -> None:
     runner = Runner(replace(REGIME, refit=True), settings, ReproductionBudget(trials=2, local=True))
     method = Method({}, ("lr",), 40)

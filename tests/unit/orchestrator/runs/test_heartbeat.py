@@ -164,6 +164,7 @@ def test_without_a_stack_the_time_is_all_there_is(tmp_path: Path) -> None:
     assert str(heartbeat.given_up(tmp_path)) == "no report for 5 s"
 
 
+@pytest.mark.slow
 def test_the_place_is_the_training_threads(tmp_path: Path) -> None:
     """A real dump of a process with idle threads beside the one that trains, by the workload's own code."""
     code = (

@@ -273,6 +273,7 @@ def test_a_sweeps_refit_starts_from_the_weights_too(run: Run, tmp_path: Path) ->
     assert max(found.metrics["validation/x"], found.metrics["test/x"]) < 1.5 < scratch.metrics["test/x"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("database")
 def test_init_takes_a_registered_model_by_its_alias(run: Run) -> None:
     from orchestrator.registry import models as registry

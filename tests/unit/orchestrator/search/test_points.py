@@ -105,6 +105,7 @@ def test_rows_of_published_tables_are_points_of_the_loss_and_sampler_at_hand(
     assert found[names[0]]["lr"] == (0.01 if space == "sgd_bns" else 0.002)
 
 
+@pytest.mark.slow
 def test_they_are_the_first_trials_each_once(tmp_path: Path) -> None:
     spec = SweepSpec(workload="recommender", search=Search(space="sgd_bns", trials=3, warm_start=("published",)))
     objective, space = Objective("ndcg_at_20", "max"), spaces.load("recommender", "sgd_bns")

@@ -36,6 +36,7 @@ def measured(matrix: Any, seeds: list[tuple[float, ...]] | None = None, total: i
     return sorted(found, key=lambda one: -one.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gaps", ["equal", "close", "far"])
 def test_the_best_is_a_contender_as_often_as_promised_over_units(gaps: str) -> None:
     """Users differ much more than configurations, and each configuration suits some users better."""

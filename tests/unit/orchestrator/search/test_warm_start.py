@@ -54,6 +54,7 @@ def test_what_ended_with_a_value_is_taken_as_what_it_was(tmp_path: Path) -> None
     assert [one.params for one in taken] == [trial.params for trial in trials[:3]]
 
 
+@pytest.mark.slow
 def test_lessons_have_the_constraints_of_the_search_or_are_left_out(tmp_path: Path) -> None:
     """The earlier sweep had none. GP refuses trials of which some have constraints."""
     trials = earlier(tmp_path / "old").trials

@@ -210,6 +210,7 @@ def test_what_a_successor_has_finished_stays(machine: Machine, halt: Halt, monke
     assert (back.path / "result").read_text() == "B"
 
 
+@pytest.mark.slow
 def test_what_a_successor_still_drives_stays(machine: Machine, halt: Halt, monkeypatch: pytest.MonkeyPatch) -> None:
     driving: dict[str, tuple[RunFolder, FolderSync]] = {}
 

@@ -387,6 +387,7 @@ def test_a_grids_trials_are_its_points_or_fewer(
     assert fixed.search.trials == min(expected, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("line", "words"), [("raise ValueError('odd')", "ValueError: odd"), ("size = 'odd'", "'odd'")])
 @pytest.mark.parametrize("sampler", ["grid", "auto"])
 def test_a_point_of_a_grid_that_cannot_be_trained(

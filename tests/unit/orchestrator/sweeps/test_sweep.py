@@ -180,6 +180,7 @@ def test_a_grid_goes_on_with_its_next_points_and_no_further(sweep: Sweep, resume
 POPULATION: dict[str, Any] = {"scheduler": "pbt", "trials": 5, "epochs": 20}
 
 
+@pytest.mark.slow
 def test_a_population_is_the_same_every_time(sweep: Sweep) -> None:
     """The winner of a population is tested as it is."""
     first = sweep(**POPULATION, name="a")
@@ -192,6 +193,7 @@ def test_a_population_is_the_same_every_time(sweep: Sweep) -> None:
     assert first.extra["epochs"] == best["best_epoch"], "the weights of its best epoch, no refit"
 
 
+@pytest.mark.slow
 def test_a_population_survives_its_process(sweep: Sweep, resume: Sweep) -> None:
     whole = sweep(**POPULATION, keep="all")
     for n, told in ((1, True), (9, False), (12, True), (12, False), (40, False)):

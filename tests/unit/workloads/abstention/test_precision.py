@@ -18,6 +18,7 @@ from workloads.text_ranker.workload import TextRanker
 from workloads.vera.workload import Vera
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("workload", "params"),
     [

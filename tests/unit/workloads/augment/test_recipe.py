@@ -103,6 +103,7 @@ def test_a_sample_that_never_fits_is_the_whole_image() -> None:
 # The whole recipe
 
 
+@pytest.mark.slow
 def test_views_are_distributed_as_those_of_the_per_image_recipe() -> None:
     """Channel means and deviations of views, and the histogram of their pixels, at the strength for small images."""
     images = torch.from_numpy(np.stack(list(generate(Planted(train=1500, test=0)).train.contents()))).permute(

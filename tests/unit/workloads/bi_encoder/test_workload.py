@@ -280,6 +280,7 @@ def test_plain_sentences_need_dropout_and_a_loss_in_the_batch(given: dict[str, A
         Params(positives="dropout", **given)
 
 
+@pytest.mark.slow
 def test_it_learns_which_words_mean_the_same() -> None:
     workload = built({"epochs": 4}, dataset="synthetic-pairs", loss="infonce", batch_size=32)
     before = values(workload.evaluate("test"))["spearman"]

@@ -49,6 +49,7 @@ def _increment(counter: Path, lock: Path, times: int) -> None:
             counter.write_text(str(value + 1))
 
 
+@pytest.mark.slow
 def test_lock_excludes_other_processes(tmp_path: Path) -> None:
     counter = tmp_path / "counter"
     counter.write_text("0")

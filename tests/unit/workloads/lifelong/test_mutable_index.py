@@ -177,6 +177,7 @@ def work(index: MutableIndex, text: int, stored: set[int]) -> None:
     index.compact()
 
 
+@pytest.mark.slow
 def test_a_kill_before_every_write_loses_nothing(tmp_path: Path, kill: Callable[[int], list[str]]) -> None:
     done = kill(10**9)
     index = filled(tmp_path / "whole")

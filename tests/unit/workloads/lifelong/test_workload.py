@@ -191,6 +191,7 @@ def test_a_ranking_is_measured_against_what_is_indexed_by_then(finished: Lifelon
     assert table["queries"][1] == len(found)
 
 
+@pytest.mark.slow
 def test_the_training_queries_find_their_documents() -> None:
     """Of all sessions: in the later ones the stored documents are found by queries that were trained on since."""
 
@@ -290,6 +291,7 @@ def test_an_index_in_files_is_that_in_memory_and_goes_on_after_a_crash(tmp_path:
     assert served.predict(pd.DataFrame({"query": ["said0x1 said0x2"]}), k=3)["rank"].tolist() == [1, 2, 3]
 
 
+@pytest.mark.slow
 def test_runs_that_share_a_folder_leave_each_other_s_index_alone(tmp_path: Path) -> None:
     """Of one lineage: the same run again, and one that differs only in what may change mid-run."""
     first = trained(index=str(tmp_path))

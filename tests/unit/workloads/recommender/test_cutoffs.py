@@ -60,6 +60,7 @@ def slow(workload: Recommender, cutoffs: Sequence[int]) -> dict[str, float]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "dataset", ["synthetic", pytest.param("ml-100k", marks=pytest.mark.data("ml-100k"))]
 )  # fmt: skip

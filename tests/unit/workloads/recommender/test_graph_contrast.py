@@ -211,6 +211,7 @@ def test_the_parts_of_a_batch_add_up(contrast: str) -> None:
     assert torch.stack(parts).sum().item() == pytest.approx(whole.item(), rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("contrast", ["sgl", "simgcl", "lightgcl", "ncl"])
 def test_defaults_do_not_outweigh_the_loss(contrast: str) -> None:
     """With too large a weight the embeddings only spread: NDCG@20 stays at .02. Without the term it is .2."""

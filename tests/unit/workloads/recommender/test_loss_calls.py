@@ -108,6 +108,7 @@ def test_a_step_by_hand(loss: str, backbone: Any) -> None:
     assert workload.train_epoch(1)["loss"] == pytest.approx(expected.mean(), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_the_supervised_oracle_leaves_false_negatives_out() -> None:
     """(5.27) by the planted truth, and what it is for: it ranks what users like better than DPL."""
     workload = build(replace(RUNTIME, steps_per_epoch=1), loss="supervised", negatives=6)
@@ -381,6 +382,7 @@ def test_a_dataset_without_occupations() -> None:
         build(sampler="bns", bns_prior="occupation")
 
 
+@pytest.mark.slow
 def test_state_holds_what_a_sampler_remembers() -> None:
     whole, halfway = (build(sampler="srns") for _ in range(2))
     for workload in (whole, halfway):

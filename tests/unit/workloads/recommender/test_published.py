@@ -65,6 +65,7 @@ def test_every_point_of_every_figure_is_an_experiment() -> None:
                     Params(**{**params, **point.params, **figure.blind})
 
 
+@pytest.mark.slow
 def test_what_a_row_leaves_to_the_search_is_in_its_space() -> None:
     space = spaces.load("recommender", table_runs.space(THESIS))
     kinds = {}

@@ -249,6 +249,7 @@ def test_a_state_of_another_shape() -> None:
         build().load_state_dict({})
 
 
+@pytest.mark.slow
 @pytest.mark.data
 @pytest.mark.parametrize(("backbone", "expected"), [("mf", 0.36), ("lightgcn", 0.36)])
 def test_movielens(backbone: Any, expected: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

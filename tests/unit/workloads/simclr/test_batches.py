@@ -79,6 +79,7 @@ def test_a_buffer_holds_two_batches() -> None:
         Params(shuffle_buffer=511, batch_size=256)
 
 
+@pytest.mark.slow
 def test_a_run_is_resumed_in_its_order_on_another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Trained and evaluated from a file; two epochs are one, a checkpoint, and one where all images fit."""
     class_folders(tmp_path / "pictures", {"a": 60, "b": 60})

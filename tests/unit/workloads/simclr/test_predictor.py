@@ -49,6 +49,7 @@ def _picture(height: int = 16, width: int = 16) -> Image.Image:
     return Image.fromarray(np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8))
 
 
+@pytest.mark.slow
 def test_equal_to_evaluation(trained: SimCLR, served: Predictor) -> None:
     """Features of the test images are those that evaluation judges, and the classifier is as often right."""
     part, rows = trained.data.test, torch.arange(64)

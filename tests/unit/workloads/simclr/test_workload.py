@@ -174,6 +174,7 @@ def test_one_class_is_refused_before_a_start(tmp_path: Path) -> None:
         single.check_data(tmp_path)
 
 
+@pytest.mark.slow
 def test_to_look_at_the_data_takes_no_pytorch() -> None:
     code = (
         "from pathlib import Path; from workloads.simclr.params import Params; Params().check_data(Path()); import sys"
@@ -201,6 +202,7 @@ def test_images_that_were_skipped_are_counted_and_named(monkeypatch: pytest.Monk
     assert built.evaluate("validation").tables["skipped"]["image"].tolist() == ["cat/7.png", "dog/1.png"]
 
 
+@pytest.mark.slow
 def test_skipped_images_of_another_set_are_counted_and_named(tmp_path: Path) -> None:
     class_folders(tmp_path / "pictures", {"a": 4, "b": 4})
     (tmp_path / "pictures" / "b" / "1.png").write_bytes(b"")
@@ -282,6 +284,7 @@ def test_large_views_have_a_stem_that_pools(params: dict[str, Any], side: int, s
     assert built.model.encoder.layers.conv1.kernel_size == ((7, 7) if stem == "imagenet" else (3, 3))
 
 
+@pytest.mark.slow
 def test_views_may_be_smaller_than_the_images() -> None:
     built = _built(dataset_size=24, view_size=12, batch_size=128)
     (batch, *_) = batches(built.data.train, built.recipe, 128, RUNTIME, 1)
@@ -397,6 +400,7 @@ def test_evaluation_in_units_and_tables() -> None:
     assert set(found.tables["plane"]["label"]) <= set(_built().data.classes)
 
 
+@pytest.mark.slow
 def test_another_set_is_probed_with_the_classifier(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its own training images, scaled to the size of those that train, are the classifier's; test is judged on test."""
     built = _built(probe_dataset="synthetic-images")
@@ -412,6 +416,7 @@ def test_another_set_is_probed_with_the_classifier(monkeypatch: pytest.MonkeyPat
         Params(probe_dataset="cifar-10-subset").check_data(Path("/nowhere"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("holdout", [True, False])
 def test_another_set_that_cannot_be_probed_is_refused_by_name(tmp_path: Path, holdout: bool) -> None:
     class_folders(tmp_path / "single", {"a": 1, "b": 1})
@@ -551,6 +556,7 @@ class _End:
         return choices[0 if self.end == "low" else -1]
 
 
+@pytest.mark.slow
 def test_the_probe_is_fitted_when_it_is_asked_for() -> None:
     asked = {when: _built(eval_probe=when) for when in ("always", "test", "never")}
     fitted = {
@@ -564,6 +570,7 @@ def test_the_probe_is_fitted_when_it_is_asked_for() -> None:
     assert "classifier.weight" not in asked["never"].servable().weights
 
 
+@pytest.mark.slow
 def test_bf16_is_close_to_fp32() -> None:
     whole, half = (_built(replace(RUNTIME, precision=precision)) for precision in ("fp32", "bf16"))
     assert half.train_epoch(1)["loss"] == pytest.approx(whole.train_epoch(1)["loss"], rel=2e-3)

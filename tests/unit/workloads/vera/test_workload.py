@@ -87,6 +87,7 @@ def weights(vera: Vera, part: str) -> torch.Tensor:
     )
 
 
+@pytest.mark.slow
 def test_an_encoder_is_trained_with_the_backbone_alone() -> None:
     """In the first stage; the vectors of all texts are those of its present weights."""
     plain, trained = build(), build(encoder_lr=1e-3)

@@ -338,6 +338,7 @@ def test_another_kind_is_refused() -> None:
         load_images("synthetic", Path())
 
 
+@pytest.mark.slow
 @pytest.mark.data("cifar-10-subset")
 def test_the_real_images_are_those_of_their_files() -> None:
     from workloads.data import default_data_root

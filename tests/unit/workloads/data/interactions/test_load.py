@@ -143,6 +143,7 @@ def _load_in_child(root: Path, cache: str, queue: Any) -> None:
     queue.put(hashlib.sha256(data.train.tobytes() + data.test.tobytes()).hexdigest())
 
 
+@pytest.mark.slow
 def test_many_processes_at_once_convert_once(root: Path) -> None:
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()

@@ -373,6 +373,7 @@ def test_noise_can_take_every_free_pair() -> None:
     assert len({*map(tuple, noisy.train.tolist())}) == N_USERS * N_ITEMS
 
 
+@pytest.mark.slow
 def test_every_free_pair_has_the_same_chance() -> None:
     ratings = {(user, item): 3 for user in range(N_USERS) for item in range(N_ITEMS) if (user * item) % 3}
     clean, n_seeds = interactions(ratings), 2000

@@ -163,6 +163,7 @@ def test_generated_questions_are_answered_with_the_planted_probability() -> None
     assert np.bincount(data.part).tolist() == [960, 320, 320]
 
 
+@pytest.mark.slow
 @pytest.mark.data("pathquestion")
 def test_pathquestion() -> None:
     data = load_questions("pathquestion", default_data_root())

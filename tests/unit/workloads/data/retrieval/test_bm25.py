@@ -135,6 +135,7 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         search(DOCS, ["cat"], 1)
 
 
+@pytest.mark.slow
 @pytest.mark.data("scifact")
 def test_scifact_at_the_level_of_published_bm25() -> None:
     """BEIR, table 2: .665 with other constants and without title and text joined; Lucene's flat index: .679."""
