@@ -306,6 +306,12 @@ class EvaluatesWithASideEffect(Toy):
         return found
 
 
+class EvaluatesElsewhereEachTime(Toy):
+    def evaluate(self, split: Split) -> Evaluation:
+        self.x = self.x + 0.1
+        return super().evaluate(split)
+
+
 class EvaluatesAtRandom(Toy):
     def evaluate(self, split: Split) -> Evaluation:
         torch.rand(1)
@@ -357,6 +363,11 @@ class UnitsTwice(Toy):
     def evaluate(self, split: Split) -> Evaluation:
         found = super().evaluate(split)
         return replace(found, units={**found.units, "id": np.zeros(3)})
+
+
+class RefitsOnTrain(Toy):
+    def __init__(self, params: Params, runtime: Any) -> None:
+        super().__init__(params, replace(runtime, holdout=True))
 
 
 class ScalesWithMicroBatches(Toy):
@@ -432,6 +443,32 @@ def test_a_suite_must_say_how_to_spoil_its_test_split() -> None:
 
     with pytest.raises(NotImplementedError, match=r"Silent needs spoiled_test\(\): see the example"):
         Silent().test_training_never_reads_the_test_split()
+
+
+@pytest.mark.parametrize(
+    ("check", "faulty", "said"),
+    [
+        ("test_objectives_are_measured", NamesAnotherObjective, r"assert 'ndcg_at_20' in \{'error': "),
+        ("test_training_reduces_to_finite_constant_keys", ChangesItsKeys, "'loss_2'"),
+        ("test_two_epochs_are_one_saved_restored_and_another", ForgetsItsVelocity, "the state lacks something"),
+        (SAME_SEED, EvaluatesElsewhereEachTime, "evaluate has changed"),
+        ("test_training_never_reads_the_test_split", TrainsOnTest, "with another test split"),
+        ("test_a_refit_trains_on_the_validation_part_too", RefitsOnTrain, "a refit trains on train"),
+    ],
+)
+def test_a_failure_says_why_and_shows_the_values(check: str, faulty: type[Any], said: str) -> None:
+    suite = type("Suite", (TestToy,), {"workload": faulty})()
+    with pytest.raises((AssertionError, pytest.fail.Exception), match=said):
+        getattr(suite, check)()
+
+
+def test_the_test_split_may_be_read_when_it_is_evaluated() -> None:
+    class Late(Toy):
+        def evaluate(self, split: Split) -> Evaluation:
+            self.test_optimum = toy.TEST_OPTIMUM
+            return super().evaluate(split)
+
+    type("Suite", (TestToy,), {"workload": Late})().test_training_never_reads_the_test_split()
 
 
 def test_a_spoiled_test_that_spoils_nothing_is_found() -> None:
