@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.config import workload_loader
 from orchestrator.config.objectives import direction_of, of_workload
 from orchestrator.errors import UserError
-from orchestrator.provenance.record import SPEC
+from orchestrator.provenance.record import ENVIRONMENT, SPEC
 from orchestrator.registry.models import EPOCH_TAG, existing_run, record_paths
 from orchestrator.report.samples import evaluated_on
 from orchestrator.runs.start_point import VALIDATION_SEEN
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 class Evidence:
     """Evidence about one version.
 
+    ``fingerprint`` is that of the dataset or, for a workload that reads its own data, the digests of its input files.
     ``metrics`` are values on the validation split; ``units`` has one row a validation unit, indexed by id. Parts that
     the run does not have are None or empty. ``seen``: the run started from weights that had learned from that split.
     """
@@ -95,15 +96,27 @@ def gather(registry: Any, version: Any) -> Evidence:
             units = pd.read_parquet(file).set_index("id")
     metrics = {name.removeprefix("validation/"): v for name, v in outcome.items() if name.startswith("validation/")}
     fingerprint = run.data.tags.get("orchestrator.data_fingerprint")
+    if fingerprint == "none":
+        fingerprint = _input_digests(registry, version.run_id)
     seen = VALIDATION_SEEN in run.data.tags
-    return Evidence(version.version, spec, None if fingerprint == "none" else fingerprint, metrics, units, seen)
+    return Evidence(version.version, spec, fingerprint, metrics, units, seen)
+
+
+def _input_digests(registry: Any, run_id: str) -> str | None:
+    """The digests of the files that a run's workload names in ``input_files``, as one text; None without any."""
+    if ENVIRONMENT not in {one.path for one in registry.list_artifacts(run_id)}:
+        return None
+    with tempfile.TemporaryDirectory() as scratch:
+        recorded = json.loads(Path(registry.download_artifacts(run_id, ENVIRONMENT, scratch)).read_text())
+    return json.dumps(recorded["inputs"], sort_keys=True) if recorded.get("inputs") else None
 
 
 def incomparable(before: Evidence, after: Evidence) -> str | None:
     """Why the values of two versions cannot be compared; None if they are from the same evaluation data."""
     for one in (before, after):
         if one.spec is None or one.fingerprint is None:
-            return f"the run of version {one.version} does not say on what data it was validated"
+            what = "it has neither a dataset nor input_files"
+            return f"the run of version {one.version} does not say on what data it was validated: {what}"
         if one.seen:
             return f"the run of version {one.version} started from weights that were refitted on its validation part"
         if one.units is None:

@@ -31,7 +31,7 @@ from orchestrator.promotion import alias_lock, aliases, isolated_check
 from orchestrator.promotion.alias_lock import Refusal
 from orchestrator.promotion.aliases import Request, history, promote, rollback
 from orchestrator.promotion.audit_log import EXPERIMENT, AuditLog, Event
-from orchestrator.promotion.evidence import gather
+from orchestrator.promotion.evidence import gather, incomparable
 from orchestrator.promotion.isolated_check import Measured, Tried
 from orchestrator.registry import models as registry
 from orchestrator.storage.settings import Settings, resolve
@@ -726,6 +726,16 @@ def test_what_a_run_left_is_found(client: Any, rec: Callable[..., str]) -> None:
     assert (found.fingerprint, found.data, found.metric_names) == ("f", {"dataset": "a"}, {"ndcg_at_20"})
     assert found.units is not None
     assert found.units["ndcg_at_20"].to_dict() == {i: 1 + i / 1000 for i in range(50)}
+
+
+def test_own_data_is_known_by_its_input_files(client: Any, rec: Callable[..., str]) -> None:
+    found = []
+    for digest in ("a", "a", "b"):
+        version = registry.version(client, "rec", rec(**{"orchestrator.data_fingerprint": "none"}))
+        client.log_dict(version.run_id, {"inputs": {"points": digest}}, "environment.json")
+        found.append(gather(client, version))
+    assert incomparable(found[0], found[1]) is None
+    assert str(incomparable(found[1], found[2])).startswith("version 2 was validated on other data: ")
 
 
 def test_what_a_run_did_not_leave_is_missing(client: Any, rec: Callable[..., str], tmp_path: Path) -> None:
