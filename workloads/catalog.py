@@ -28,8 +28,9 @@ class Entry:
     functions are search spaces; the default is the module of ``search_spaces`` with the workload's name, if any.
     ``data`` are the kinds of built-in datasets that the parameter ``dataset`` can name; these are checked before
     training starts. If it is empty, ``dataset`` is an ordinary parameter. ``predictor`` is the file of the served
-    model, in the folder of the workload's module. ``candidates`` is a function that gives the candidates of questions
-    over a graph. ``index`` is the class of the index of registered models that ``orchestrator index`` changes.
+    model, in the folder of the workload's module; None if no model is served. ``candidates`` is a function that gives
+    the candidates of questions over a graph. ``index`` is the class of the index of registered models that
+    ``orchestrator index`` changes.
     """
 
     params: str
@@ -38,7 +39,7 @@ class Entry:
     published: str | None = None
     spaces: str | None = None
     data: tuple[str, ...] = ()
-    predictor: str = "predictor.py"
+    predictor: str | None = "predictor.py"
     candidates: str | None = None
     index: str | None = None
 

@@ -239,7 +239,7 @@ def services(
     """
     if workload is not None and workload_loader.predictor(workload) is None and register:
         raise UserError(
-            "A model of this workload cannot be registered: its file has no class Predictor", got=workload,
+            "A model of this workload cannot be registered: it has no class Predictor", got=workload,
             fix="Add one, or leave out --register",
         )  # fmt: skip
     if register and settings.tracking is None:

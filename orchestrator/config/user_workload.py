@@ -36,6 +36,7 @@ class UserEntry(Entry):
 
     @property
     def folder(self) -> Path:
+        assert self.predictor is not None, "it is the user's file"
         return Path(self.predictor).parent
 
 

@@ -99,15 +99,19 @@ def _faults(workload: Any) -> Iterator[str]:
 
 
 def predictor(name: str) -> Path | None:
-    """The source file of the served model; None for a user's file without one.
+    """The source file of the served model; None for a user's file without one, and an entry that names none.
 
     Raises UserError if it could not serve, whatever the weights.
     """
-    file = _loading(name, lambda: entry(name).folder) / entry(name).predictor
+    registered = entry(name)
+    if registered.predictor is None:
+        return None
+    file = _loading(name, lambda: registered.folder) / registered.predictor
     try:
         trees = [ast.parse(source.read_bytes()) for source in predictor_sources(file).values()]
     except OSError as error:
-        fix = "Write it, or name it in the Entry" if error.filename == str(file) else "Write it, or do not import it"
+        in_entry = "Write it, or name it in the Entry (predictor=None: no model is served)"
+        fix = in_entry if error.filename == str(file) else "Write it, or do not import it"
         raise _unservable(name, f"{error.filename} cannot be read ({error.strerror})", fix) from None
     except SyntaxError as error:
         raise _unservable(

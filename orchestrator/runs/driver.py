@@ -320,7 +320,8 @@ def finish(session: Session, spec: ExperimentSpec, register: str | None, folder:
             | ({"orchestrator.untouched": str(untouched).lower()} if untouched or before else {}),
         )
         if not (folder / worker.MODEL / servable.PREDICTOR).exists():
-            console.say("No class Predictor: the weights stay in the run's folder, and no model is logged")
+            done = f"logged, or registered as {register}" if register else "logged"
+            console.say(f"No class Predictor: the weights stay in the run's folder, and no model is {done}")
         elif logged := model_upload.deliver(session, folder, register):
             model_uri = logged.uri
             version = logged.version

@@ -140,7 +140,9 @@ def _installed() -> frozenset[bytes]:
     for entry in catalog().values():
         with suppress(Exception):  # a broken workload must not affect the others
             sources.update(file.read_bytes() for file in entry.folder.glob("*.py"))
-            sources.update(file.read_bytes() for file in predictor_sources(entry.folder / entry.predictor).values())
+            if entry.predictor:
+                files = predictor_sources(entry.folder / entry.predictor).values()
+                sources.update(file.read_bytes() for file in files)
     return frozenset(sources)
 
 

@@ -42,7 +42,7 @@ SLOW = "    __import__('time').sleep(0.5)\n"
 def test_a_lightning_module(home: Path, start: Start, tmp_path: Path) -> None:
     plain = ROOT / "examples" / "functions" / "digits.py"
     refused = typed(home, "run", f"{plain}:Classifier", "--register", "mine", "--local")
-    assert "its file has no class Predictor" in refused.stderr
+    assert "it has no class Predictor" in refused.stderr
     text = plain.read_text().replace("def loader(seed):\n", f"def loader(seed):\n{SLOW}") + PREDICTOR
     rows = {"x": [0.0, 0.0, 3.0, 0.0, 0.0, 0.0, 0.0, 0.0]}
     answer = swept(home, start, tmp_path / "digits.py", text, "Classifier", "acc", rows)

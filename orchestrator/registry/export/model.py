@@ -38,6 +38,7 @@ class Model:
         """The predictor of the installed workload with the model's weights: the model's own code is not run."""
         entry = workload_loader.entry(str(self.version.workload))
         package = entry.workload.partition(":")[0].rpartition(".")[0]
+        assert entry.predictor is not None, "such a model is not logged"
         module = import_module(f"{package}.{Path(entry.predictor).stem}")
         return module.Predictor(self.weights, self.config)
 

@@ -6,6 +6,7 @@ import inspect
 import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import NoneType
 from typing import Any, cast, get_args
@@ -26,6 +27,7 @@ from orchestrator.runs.driver import Options
 from orchestrator.sweeps import request
 from tests.support import refusals
 from tests.support.commands import SPACES
+from tests.support.toy import Toy
 from tests.support.waiting import until
 
 HERE: dict[str, Any] = {"tracking": "none", "epochs": 2}
@@ -136,6 +138,15 @@ def test_options_have_their_types(toy_workload: str, tmp_path: Path) -> None:
         "got 'loss<1'; allowed: METRIC<=NUMBER",
     )
     refused(lambda: api.sweep(toy_workload, warm_start=4, **HERE), "The option warm_start is not valid: got 4")
+
+
+def test_a_servable_without_a_predictor_is_not_registered(
+    toy_workload: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    served = Toy.servable
+    monkeypatch.setattr(Toy, "servable", lambda self: replace(served(self), predictor=None))
+    api.run(toy_workload, epochs=2, register="toy")
+    assert "no model is logged, or registered as toy" in " ".join(capsys.readouterr().out.split())
 
 
 def test_runs_of_two_threads_train_one_after_the_other(

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -73,6 +74,19 @@ def test_a_default_that_is_not_valid_is_refused(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(catalog.BUILT_IN, "contradicted", entry)
     refused(lambda: preflight.parameters("contradicted", {}), "Parameter lr is not valid: got 0", "greater than 0")
     assert preflight.parameters("contradicted", {"lr": "0.5"}) == {"lr": 0.5}
+
+
+def test_an_entry_without_a_predictor_can_be_trained_but_not_registered(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    entry = catalog.Entry("tests.support.toy:Params", "tests.support.toy:Toy", "Is not served.", predictor=None)
+    monkeypatch.setitem(catalog.BUILT_IN, "unserved", entry)
+    settings = resolve({"tracking": "none"})
+    preflight.services(settings, Resources(), ray=False, workload="unserved")
+    call = partial(preflight.services, settings, Resources(), ray=False, workload="unserved", register="x")
+    refused(call, "A model of this workload cannot be registered: it has no class Predictor")
+    monkeypatch.setitem(catalog.BUILT_IN, "unserved", replace(entry, predictor="none.py"))
+    refused(call, "none.py cannot be read", "predictor=None: no model is served")
 
 
 def test_a_parameter_may_not_have_the_name_of_a_setting(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,7 +77,7 @@ def test_a_function_with_a_predictor_is_registered_and_predicts(mine: Path) -> N
     mine.write_text(EXAMPLE.partition("class Predictor")[0])
     refused(
         lambda: run(f"{mine}:train", tracking=None, register="slopes"),
-        "A model of this workload cannot be registered: its file has no class Predictor", "leave out --register",
+        "A model of this workload cannot be registered: it has no class Predictor", "leave out --register",
     )  # fmt: skip
     unserved = run(f"{mine}:train", tracking=None)
     assert (unserved.folder / "model" / "weights.safetensors").exists()
@@ -85,7 +85,9 @@ def test_a_function_with_a_predictor_is_registered_and_predicts(mine: Path) -> N
 
 
 @pytest.mark.slow
-def test_a_sweep_of_a_function_resumes_and_needs_consent(mine: Path, home: Path) -> None:
+def test_a_sweep_of_a_function_resumes_and_needs_consent(
+    mine: Path, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     given = {"local": True, "tracking": "none", "epochs": 4}
     found = api.sweep(f"{mine}:train", trials=2, scheduler="none", name="mine", **given)
     assert found.trials()["state"].tolist() == ["complete"] * 2
