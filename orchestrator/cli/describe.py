@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ValidationError
+from pydantic.errors import PydanticInvalidForJsonSchema
 
 from orchestrator.config import workload_loader
+from orchestrator.config.parsing import NOT_JSON
 from orchestrator.config.plan import PLAN_KEYS, Plan
-from orchestrator.errors import DONE, USAGE, UserError, unknown
+from orchestrator.errors import DONE, USAGE, UserError, one_line, unknown
 from orchestrator.search import spaces
 from orchestrator.storage.settings import Settings
 from workloads.catalog import broken, catalog
@@ -95,7 +97,10 @@ def print_parameters(name: str, as_json: bool) -> None:
 
 def _schema(model: type[BaseModel]) -> dict[str, Any]:
     """The JSON Schema of a workload's parameters, with the defaults that follow from other defaults."""
-    schema = model.model_json_schema()
+    try:
+        schema = model.model_json_schema()
+    except PydanticInvalidForJsonSchema as error:
+        raise UserError("The parameters cannot be recorded", got=one_line(error), fix=NOT_JSON) from None
     with suppress(ValidationError):  # a parameter has no default
         for key, value in model().model_dump(mode="json").items():
             schema["properties"][key]["default"] = value

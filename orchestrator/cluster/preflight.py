@@ -16,7 +16,7 @@ from urllib.parse import urlencode
 from orchestrator.cluster import mlflow_login, redirects, tracking_database
 from orchestrator.cluster.connection import authenticate, check_fit, check_is_ray, check_reachable, slots, this_machine
 from orchestrator.config import objectives, user_code, workload_loader
-from orchestrator.config.parsing import validate
+from orchestrator.config.parsing import as_json, validate
 from orchestrator.config.plan import Plan
 from orchestrator.config.spec import Resources
 from orchestrator.errors import UNAVAILABLE, USAGE, UserError, restore_experiment
@@ -37,7 +37,7 @@ def parameters(name: str, values: Mapping[str, Any], places: Mapping[str, str] |
     The defaults are checked too, as they are when training builds the parameters from these values.
     """
     model = workload_loader.params(name)
-    complete = validate(model, values, "parameter", places).model_dump(mode="json", warnings=False)
+    complete = as_json(validate(model, values, "parameter", places))
     validate(model, complete, "parameter", places)
     return complete
 

@@ -200,7 +200,8 @@ def _converted(name: str, option: inspect.Parameter, value: Any) -> Any:
         allowed = "no true or false"
     except ValidationError as error:
         allowed = allowed_values(error.errors()[0])
-    raise UserError(f"The option {name} is not valid", got=repr(value), allowed=allowed)
+    fix = "Name it by a string, such as mine.py:NAME" if callable(value) else None
+    raise UserError(f"The option {name} is not valid", got=repr(value), allowed=allowed, fix=fix)
 
 
 def evaluated_signature(call: Callable[..., Any]) -> inspect.Signature:

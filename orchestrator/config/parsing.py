@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError, create_model
+from pydantic_core import PydanticSerializationError
 
-from orchestrator.errors import UserError, check_text, nearest, unknown
+from orchestrator.errors import UserError, check_text, nearest, one_line, unknown
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -21,6 +22,8 @@ NAMES = ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge")
 
 NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 BOOLEAN = "tag:yaml.org,2002:bool"
+
+NOT_JSON = "A parameter holds text, numbers, lists or dicts; a function can be named by a Literal"
 
 SECTIONS = ("extends", "workload", "seed", "params", "plan", "resources", "search")
 
@@ -167,6 +170,11 @@ def validate(model: type[M], values: Mapping[str, Any], kind: str, places: Mappi
         return model(**values)
     except ValidationError as error:
         raise _sentence(error, model, kind, places or {}) from None
+    except (TypeError, AttributeError, LookupError, ArithmeticError, RuntimeError) as error:  # pydantic lets them pass
+        raise UserError(
+            f"A validator of {model.__module__}.{model.__qualname__} has failed: {type(error).__name__}: "
+            f"{one_line(error)}", fix="It refuses a value by a ValueError",
+        ) from error  # fmt: skip
 
 
 def _choice(annotation: Any, value: Any) -> Any:
@@ -197,7 +205,15 @@ def validate_part(
         validate(model, {name: values[name] for name in unexpected}, kind, places)
     fields: dict[str, Any] = {name: (model.model_fields[name].annotation, model.model_fields[name]) for name in values}
     part = create_model("Part", __config__=model.model_config, **fields)
-    return validate(part, values, kind, places).model_dump(mode="json")
+    return as_json(validate(part, values, kind, places))
+
+
+def as_json(params: BaseModel) -> dict[str, Any]:
+    """The values of parameters as JSON has them. Raises UserError for those that it does not have."""
+    try:
+        return params.model_dump(mode="json", warnings=False)
+    except PydanticSerializationError as error:
+        raise UserError("The parameters cannot be recorded", got=one_line(error), fix=NOT_JSON) from None
 
 
 def _sentence(error: ValidationError, model: type[BaseModel], kind: str, places: Mapping[str, str]) -> UserError:

@@ -131,6 +131,7 @@ def test_options_have_their_types(toy_workload: str, tmp_path: Path) -> None:
     refused(
         lambda: api.run(toy_workload, tracking=5), "The option tracking is not valid: got 5; allowed: a valid string"
     )
+    refused(lambda: api.sweep(toy_workload, space=until), "The option space is not valid", "Name it by a string")
     refused(lambda: api.run(toy_workload, seed=True), "The option seed is not valid: got True")
     refused(lambda: api.sweep(toy_workload, max_cost="x"), "max_cost is not valid: got 'x'; allowed: a valid number")
     refused(

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from orchestrator.config.parsing import (
+    as_json,
     read_experiment,
     read_overrides,
     read_yaml,
@@ -277,6 +279,25 @@ def test_some_fields_are_checked_without_the_others() -> None:
         "Parameter rate (exp.yaml, line 4) is not valid",
     )
     refused(lambda: validate_part(Model, {"lay": 2}, "parameter"), "Unknown parameter: got 'lay'", "'layers'")
+
+
+class Careless(BaseModel):
+    rate: float = 0.1
+    call: Callable[[float], float] | None = None
+
+    @field_validator("rate")
+    @classmethod
+    def _known(cls, value: float) -> float:
+        if value > 1:
+            raise TypeError("no such rate")
+        return value
+
+
+def test_what_a_validator_raises_and_json_lacks_is_the_users_to_mend() -> None:
+    message = "Careless has failed: TypeError: no such rate. It refuses a value by a ValueError"
+    refused(lambda: validate(Careless, {"rate": 2}, "parameter"), message)
+    assert as_json(Careless()) == {"rate": 0.1, "call": None}
+    refused(lambda: as_json(Careless(call=abs)), "The parameters cannot be recorded", "can be named by a Literal")
 
 
 def test_all_ways_to_refit_are_allowed_and_named() -> None:
