@@ -340,15 +340,17 @@ def servable(workload: Workload) -> Servable:
         parts = {name: getattr(served, name) for name in ("example", "weights", "config", "params")}
         wrong = [f"{name}: {type(part).__name__}" for name, part in parts.items() if not isinstance(part, Mapping)]
         for part, kind in (("example", np.ndarray), ("weights", torch.Tensor)):
-            if isinstance(parts[part], Mapping):
-                wrong += [f"{part} {name}: {type(value).__name__}" for name, value in parts[part].items()
-                          if not isinstance(value, kind)]  # fmt: skip
+            for name, value in parts[part].items() if isinstance(parts[part], Mapping) else ():
+                if not isinstance(value, kind):
+                    wrong.append(f"{part} {name}: {type(value).__name__}")
+                elif isinstance(value, torch.Tensor) and value.layout != torch.strided:
+                    wrong.append(f"{part} {name}: {value.layout}")
         if not isinstance(served.predictor, Path | None):
             wrong.insert(0, f"predictor: {type(served.predictor).__name__}")
         if not wrong:
             return served
         got = ", ".join(wrong)
-        allowed += ", its predictor a Path, its weights tensors, its example NumPy arrays"
+        allowed += ", its predictor a Path, its weights dense tensors, its example NumPy arrays"
     else:
         got = " ".join(repr(served).split())[:200]
     raise NoResult(

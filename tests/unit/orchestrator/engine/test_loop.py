@@ -412,6 +412,14 @@ def test_a_table_may_be_a_data_frame(monkeypatch: pytest.MonkeyPatch) -> None:
     assert next(run_epochs(build(), Plan(epochs=9))).rows
 
 
+def test_a_servable_with_sparse_weights_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    toy = build()
+    served = replace(toy.servable(), weights={"graph": torch.eye(2).to_sparse()})
+    monkeypatch.setattr(Toy, "servable", lambda self: served)
+    with pytest.raises(NoResult, match=r"got weights graph: torch.sparse_coo; allowed: .*dense tensors"):
+        servable(toy)
+
+
 @pytest.mark.parametrize("part", ["weights", "config", "example", "params"])
 def test_a_servable_with_a_part_that_is_no_mapping_is_refused(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     toy = build()
