@@ -12,7 +12,7 @@ import os
 import platform
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -213,14 +213,30 @@ def _described(number: int, source: Source) -> dict[str, Any]:
     }
 
 
+def changed_code(folder: Path, request: Mapping[str, Any]) -> list[Path]:
+    """The files of the user that have changed since their copies in the record were made."""
+    copies = [(file, folder / name) for file, name in _own_code(request) if (folder / name).is_file()]
+    return [file for file, copy in copies if copy.read_text(errors="replace") != _content(file)]
+
+
 def _keep_code(folder: Path, request: Mapping[str, Any]) -> None:
     """Copy workload, search space, sampler and scheduler where they are files of the user: the run needs them."""
+    for file, name in _own_code(request):
+        private_files.write(folder / name, _content(file))
+
+
+def _own_code(request: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
+    """Each file of the user that a request names, and the name of its copy."""
     spec = request.get("experiment") or request.get("sweep") or {}
     named = {**spec.get("search", {}), "workload": spec.get("workload", "")}
     for setting, name in CODE.items():
         code = str(named.get(setting, ""))
         if ":" in code and (file := Path(code.rpartition(":")[0])).is_file():
-            private_files.write(folder / name, scrub(file.read_text(errors="replace")))
+            yield file, name
+
+
+def _content(file: Path) -> str:
+    return scrub(file.read_text(errors="replace"))
 
 
 def _add_resume(file: Path, content: Mapping[str, Any], sources: Sequence[Source]) -> None:

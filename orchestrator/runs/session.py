@@ -166,6 +166,9 @@ class Session:
         sources = provenance.sources(apart=apart, workload=self.folder.record["workload"])
         data = self._tags.get("orchestrator.data_fingerprint")
         inputs = self.folder.record.get("inputs")
+        if self._resuming:
+            for file in provenance.changed_code(self.folder.path, self.folder.record["spec"]):
+                self.console.say(f"{file} has changed since the {self.folder.record['kind']} began")
         record = provenance.write(self.folder.path, self.folder.record["spec"], sources, data, inputs)
         self.tracker = open_tracker(
             self.settings, self.folder, resuming=self._resuming, is_overtaken=self._sync.is_overtaken

@@ -98,6 +98,10 @@ def test_a_sweep_of_a_function_resumes_and_needs_consent(
     assert "The workload of mine is a file" in typed(home, "reproduce", "run", "mine").stderr
     assert "lr" in typed(home, "workloads", f"{mine}:train").stdout
     assert len(api.sweep(resume="mine", more_trials=1, tracking="none").trials()) == 3
+    assert "has changed" not in capsys.readouterr().out
+    mine.write_text(f"{mine.read_text()}\nNEW = 1\n")
+    api.sweep(resume="mine", more_trials=1, tracking="none")
+    assert f"{mine} has changed since the sweep began" in capsys.readouterr().out
 
 
 def test_what_only_a_record_names_is_not_run(mine: Path, home: Path, tmp_path: Path) -> None:

@@ -374,6 +374,17 @@ def test_what_is_resumed_keeps_its_first_record(repository: Path, tmp_path: Path
     assert not (folder / "source.diff").exists()
 
 
+def test_code_of_the_user_that_has_changed_since_is_named(tmp_path: Path) -> None:
+    write(tmp_path, {"mine.py": "lr = 1\n", "other.py": ""})
+    request = {"experiment": {"workload": f"{tmp_path}/mine.py:train"}}
+    (folder := tmp_path / "run").mkdir()
+    assert provenance.changed_code(folder, request) == []  # a damaged record
+    provenance.write(folder, request, [])
+    assert provenance.changed_code(folder, request) == []
+    write(tmp_path, {"mine.py": "lr = 2\n"})
+    assert provenance.changed_code(folder, request) == [tmp_path / "mine.py"]
+
+
 @pytest.mark.parametrize("content", ["", '{"command": ', "[]", "\0" * 9])
 def test_a_damaged_record_is_written_again(content: str, repository: Path, tmp_path: Path) -> None:
     (tmp_path / "environment.json").write_text(content)
