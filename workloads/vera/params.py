@@ -161,7 +161,8 @@ class Params(RetrievalParams):
     query_target: Literal["hybrid", "eps", "group"] | None = Field(
         None, description="Target p: hybrid, Z and its group's rate; eps, Z clipped; group, its rate (E-V1, E-V2)."
     )
-    eps: float | None = Field(None, gt=0, lt=0.5, description="Clip of Z with query_target=eps (E-V2: .03).")
+    # 1 - eps must differ from 1 in float32, or KL(q||p) is infinite.
+    eps: float | None = Field(None, ge=1e-7, lt=0.5, description="Clip of Z with query_target=eps (E-V2: .03).")
     groups: Literal["confidence", "type"] | None = Field(
         None, description="Groups of queries: bins of c, or the query types (E-V1)."
     )

@@ -14,6 +14,7 @@ import torch
 from pydantic import ValidationError
 
 from tests.support.small_vera import BASELINE, RUNTIME, build
+from workloads.losses.evidential import vera_loss
 from workloads.testing import values
 from workloads.vera.confidence import confidence
 from workloads.vera.dataset import split_training
@@ -112,6 +113,14 @@ def test_a_head_beyond_its_largest_still_learns() -> None:
     assert side.grad[2:].tolist() == pytest.approx([math.exp(LINEAR_FROM)] * 3, rel=1e-5)
 
 
+def test_the_least_clip_of_z_leaves_the_loss_finite() -> None:
+    """In float32, where a clip below 3e-8 would leave a p of 1."""
+    eps = Params(query_target="eps", eps=1e-7).eps
+    assert eps is not None
+    clipped = torch.tensor([0.0, 1.0]).clamp(eps, 1 - eps)
+    assert vera_loss(torch.full((2,), -0.5), clipped, clipped).isfinite().all()
+
+
 def test_scores_too_large_for_a_product(own: Path) -> None:
     vera = build(dataset=str(own), eval_candidates=50, batch_size=8)
     with torch.no_grad():
@@ -170,6 +179,7 @@ def test_scores_too_large_for_a_product(own: Path) -> None:
         ({"eval_k": 0}, "eval_k=0 is not from 1 to 1000"),
         ({"dataset": "synthetic"}, "holds another kind of data: got interactions"),
         ({"query_alpha": 1.5}, "less than or equal to 1"),
+        ({"query_target": "eps", "eps": 1e-8}, "greater than or equal to 0.0000001"),
     ],
 )
 def test_parameters_are_refused_with_what_to_do(params: dict[str, Any], message: str) -> None:
