@@ -254,6 +254,17 @@ def test_the_loss_is_that_of_all_views_as_anchors(temperature: float) -> None:
     assert found.item() == pytest.approx(each.mean().item(), rel=1e-5)
 
 
+def test_directclr_compares_the_first_features() -> None:
+    """Without a head: the direction of the first d of the encoder's features. Thesis 2.2.4.2."""
+    model = Model(Params(encoder="tiny", subvector=8), 3).eval()
+    images = torch.rand(5, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+    features = model.encoder(images)
+    assert features.shape == (5, 128)
+    expected = features[:, :8] / features[:, :8].square().sum(1, keepdim=True).sqrt()
+    torch.testing.assert_close(model(images), expected)
+    torch.testing.assert_close(model.project(features), expected)
+
+
 def test_alpha_is_calibrated_by_the_auc_of_validation() -> None:
     built = _built(loss="bcl")
     before = built.evaluate("validation").metrics["auc"]
