@@ -27,18 +27,14 @@ from workloads.data.digests import digest
 from workloads.data.errors import CacheUnwritable, DataError, DataUnreachable
 from workloads.memory import free_bytes
 
-SERVER_SECONDS = 5.0
-"""Time limit for an answer of the tracking server."""
+SERVER_SECONDS = 5.0  # for an answer of the tracking server
 
 
 def parameters(name: str, values: Mapping[str, Any], places: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Complete, checked parameters of a workload as plain JSON values.
-
-    The defaults are checked too, as they are when training builds the parameters from these values.
-    """
+    """Complete, checked parameters of a workload as plain JSON values."""
     model = workload_loader.params(name)
     complete = as_json(validate(model, values, "parameter", places))
-    validate(model, complete, "parameter", places)
+    validate(model, complete, "parameter", places)  # defaults too: training builds the parameters from all values
     return complete
 
 
@@ -268,8 +264,7 @@ def available_resources(wanted: Resources, settings: Settings, *, local: bool) -
     if here[0]["GPU"] < gpus:
         gpus = int(here[0]["GPU"]) if gpus >= 1 else 0
     cpus = min(wanted.cpus_per_worker, here[0]["CPU"])
-    limit = wanted.max_gpus if gpus else None
-    return Resources(workers=1, gpus_per_worker=gpus, cpus_per_worker=cpus, max_gpus=limit)
+    return Resources(workers=1, gpus_per_worker=gpus, cpus_per_worker=cpus, max_gpus=wanted.max_gpus if gpus else None)
 
 
 def resumed_resources(
