@@ -66,7 +66,7 @@ def run(
     recorded = recorded_run.find(settings, reference)
     if script:
         lines = commands(recorded, settings)
-        print("\n".join(lines))
+        console.say("\n".join(lines))
         return {"id": recorded.id, "run_id": recorded.run_id, "script": lines}, DONE
     trusted_spaces.check(recorded.spec.workload, settings.home, recorded.id, "workload")
     now = provenance.sources(apart=(settings.home, settings.storage), workload=recorded.spec.workload)
