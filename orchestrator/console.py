@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import json
+import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
@@ -191,6 +193,22 @@ class Console:
         if self._log:
             with suppress(OSError):
                 Rich(file=self._log, width=160).print(table)
+
+
+def json_line(value: Any) -> str:
+    """A value as one line of JSON for ``--json``. NaN and infinity, which JSON does not have, become null."""
+    try:
+        return json.dumps(value, allow_nan=False)
+    except ValueError:
+        return json.dumps(_with_nulls(value))
+
+
+def _with_nulls(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _with_nulls(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_nulls(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def aligned(lines: Sequence[Sequence[str]]) -> str:

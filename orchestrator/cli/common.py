@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import json
 import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +17,7 @@ import typer
 
 from orchestrator import api
 from orchestrator.config.options import Given, Json, Words, options_of
+from orchestrator.console import Console, json_line
 from orchestrator.errors import UserError, mask
 
 if TYPE_CHECKING:
@@ -125,12 +125,11 @@ def _read_as(kind: Any) -> Any:
 
 
 def show_result(result: Result, as_json: bool) -> None:
-    from orchestrator.console import Console
     from orchestrator.storage import records
     from orchestrator.storage.remote import location_of
 
     if as_json:
-        print(json.dumps(result.to_json()), flush=True)
+        print(json_line(result.to_json()), flush=True)
     else:
         console = Console()
         console.say(f"Model: {result.model_uri}")
@@ -150,7 +149,7 @@ def show_result(result: Result, as_json: bool) -> None:
 def finish(report: Any, code: int, as_json: bool) -> None:
     """Print the report as JSON if that is requested, and exit with the code."""
     if as_json:
-        print(json.dumps(report), flush=True)
+        print(json_line(report), flush=True)
     raise typer.Exit(code)
 
 
@@ -173,4 +172,4 @@ def write(text: str, file: Path | None) -> None:
 
 
 def out(value: Any, text: str, as_json: bool) -> None:
-    print(json.dumps(value) if as_json else text)
+    print(json_line(value) if as_json else text)

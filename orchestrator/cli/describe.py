@@ -16,6 +16,7 @@ from pydantic.errors import PydanticInvalidForJsonSchema
 from orchestrator.config import workload_loader
 from orchestrator.config.parsing import NOT_JSON
 from orchestrator.config.plan import PLAN_KEYS, Plan
+from orchestrator.console import json_line
 from orchestrator.errors import DONE, USAGE, UserError, one_line, unknown
 from orchestrator.search import spaces
 from orchestrator.storage.settings import Settings
@@ -38,7 +39,7 @@ def print_workloads(as_json: bool) -> None:
     rows = [{"name": name, "summary": entry.summary} for name, entry in sorted(catalog().items())]
     rows += [{"name": name, "broken": f"cannot be loaded: {why}"} for name, why in sorted(broken().items())]
     if as_json:
-        print(json.dumps(rows))
+        print(json_line(rows))
         return
     _print_table(("workload", "summary"), (list(row.values()) for row in rows))
     print("\nFor the parameters of one: orchestrator workloads NAME")
@@ -72,7 +73,7 @@ def print_parameters(name: str, as_json: bool) -> None:
             for key, row in table.items()
         ]
         rows += [{"name": key, "section": "space", "description": what} for key, what in searched.items()]
-        print(json.dumps(rows))
+        print(json_line(rows))
         return
     print(f"{name}: {entry.summary}\n")
     _print_parameters("parameter", params)
@@ -133,7 +134,7 @@ def print_datasets(settings: Settings, as_json: bool) -> None:
         for dataset in datasets.DATASETS.values()
     ]
     if as_json:
-        print(json.dumps(rows))
+        print(json_line(rows))
         return
     _print_table(("dataset", "kind", "state", "where", "summary"), (list(row.values()) for row in rows))
     print()

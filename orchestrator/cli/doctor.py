@@ -20,7 +20,7 @@ from urllib.parse import quote
 
 from orchestrator.cli import describe
 from orchestrator.cluster import connection, preflight
-from orchestrator.console import plural
+from orchestrator.console import json_line, plural
 from orchestrator.errors import DONE, UNAVAILABLE, UserError, mask
 from orchestrator.provenance import machine
 from orchestrator.runs import driver_status
@@ -71,7 +71,7 @@ def run(settings: Settings, as_json: bool) -> int:
     given = {name: {"value": _shown(settings, name), "source": settings.sources[name]} for name in NAMES}
     if as_json:
         status = "problem" if "problem" in levels else "warning" if "warning" in levels else "ok"
-        print(json.dumps({"status": status, "checks": [asdict(check) for check in checks], "settings": given}))
+        print(json_line({"status": status, "checks": [asdict(check) for check in checks], "settings": given}))
         return UNAVAILABLE if "problem" in levels else DONE
     for check in checks:
         print(f"{check.level:8} {check.name:9} {check.text}{f'. {check.fix}' if check.fix else ''}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +11,7 @@ import typer
 
 from orchestrator.cli.common import reachable
 from orchestrator.config.options import Json, RayAddress, Storage, Tracking
-from orchestrator.console import Console
+from orchestrator.console import Console, json_line
 
 if TYPE_CHECKING:
     from orchestrator.promotion.audit_log import Event
@@ -86,7 +85,7 @@ def promotions(model: Model, as_json: Json = False, tracking: Tracking = None) -
 
     events = [event.to_json() for event in aliases.history(settings, model)]
     if as_json:
-        print(json.dumps(events))
+        print(json_line(events))
     elif events:
         names = ("action", "outcome", "alias", "before", "version", "by", "forced", "reason")
         rows = [
@@ -171,7 +170,7 @@ def evaluate_command(
 
     measured = evaluate(settings, model, data, to, depth, Console(json=as_json).say)
     if as_json:
-        print(json.dumps(measured))
+        print(json_line(measured))
 
 
 @app.command("index")
@@ -263,7 +262,7 @@ def decided(settings: Settings, decide: Callable[[], Event], as_json: bool) -> N
 
 def _show(event: Event, as_json: bool) -> None:
     if as_json:
-        print(json.dumps(event.to_json()), flush=True)
+        print(json_line(event.to_json()), flush=True)
     elif event.gates:
         columns = ["gate", "before", "after", "verdict", "note"]
         rows = [[gate[name] for name in columns] for gate in event.gates]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -132,7 +131,7 @@ def audit(
     from orchestrator.report import audit as view
 
     found = view.audits(resolved(storage=storage, tracking=tracking), dataset)
-    print(json.dumps([one.to_json() for one in found]) if as_json else "\n\n".join(map(view.as_text, found)))
+    out([one.to_json() for one in found], "\n\n".join(map(view.as_text, found)), as_json)
     if any(one.faults for one in found):
         raise typer.Exit(FAILED)
 
@@ -157,7 +156,7 @@ def ls(
     from orchestrator.report import listing
 
     rows, total = listing.listed(resolved(storage=storage), kind=kind, workload=workload, status=status, limit=limit)
-    print(json.dumps(rows) if as_json else listing.as_text(rows, total))
+    out(rows, listing.as_text(rows, total), as_json)
 
 
 @app.command()
@@ -196,7 +195,7 @@ def best(
     from orchestrator.storage import run_lookup
 
     trials = listing.best(run_lookup.find(resolved(storage=storage).storage, reference, "sweep"), top)
-    print(json.dumps(trials if top > 1 else trials[0]) if as_json else listing.best_as_text(trials))
+    out(trials if top > 1 else trials[0], listing.best_as_text(trials), as_json)
 
 
 @app.command()
@@ -274,7 +273,7 @@ def accounts(
     rows, silent = usage_log.table(run_lookup.folders(settings.storage), by, moment)
     if settings.prices:
         rows = [row | {"cost": settings.prices.cost(row["gpu_hours"], row["cpu_hours"])} for row in rows]
-    print(json.dumps(rows) if as_json else device_hours(rows, by, silent, settings.prices))
+    out(rows, device_hours(rows, by, silent, settings.prices), as_json)
 
 
 def _folders(references: list[str], storage: str | None) -> list[RunFolder]:

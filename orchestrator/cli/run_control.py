@@ -5,7 +5,6 @@ An id is looked up first among the records in the storage, then among the jobs o
 
 from __future__ import annotations
 
-import json
 import socket
 import time
 from collections.abc import Mapping, Sequence
@@ -15,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.config.spec import Resources
-from orchestrator.console import show
+from orchestrator.console import json_line, show
 from orchestrator.errors import DONE, FAILED, USAGE, UserError, nearest
 from orchestrator.report import listing
 from orchestrator.runs import driver_status
@@ -38,7 +37,7 @@ def status(settings: Settings, reference: str, *, wait: bool, address: str | Non
         while wait and values["exit_code"] is None and trial[0].status() == "running":
             time.sleep(POLL_SECONDS)
             values = _trial(*trial)
-        print(json.dumps(values) if as_json else _text(values))
+        print(json_line(values) if as_json else _text(values))
         if wait and values["exit_code"] is None:  # the sweep has ended without the end of this trial
             return _run(run_lookup.find(settings.storage, trial[0].id))["exit_code"] or FAILED
         return values["exit_code"] or DONE if wait else DONE
@@ -57,7 +56,7 @@ def status(settings: Settings, reference: str, *, wait: bool, address: str | Non
         dashboard, job = target
         job = dashboard.wait(job) if wait else job
         values = {"kind": "job", **asdict(job), "dashboard": dashboard.address, "resume": resume_command(job)}
-    print(json.dumps(values) if as_json else _text(values))
+    print(json_line(values) if as_json else _text(values))
     return int(values["exit_code"]) if wait else DONE
 
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from orchestrator.cli.common import resolved
+from orchestrator.cli.common import out, resolved
 from orchestrator.config.options import Json, Storage, Tracking
-from orchestrator.console import plural
+from orchestrator.console import json_line, plural
 from orchestrator.errors import FAILED, UserError
 
 if TYPE_CHECKING:
@@ -69,7 +68,7 @@ def clean(
         orphans, troubles = prune.remove(orphans)
         runs, more = prune.kill(settings, runs)
         troubles += more
-    print(json.dumps(prune.as_json(orphans, runs, yes, troubles)) if as_json else prune.as_text(orphans, runs, yes))
+    out(prune.as_json(orphans, runs, yes, troubles), prune.as_text(orphans, runs, yes), as_json)
     for trouble in troubles:
         print(trouble, file=sys.stderr)
     if troubles:
@@ -91,7 +90,7 @@ def clean_models(settings: Settings, keep: int, yes: bool, as_json: bool) -> Non
         freed = retention.free(settings, removable) if removable else None
     if as_json:
         output = {"removed": yes, "models": [asdict(one) for one in removable], "kept": dict(survey.kept)}
-        print(json.dumps(output | {"freed": freed, "troubles": troubles}))
+        print(json_line(output | {"freed": freed, "troubles": troubles}))
     else:
         for model in removable:
             print(model)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -17,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.cluster import usage
-from orchestrator.console import aligned, duration, show
+from orchestrator.console import aligned, duration, json_line, show
 from orchestrator.runs import driver_status
 from orchestrator.storage import run_lookup
 from orchestrator.storage.records import RunFolder
@@ -39,7 +38,7 @@ def top(settings: Settings, *, once: bool, as_json: bool, every: float) -> None:
     try:
         if once or as_json or not sys.stdout.isatty():
             view = snapshot(settings, monitor.first() if monitor else None)
-            print(json.dumps(view) if as_json else as_text(view))
+            print(json_line(view) if as_json else as_text(view))
             return
         _live(lambda: snapshot(settings, monitor.last if monitor else None), every)
     finally:

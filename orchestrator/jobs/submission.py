@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import secrets
 import shlex
@@ -13,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from orchestrator.config.parsing import option_values
-from orchestrator.console import Console
+from orchestrator.console import Console, json_line
 from orchestrator.errors import DONE, FAILED, INTERRUPTED, UserError, mask, unknown
 from orchestrator.jobs import excludes
 from orchestrator.jobs.dashboard import Dashboard
@@ -90,7 +89,7 @@ def submit(
         for verb in ("logs -f", "status --wait", "stop"):
             console.say(f"  orchestrator {verb} {job.id}{where}")
     if as_json:
-        print(json.dumps({"id": job.id, "status": job.status, "exit_code": job.exit_code}), flush=True)
+        print(json_line({"id": job.id, "status": job.status, "exit_code": job.exit_code}), flush=True)
     return code
 
 
@@ -133,7 +132,7 @@ def list_jobs(*, address: str | None = None, as_json: bool = False) -> None:
     dashboard = Dashboard(address)
     jobs = dashboard.jobs()
     if as_json:
-        print(json.dumps([asdict(job) for job in jobs]))
+        print(json_line([asdict(job) for job in jobs]))
     elif jobs:
         _print_table(f"Jobs at {dashboard.address}, times in UTC", jobs)
     else:

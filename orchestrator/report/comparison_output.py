@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from orchestrator.console import aligned, show
+from orchestrator.console import aligned, json_line, show
 from orchestrator.report import markdown, statistics
 from orchestrator.report.comparison import Comparison, Row, brief, compare
 from orchestrator.report.power import MOST
@@ -55,7 +54,7 @@ def records(comparison: Comparison) -> list[dict[str, Any]]:
 def text(comparison: Comparison, form: Format, folders: Sequence[RunFolder] = ()) -> str:
     """The comparison in one of the formats, without a final newline. ``folders`` are needed for the HTML page."""
     if form == "json":
-        return json.dumps(
+        return json_line(
             {
                 "split": comparison.split,
                 "by": list(comparison.by),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import tempfile
 import time
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.cluster import connection, preflight, shared_storage
 from orchestrator.config import user_code
 from orchestrator.config.spec import ExperimentSpec, SweepSpec
-from orchestrator.console import Console, duration, plural
+from orchestrator.console import Console, duration, json_line, plural
 from orchestrator.errors import RunFailed, UserError
 from orchestrator.runs import reports, worker
 from orchestrator.search import pbt, schedulers, spaces
@@ -161,7 +160,7 @@ def show(
             forecast = plan(spec, nodes, measured, local=False)
     forecast = _priced(forecast, spec, settings.prices)
     if as_json:
-        print(json.dumps(asdict(forecast)))
+        print(json_line(asdict(forecast)))
         return
     Console().table(f"{forecast.kind} of {forecast.workload}", ["", "plan"], forecast.rows())
 

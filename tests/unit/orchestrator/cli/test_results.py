@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,13 @@ def test_report_of_one_and_of_several(
     assert "<title>s</title>" in (tmp_path / "report.html").read_text()
     assert typed("report r0.1-0 r0.2-0 --output both.html")[0] == 0
     assert "<title>Comparison by lr</title>" in (tmp_path / "both.html").read_text()
+
+
+def test_a_number_that_is_not_finite_is_null(home: Path, typed: Callable[..., Any]) -> None:
+    for name, lr in (("a", 0.1), ("b", 0.2)):
+        run(home / "storage", name, lr, units=[math.nan] * 3, lr=lr)
+    compared = json.loads(typed("compare a b --by lr --json")[1], parse_constant=pytest.fail)
+    assert [row["difference"] for row in compared["rows"]] == [None, None]
 
 
 @pytest.mark.parametrize(
