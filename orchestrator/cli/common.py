@@ -129,7 +129,7 @@ def show_result(result: Result, as_json: bool) -> None:
     from orchestrator.storage.remote import location_of
 
     if as_json:
-        print(json_line(result.to_json()), flush=True)
+        print(json_line({**result.to_json(), "folder": str(result.folder)}), flush=True)
     else:
         console = Console()
         console.say(f"Model: {result.model_uri}")

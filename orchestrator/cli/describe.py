@@ -36,12 +36,16 @@ BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveM
 
 def print_workloads(as_json: bool) -> None:
     """Print all workloads, third-party ones included: name and summary, or why it cannot be loaded."""
-    rows = [{"name": name, "summary": entry.summary} for name, entry in sorted(catalog().items())]
-    rows += [{"name": name, "broken": f"cannot be loaded: {why}"} for name, why in sorted(broken().items())]
+    rows: list[dict[str, Any]] = [
+        {"name": name, "summary": entry.summary, "broken": None} for name, entry in sorted(catalog().items())
+    ]
+    rows += [
+        {"name": name, "summary": None, "broken": f"cannot be loaded: {why}"} for name, why in sorted(broken().items())
+    ]
     if as_json:
         print(json_line(rows))
         return
-    _print_table(("workload", "summary"), (list(row.values()) for row in rows))
+    _print_table(("workload", "summary"), ([row["name"], row["summary"] or row["broken"]] for row in rows))
     print("\nFor the parameters of one: orchestrator workloads NAME")
 
 

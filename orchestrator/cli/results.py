@@ -137,7 +137,8 @@ def audit(
 
 
 References = Annotated[list[str], typer.Argument(metavar="ID [ID ...]", help="Ids of runs and sweeps, or latest.")]
-Output = Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Output file.")]
+OUTPUT = typer.Option("--output", "-o", metavar="FILE", help="Output file.")
+Output = Annotated[Path | None, OUTPUT]
 
 
 @app.command()
@@ -236,7 +237,10 @@ def compare(
 
 @app.command()
 def report(
-    references: References, output: Output = Path("report.html"), as_json: Json = False, storage: Storage = None
+    references: References,
+    output: Annotated[Path, OUTPUT] = Path("report.html"),
+    as_json: Json = False,
+    storage: Storage = None,
 ) -> None:
     """Write an HTML page about a run or a sweep, or several.
 
@@ -247,7 +251,7 @@ def report(
     from orchestrator.report import comparison_output
 
     write(comparison_output.report(_folders(references, storage)), output)
-    out({"report": str(output)}, f"Written: {output}", as_json)
+    out({"report": str(output.absolute())}, f"Written: {output}", as_json)
 
 
 @app.command()
@@ -271,9 +275,9 @@ def accounts(
     moment = None if since is None else usage_log.moment(since)
     settings = resolved(storage=storage)
     rows, silent = usage_log.table(run_lookup.folders(settings.storage), by, moment)
-    if settings.prices:
-        rows = [row | {"cost": settings.prices.cost(row["gpu_hours"], row["cpu_hours"])} for row in rows]
-    out(rows, device_hours(rows, by, silent, settings.prices), as_json)
+    prices = settings.prices
+    rows = [row | {"cost": prices and prices.cost(row["gpu_hours"], row["cpu_hours"])} for row in rows]
+    out(rows, device_hours(rows, by, silent, prices), as_json)
 
 
 def _folders(references: list[str], storage: str | None) -> list[RunFolder]:

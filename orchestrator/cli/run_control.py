@@ -47,6 +47,7 @@ def status(settings: Settings, reference: str, *, wait: bool, address: str | Non
         while wait and values["status"] == "running":
             time.sleep(POLL_SECONDS)
             values = _run(run_lookup.find(settings.storage, target.id))
+        values["search"] = None
         if values["kind"] == "sweep" and values["status"] not in records.SETTLED:
             with suppress(UserError):
                 values["search"] = listing.progress(target)
@@ -187,13 +188,14 @@ def _run(folder: RunFolder) -> dict[str, Any]:
         "objectives": [metric for metric, _ in record.get("objectives", ())],
         "metrics": result.get("metrics", {}),
         "model_uri": result.get("model_uri"),
-        **{name: record[name] for name in ("accumulate",) if name in record},
+        "accumulate": record.get("accumulate"),
         "error": record.get("error"),
         "devices": _devices(record),
         "driver": f"pid {record.get('pid')} on {record.get('host')}"
         + (", ended without recording how" if state == "lost" else ""),
         "command": record["command"],
         "progress": disk.last_line(folder.log) if state == "running" else _last_epoch(folder, state),
+        "folder": str(folder.path),
         "log": str(folder.log),
         "resume": commands.for_run(folder.path, f"{record['kind']} --resume") if resumable else None,
     }
@@ -223,7 +225,7 @@ def _text(values: Mapping[str, Any]) -> str:
             value = ", ".join(value)
         if name == "metrics":
             value = "  ".join(f"{key} {show(value[key])}" for key in _headlines(value, values["objectives"]))
-        if name == "search":
+        if name == "search" and value:
             value = listing.progress_as_text(value)
         if value not in (None, ""):
             lines.append(f"{name + ':':<11} {value}")

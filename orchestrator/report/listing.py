@@ -92,6 +92,9 @@ def best(folder: RunFolder, top: int) -> list[dict[str, Any]]:
                 "seeds": row.get("seeds"),
                 "epochs": trial.user_attrs.get("epoch"),
                 "command": trials.command(folder, trial),
+                "test": None,
+                "model_uri": None,
+                "run_id": None,
             }
         )
     result = folder.result()
@@ -111,7 +114,7 @@ def as_text(rows: Sequence[Mapping[str, Any]], total: int) -> str:
     for row in rows:
         took = "" if row["seconds"] is None else duration(row["seconds"])
         value = "" if row["value"] is None else f"{row['metric']} {show(row['value'])}"
-        trials = f"{row['trials_done']}/{row['trials_target']}" if "trials_done" in row else ""
+        trials = f"{row['trials_done']}/{row['trials_target']}" if row["trials_done"] is not None else ""
         started = str(row["started"])[:16].replace("T", " ")
         lines.append([row["id"], row["kind"], row["status"], started, took, value, trials])
     more = [f"{total - len(rows)} more: --limit {total}"] if total > len(rows) else []
@@ -136,7 +139,7 @@ def best_as_text(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def _in_full(row: Mapping[str, Any]) -> str:
     over = f" (mean of {len(row['seeds'])} seeds, sd {show(row['spread'])})" if row.get("seeds") else ""
-    test = {name: row["test"][name] for name in row["validation"] if name in row.get("test", {})}
+    test = {name: row["test"][name] for name in row["validation"] if name in (row.get("test") or {})}
     values = {
         "sweep": row["sweep"],
         "trial": row["trial"],
@@ -201,7 +204,8 @@ def _row(folder: RunFolder) -> dict[str, Any]:
     started = record["started"]
     took = (datetime.fromisoformat(ended) - datetime.fromisoformat(started)).total_seconds() if ended else None
     metric, value = _headline(record, result.get("metrics", {}))
-    row = {
+    counted = _counted(folder, result) if record["kind"] == "sweep" else {}
+    return {
         "id": folder.id,
         "kind": record["kind"],
         "workload": record["workload"],
@@ -212,8 +216,8 @@ def _row(folder: RunFolder) -> dict[str, Any]:
         "value": value,
         "run_id": record.get("run_id"),
         "command": record["command"],
+        **{name: counted.get(name) for name in ("trials_target", "trials_done")},
     }
-    return row | (_counted(folder, result) if record["kind"] == "sweep" else {})
 
 
 def _headline(record: Mapping[str, Any], metrics: Mapping[str, float]) -> tuple[str | None, float | None]:

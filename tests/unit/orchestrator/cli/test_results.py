@@ -103,6 +103,7 @@ def test_report_of_one_and_of_several(
     assert "<title>s</title>" in (tmp_path / "report.html").read_text()
     assert typed("report r0.1-0 r0.2-0 --output both.html")[0] == 0
     assert "<title>Comparison by lr</title>" in (tmp_path / "both.html").read_text()
+    assert json.loads(typed("report s --json")[1]) == {"report": str(tmp_path / "report.html")}
 
 
 def test_a_number_that_is_not_finite_is_null(home: Path, typed: Callable[..., Any]) -> None:
@@ -110,6 +111,14 @@ def test_a_number_that_is_not_finite_is_null(home: Path, typed: Callable[..., An
         run(home / "storage", name, lr, units=[math.nan] * 3, lr=lr)
     compared = json.loads(typed("compare a b --by lr --json")[1], parse_constant=pytest.fail)
     assert [row["difference"] for row in compared["rows"]] == [None, None]
+
+
+def test_the_best_so_far_has_the_keys_of_a_winner(home: Path, typed: Callable[..., Any]) -> None:
+    sweep(home / "storage", "ended", [(3.0,)])
+    sweep(home / "storage", "open", [(3.0,)], settled=False)
+    ended, best = (json.loads(typed(f"best {name} --json")[1]) for name in ("ended", "open"))
+    assert list(best) == list(ended)
+    assert (ended["test"], best["test"]) == ({"error": 9.0}, None)
 
 
 @pytest.mark.parametrize(
