@@ -42,7 +42,7 @@ for epoch in range(1, 4):
         log.write(f"epoch {epoch}\\n")
     print(folder.id, flush=True)
     sys.stdin.readline()
-folder.release(sys.argv[3], int(sys.argv[4]), run_id="m" * 32, result={"metrics": {"test/ndcg_at_20": 0.25}})
+folder.release(sys.argv[3], int(sys.argv[4]), run_id="a" * 32, result={"metrics": {"test/ndcg_at_20": 0.25}})
 """
 
 LOOKING = """
@@ -144,7 +144,7 @@ def test_status_waits_and_returns_the_runs_own_code(
     told = json.loads(out)
     assert (told["id"], told["status"], told["exit_code"]) == (driver.id, "partial", 4)
     assert told["metrics"] == {"test/ndcg_at_20": 0.25}
-    run_control.status(settings, "m" * 32, wait=False, address=None, as_json=False)
+    run_control.status(settings, "a" * 32, wait=False, address=None, as_json=False)
     text = capsys.readouterr().out
     assert driver.id in text
     assert "test/ndcg_at_20 0.25" in text
