@@ -206,15 +206,15 @@ def describe(error: Exception, trace: str = "") -> str:
         on_host = isinstance(error, MemoryError) or _OF_HOST in str(error)
         also = "fewer trials at once (--concurrency)" if on_host else "a larger --gpus-per-worker, precision=bf16"
         return f"{OUT_OF_MEMORY}{message}: accumulate=auto, a smaller batch_size or {also} may fit"
-    said = f"{type(error).__name__}: {one_line(error)}"
+    message = f"{type(error).__name__}: {one_line(error)}"
     frames = [(frame.filename, str(frame.lineno)) for frame in traceback.extract_tb(error.__traceback__)]
     frames = frames or _FRAME.findall(trace)
     if "\nOriginal Traceback (most recent call last):\n" in str(error):  # from a process of a DataLoader
-        said += f" {mask(str(error).strip().splitlines()[-1])}"
+        message += f" {mask(str(error).strip().splitlines()[-1])}"
         frames += _FRAME.findall(str(error))
     own = [frame for frame in frames if not _INSTALLED.match(frame[0])]
     line = "".join(f" ({Path(file).name}:{number})" for file, number in (own or frames)[-1:])
-    return said + line
+    return message + line
 
 
 def death_cause(message: str) -> str:
