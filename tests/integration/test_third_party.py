@@ -46,7 +46,8 @@ def edit(file: Path, old: str, new: str) -> None:
 
 def test_the_example_runs_searches_its_own_space_and_predicts(told: Typed, home: Path, tmp_path: Path) -> None:
     listed = told("workloads", "--json")
-    assert {"name": "linreg", "summary": "Linear regression on three planted slopes."} in json.loads(listed.stdout)
+    summary = "Linear regression on three planted slopes."
+    assert {"name": "linreg", "summary": summary, "broken": None} in json.loads(listed.stdout)
     run = told("run", "linreg", "epochs=20", "--local", "--register", "slopes", "--json")
     assert run.returncode == 0, run.stderr
     assert json.loads(run.stdout)["metrics"]["test/mse"] < 0.02
