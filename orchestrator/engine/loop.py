@@ -302,7 +302,11 @@ def _check_tables(workload: Workload, method: str, result: Evaluation) -> None:
         elif of_units and not all(isinstance(column, np.ndarray) for _, column in columns.items()):
             got = ", ".join(f"{name}: {type(column).__name__}" for name, column in columns.items())
         else:
-            shapes = {name: np.shape(column) for name, column in columns.items()}
+            # A list is stored whatever its elements are, lists included: only its length counts.
+            shapes = {
+                name: (len(column),) if isinstance(column, list | tuple) else np.shape(column)
+                for name, column in columns.items()
+            }
             alike = len(set(shapes.values())) == 1 and len(next(iter(shapes.values()))) == 1
             if not shapes or (alike and ("id" in shapes or not of_units)):
                 continue

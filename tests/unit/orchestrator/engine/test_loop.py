@@ -406,8 +406,9 @@ def test_tables_that_cannot_be_stored_are_refused_at_the_first_evaluation(
     assert f"{words}; allowed: NumPy arrays of one length." in str(caught.value)
 
 
-def test_a_table_may_be_a_data_frame(monkeypatch: pytest.MonkeyPatch) -> None:
-    tables: Any = {"curve": pd.DataFrame({"x": [1, 2], "y": [0.5, 0.7]})}
+def test_a_table_may_be_a_data_frame_or_have_columns_of_lists(monkeypatch: pytest.MonkeyPatch) -> None:
+    frame = pd.DataFrame({"x": [1, 2], "y": [0.5, 0.7]})
+    tables: Any = {"curve": frame, "near": {"item": [3, 4], "items": [[1], [2, 3]], "pairs": [[1, 2], [3, 4]]}}
     monkeypatch.setattr(Toy, "evaluate", lambda self, split: Evaluation({"error": 0.5}, {}, tables))
     assert next(run_epochs(build(), Plan(epochs=9))).rows
 
