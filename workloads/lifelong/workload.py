@@ -273,16 +273,16 @@ class Lifelong:
 
     def _interfered(self, session: int, epoch: int) -> torch.Tensor:
         """MIR: the documents of each query's memory whose loss rises most by a virtual step on the new documents."""
-        runtime = self.runtime
 
         def vectors() -> tuple[VectorLookup, QueryVectors]:
-            lookup = self.index_encoder.lookup(self.memory.numpy(), self.data.first, again=True)
-            return lookup, self._query_vectors(lookup)
+            with self.encoder.in_fp32(), self.query_encoder.in_fp32():  # a step changes losses less than bf16 rounds
+                lookup = self.index_encoder.lookup(self.memory.numpy(), self.data.first, again=True)
+                return lookup, self._query_vectors(lookup)
 
         def backward() -> None:
             self.model.train()
-            with seeded(derive(runtime.seed, "virtual", epoch, runtime.rank), runtime.device):
-                whole = replace(runtime, steps_per_epoch=None)
+            with seeded(derive(self.runtime.seed, "virtual", epoch, self.runtime.rank), self.runtime.device):
+                whole = replace(self.runtime, steps_per_epoch=None)
                 drawn = list(batches(self.data.positives, self.params.batch_size, whole, 1))
                 for rows, positives, weight in drawn:
                     self._backward(session, rows, positives, weight / len(drawn))

@@ -249,6 +249,25 @@ def test_mir_takes_its_virtual_step_back() -> None:
     assert (workload.replayed >= 0).any()
 
 
+def test_mir_compares_losses_in_float32_when_trained_in_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared = []
+
+    def record(before: torch.Tensor, after: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        compared.append((before, after))
+        return after - before
+
+    workload = trained(2, memory="mir")
+    monkeypatch.setattr("workloads.lifelong.baselines.mir", record)
+    monkeypatch.setattr(Lifelong, "_backward", lambda *_: None)  # the virtual step changes nothing
+    for precision in ("fp32", "bf16"):
+        workload.encoder.precision = precision  # type: ignore[assignment]
+        workload._interfered(2, 3)
+    (full, _), (half, after) = compared[-2:]
+    assert torch.equal(half, full)
+    assert torch.equal(half, after)
+    assert workload.encoder.precision == "bf16"
+
+
 def test_no_update_leaves_the_model_of_session_0() -> None:
     first, last = trained(1, update="none"), trained(update="none")
     for name, value in first.encoder.state_dict().items():
