@@ -160,7 +160,7 @@ SAMPLERS: dict[str, SamplerRow] = {
         {"candidates": 64, "srns_memory": 8, "srns_alpha": 5.0, "srns_warmup": 50, "srns_temperature": 10.0},
     ),
     "bns": SamplerRow(
-        f"{_BUILDERS}:bns", "thesis (4.30), algorithm 3", {**_BNS, "bns_uniform_epochs": 0, "ecdf": "exact"}, _LAMBDA,
+        f"{_BUILDERS}:bns", "thesis (4.30), algorithm 2", {**_BNS, "bns_uniform_epochs": 0, "ecdf": "exact"}, _LAMBDA,
         compiled=True,
     ),
     "bns_posterior": SamplerRow(
