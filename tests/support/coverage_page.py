@@ -117,8 +117,11 @@ def faults() -> Iterator[str]:
             yield f"{row.item}: no verdict {row.verdict!r}"
         if row.verdict in ("not run", "partly", "not upheld") and not row.why:
             yield f"{row.item}: {row.verdict} without a reason"
-        if row.verdict in ("upheld", "partly", "not upheld") and not (row.results or row.test):
-            yield f"{row.item}: {row.verdict} without a result or a test"
+        if row.verdict in ("upheld", "partly", "not upheld"):
+            if not (row.results or row.test):
+                yield f"{row.item}: {row.verdict} without a result or a test"
+            if "(ours)" in row.item:
+                yield f"{row.item}: {row.verdict}, but no source claims it"
         yield from (f"{row.item}: no {code}" for code in row.code if not _defined(source(code), code.partition(":")[2]))
         for test in row.test:
             file, _, name = test.partition("::")

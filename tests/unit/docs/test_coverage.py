@@ -43,6 +43,7 @@ RIGHT = Row(
         (replace(RIGHT, verdict="true"), "no verdict 'true'"),
         (replace(RIGHT, verdict="partly"), "partly without a reason"),
         (replace(RIGHT, verdict="upheld", test=(), results=()), "upheld without a result"),
+        (replace(RIGHT, item="Algorithm 2 with LightGCN (ours)", verdict="upheld"), "no source claims it"),
     ],
 )
 def test_a_row_that_names_nothing_is_found(row: Row, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
