@@ -82,6 +82,11 @@ def test_every_listed_number_is_on_its_page_and_follows_from_stored_ones() -> No
         assert agree(entry["numbers"], [value]), f"{entry['is']} is {value}: {entry}"
 
 
+@pytest.mark.parametrize("page", RESULT_PAGES)
+def test_a_miss_has_its_size(page: str) -> None:
+    assert "**below**" not in "\n".join(lines(page))
+
+
 # The test itself
 
 
