@@ -262,9 +262,11 @@ def _has_no_results(path: Path) -> bool:
 def _is_stored(path: Path) -> bool:
     """Whether the object store has all files of this folder."""
     store = remote.location_of(path)
-    if store is None or sync_state.undelivered(path, sync_state.manifest(path)[1]):
+    if store is None:
         return False
     with suppress(OSError):
+        if sync_state.undelivered(path, sync_state.manifest(path)[1]):
+            return False
         stored = store.files()
         return all(name in stored and stored[name].size == size for name, (size, _) in sync_state.scan(path).items())
     return False

@@ -115,7 +115,11 @@ class FolderSync:
             self._lost = True
         if self._lost:
             return overtaken(self._folder)
-        if left := len(sync_state.undelivered(self._folder, self._delivered, self._parts)):
+        try:
+            left = len(sync_state.undelivered(self._folder, self._delivered, self._parts))
+        except OSError as error:
+            return f"The last files were not stored: {self._folder} cannot be read ({error.strerror or error})"
+        if left:
             return (  # let the lease expire: nothing else records its generation
                 f"{left} file{'s' * (left > 1)} could not be stored ({self._trouble}); they are kept here, "
                 f"deliver them with: {commands.for_run(self._root, 'sync')}"

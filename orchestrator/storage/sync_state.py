@@ -51,8 +51,8 @@ def deliver(
 ) -> bool:
     """Upload changes since ``delivered``, which is updated. Returns whether there were any.
 
-    ``before`` is called if there is something to send or remove. Raises OSError, and Overtaken if a later driver has
-    stored the record.
+    ``before`` is called if there is something to send or remove. Raises OSError, also when the folder is gone or cannot
+    be read: nothing is removed from the storage for that. Raises Overtaken if a later driver has stored the record.
     """
     files = scan(folder, parts)
     changed = [name for name, stamp in files.items() if delivered.get(name) != stamp]
@@ -73,6 +73,7 @@ def deliver(
 
     _each(send, changed)
     gone = [name for name in list(delivered) if name not in files]
+    os.stat(folder)  # it may have been removed since
     for name in gone:
         if name in delivered:
             _remove(name, folder, location, delivered)
@@ -80,7 +81,7 @@ def deliver(
 
 
 def undelivered(folder: Path, delivered: Mapping[str, Stamp], parts: Sequence[str] = ()) -> list[str]:
-    """Differences between the folder and what was delivered."""
+    """Differences between the folder and what was delivered. Raises OSError if the folder cannot be read."""
     files = scan(folder, parts)
     return sorted(name for name in {*files, *delivered} if files.get(name) != delivered.get(name))
 
@@ -113,7 +114,7 @@ def refresh(folder: Path, *, everything: bool) -> None:
             remember(folder, holds, delivered)
         return
     stored = _whole(location.files())
-    files = scan(folder)
+    files = scan(folder) if folder.exists() else {}
     for name in files.keys() - stored.keys():
         if everything or name in delivered:  # without ``everything`` no file that exists only here is removed
             _drop(folder, name)
@@ -231,9 +232,14 @@ def records(storage: Path) -> dict[str, dict[str, Any]]:
 
 
 def scan(folder: Path, parts: Sequence[str] = ()) -> Stamps:
-    """Files below ``folder``, or its ``parts``, that are to be stored."""
+    """Files below ``folder``, or its ``parts``, that are to be stored. Raises OSError if they cannot be listed."""
+
+    def refuse(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError) or error.filename == os.fspath(folder):
+            raise error  # else it was removed in the meantime
+
     stamps: Stamps = {}
-    for where, folders, names in os.walk(folder):
+    for where, folders, names in os.walk(folder, onerror=refuse):
         below = Path(where).relative_to(folder)
         folders[:] = [n for n in folders if _travels((below / n).as_posix()) and _within((below / n).as_posix(), parts)]
         for name in names:

@@ -5,6 +5,7 @@ A folder stands for the object store, another home for another machine.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -108,6 +109,52 @@ def test_what_changes_is_sent_and_what_is_gone_is_removed(machine: Callable[[str
     assert following.close() is None
     assert json.loads(stored(bucket)["record.json"])["status"] == "finished"
     assert set(stored(bucket)) == {"log.txt", "record.json"}
+
+
+def with_checkpoint(storage: Path, bucket: Path) -> tuple[RunFolder, FolderSync]:
+    """A driven run of which a checkpoint and the record are stored."""
+    folder = create(storage)
+    following = start(folder)
+    mark = folder.path / CHECKPOINT
+    mark.parent.mkdir(parents=True)
+    mark.write_text("{}")
+    until(lambda: is_known(bucket) and CHECKPOINT in stored(bucket))
+    return folder, following
+
+
+CHECKPOINT = "checkpoints/checkpoint-1/checkpoint.json"
+
+
+def test_a_copy_that_is_removed_takes_nothing_from_the_storage(machine: Callable[[str], Path], bucket: Path) -> None:
+    """By a user who clears a cache while the run goes on."""
+    folder, following = with_checkpoint(machine("one"), bucket)
+    folder.path.rename(folder.path.with_name("elsewhere"))
+    assert following.close() == (
+        f"The last files were not stored: {folder.path} cannot be read (No such file or directory)"
+    )
+    assert {"record.json", CHECKPOINT} <= set(stored(bucket))
+
+
+def test_what_cannot_be_listed_is_not_gone(
+    machine: Callable[[str], Path], bucket: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that has too many open files opens no folder either."""
+    folder, following = with_checkpoint(machine("one"), bucket)
+    listed = os.scandir
+    tried: list[str] = []
+
+    def scandir(path: str) -> Any:
+        if str(path).startswith(str(folder.path)):
+            tried.append(path)
+            raise OSError(errno.EMFILE, "Too many open files", path)
+        return listed(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", scandir)
+        until(lambda: len(tried) > 2)
+        assert CHECKPOINT in stored(bucket)
+    folder.release("finished", 0)
+    assert following.close() is None
 
 
 @pytest.mark.parametrize(
