@@ -198,6 +198,8 @@ class _Chain:
             self._make_folder()
             partial = self._folder / f".{row.name}.{secrets.token_hex(4)}"
             partial.write_bytes(row.content)
+            with suppress(OSError):  # a file system without modes
+                partial.chmod(self._storage.stat().st_mode & 0o644)  # all who may add the next row read this one
             try:
                 os.link(partial, self._folder / row.name)
             finally:

@@ -209,6 +209,11 @@ def test_what_was_done_to_a_row_is_seen(number: int, what: object, fault: str, f
 
 def test_whoever_may_write_to_the_storage_may_add_a_row(folder: Path) -> None:
     folder.chmod(0o2770)
-    append(look(folder), 1)
+    before = os.umask(0o077)
+    try:
+        row = append(look(folder), 1)
+    finally:
+        os.umask(before)
     for made in (folder / ".looks", folder / ".looks" / look(folder).chain):
         assert made.stat().st_mode & 0o7777 == 0o2770
+    assert (made / row.name).stat().st_mode & 0o777 == 0o640, "the next row has its digest"
