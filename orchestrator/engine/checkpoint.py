@@ -206,7 +206,9 @@ def _verify(folder: Path) -> tuple[dict[str, Any], list[str]]:
         seal = meta.pop("sha256", None)
     except FileNotFoundError:
         raise UserError(f"The checkpoint {folder} is incomplete: it has no {META}", fix=FIX) from None
-    except (OSError, *MALFORMED):
+    except OSError as error:
+        raise disk.unreadable(folder, "checkpoint", error) from None
+    except MALFORMED:
         raise UserError(f"The checkpoint {folder} is damaged: its {META} cannot be read", fix=FIX) from None
     if form not in READ:
         allowed = " or ".join(map(str, READ))

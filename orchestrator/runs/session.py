@@ -283,7 +283,7 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.console.end_view()
-        reported = disk.unwritable(self.settings.storage, error) if disk.is_full(error) else error
+        reported = error and disk.explained(self.folder.path, error)
         if error and self.interrupts.signalled and not isinstance(error, UserError | Interrupted) and reported is error:
             # The signal may have stopped Ray too, which is no failure of the run.
             reported = Interrupted(commands.for_run(self.folder.path, f"{self.folder.record['kind']} --resume"))
@@ -307,10 +307,10 @@ class Session:
             self.interrupts.end_recording()
             try:
                 self.folder.release(status, code, **values)
-            except OSError as full:  # a full storage is the cause of the other errors
-                if not disk.is_full(full):
+            except OSError as failure:  # a full storage is the cause of the other errors
+                reported = disk.explained(self.folder.path, failure)
+                if reported is failure:
                     raise
-                reported = disk.unwritable(self.settings.storage, full)
             self.interrupts.__exit__(kind, error, trace)
         if self._sync is not None and (trouble := self._sync.close()):  # after the record's last change
             self.console.say(trouble)

@@ -11,9 +11,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal, TypeGuard
 
-from orchestrator.errors import UNAVAILABLE, UserError, one_line
+from orchestrator.errors import UNAVAILABLE, RunFailed, UserError, one_line
 from orchestrator.provenance import private_files
-from orchestrator.storage import remote
+from orchestrator.storage import generations, remote
 
 Setting = Literal["storage", "tracking", "to"]
 
@@ -85,6 +85,23 @@ def write_json(file: Path, values: Mapping[str, Any], *, durable: bool = True) -
 def is_full(error: BaseException | None) -> TypeGuard[OSError]:
     """Whether the error means that nothing can be written: no space, no quota, or read-only."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+
+
+def unreadable(path: Path, what: str, error: OSError) -> UserError:
+    """The error (exit 3) that ``path``, which is a ``what``, cannot be read: it is another user's, for example."""
+    got = error.strerror or str(error)
+    return UserError(f"The {what} {path} cannot be read", got=got, fix="Get the right to read it", code=UNAVAILABLE)
+
+
+def explained(folder: Path, error: BaseException) -> BaseException:
+    """The error to report for a run in ``folder``: that its storage is full, or the folder removed, else ``error``."""
+    try:
+        os.stat(folder)
+    except FileNotFoundError:
+        return RunFailed(generations.run_id(folder.name), f"its folder {folder} was removed")
+    except OSError:  # the storage does not answer
+        pass
+    return unwritable(folder.parent, error) if is_full(error) else error
 
 
 @contextmanager

@@ -123,19 +123,22 @@ class RunFolder:
     def guarded(self) -> Iterator[None]:
         """Record the end if an error leaves the block before a session has taken over.
 
-        KeyboardInterrupt becomes Interrupted, with the command that continues, also if a session has recorded it: it
-        may come before the session handles signals.
+        KeyboardInterrupt becomes Interrupted, also if a session has recorded it: it may come before handlers are set.
         """
         try:
             yield
         except BaseException as error:
+            reported = disk.explained(self.path, error)
             if self._lock:
                 if self._lease:
                     self._lease.release()
-                status, code, values = ending(error)
-                self.release(status, code, **values)
+                status, code, values = ending(reported)
+                with suppress(OSError):  # ``error`` is the cause, or tells more
+                    self.release(status, code, **values)
             if isinstance(error, KeyboardInterrupt) and self.record["status"] == "interrupted":
                 raise Interrupted(commands.for_run(self.path, f"{self.record['kind']} --resume")) from error
+            if reported is not error:
+                raise reported from error
             raise
 
     def has_live_driver(self) -> bool:
@@ -361,12 +364,14 @@ def user() -> str:
 
 
 def open_folder(path: Path) -> RunFolder:
-    """Open the run in ``path``. Raises UserError if its record is damaged or of another format."""
+    """Open the run in ``path``. Raises UserError if its record cannot be read, is damaged or of another format."""
     try:
         record = json.loads((path / RECORD).read_text())
         form = record["format"]
-    except (OSError, json.JSONDecodeError, KeyError, TypeError):
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
         raise UserError(f"The record of {path} is damaged", fix=f"Remove the folder, or restore its {RECORD}") from None
+    except OSError as error:
+        raise disk.unreadable(path / RECORD, "record", error) from None
     if form != FORMAT:
         raise UserError(f"The record of {path} has another format", got=form, allowed=FORMAT)
     return RunFolder(path, record)

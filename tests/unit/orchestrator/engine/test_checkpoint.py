@@ -198,6 +198,18 @@ def test_a_truncated_description(left: float, tmp_path: Path) -> None:
     refused(file.parent, f"its {META} cannot be read")
 
 
+def test_a_checkpoint_that_may_not_be_read_is_not_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its fix is not to remove it."""
+    folder = write(tmp_path / "checkpoint-1")
+
+    def denied(*_: Any, **__: Any) -> str:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_text", denied)
+    with pytest.raises(UserError, match=f"^The checkpoint {folder} cannot be read: got Permission denied. Get the"):
+        checkpoint.latest(tmp_path)
+
+
 @pytest.mark.parametrize("content", [b"[]", b"{}", b"\xff\xfe", b"null"])
 def test_a_description_of_something_else(content: bytes, tmp_path: Path) -> None:
     folder = write(tmp_path / "checkpoint-1")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import sys
 import time
@@ -152,6 +153,20 @@ def test_what_a_user_has_to_mend_is_told_after_a_signal_too(folder: RunFolder) -
     with pytest.raises(UserError, match="No space"), opened(folder):
         break_after_a_signal(OSError(28, "No space left on device"))
     assert ended(folder)[:2] == ("failed", UNAVAILABLE)
+
+
+@pytest.mark.parametrize("error", [None, FileNotFoundError(2, "No such file or directory", "history.jsonl")])
+def test_a_folder_that_was_removed_is_named(error: Exception | None, folder: RunFolder) -> None:
+    def end(running: Session) -> None:
+        shutil.rmtree(folder.path)
+        running.set_end("finished", DONE)
+        if error:
+            raise error
+
+    message = f"^one failed: its folder {folder.path} was removed$"
+    with pytest.raises(RunFailed, match=message), folder.guarded(), opened(folder) as running:
+        end(running)
+    assert not folder.path.exists()
 
 
 def test_sigterm_while_it_connects_says_how_to_go_on(folder: RunFolder) -> None:

@@ -307,6 +307,20 @@ def test_a_release_that_can_not_be_written_lets_go(tmp_path: Path, monkeypatch: 
     assert run_lookup.find(tmp_path, folder.id).status() == "lost"
 
 
+def test_a_disk_that_is_full_before_the_session_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = create(tmp_path)
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    message = f"The storage {tmp_path} cannot be written: got No space left on device"
+    with pytest.raises(UserError, match=message) as caught, folder.guarded():
+        folder.update(inputs={})
+    assert caught.value.code == UNAVAILABLE
+    assert not folder.has_live_driver()
+
+
 def test_a_stop_that_can_not_be_written_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = create(tmp_path)
 

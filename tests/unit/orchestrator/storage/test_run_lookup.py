@@ -10,7 +10,7 @@ from uuid import uuid4
 
 import pytest
 
-from orchestrator.errors import USAGE, UserError
+from orchestrator.errors import UNAVAILABLE, USAGE, UserError
 from orchestrator.storage import records, run_lookup
 from orchestrator.storage.records import RunFolder
 
@@ -109,6 +109,20 @@ def test_a_damaged_record(content: str, tmp_path: Path) -> None:
     (folder.path / "record.json").write_text(content)
     with pytest.raises(UserError, match=f"record of {folder.path} is damaged"):
         run_lookup.find(tmp_path, folder.id)
+
+
+def test_a_record_that_may_not_be_read_is_not_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its fix is not to remove another user's run."""
+    folder = create(tmp_path)
+
+    def denied(*_: Any, **__: Any) -> str:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_text", denied)
+    message = f"The record {folder.path}/record.json cannot be read: got Permission denied. Get the right to read it."
+    with pytest.raises(UserError, match=f"^{message}$") as caught:
+        run_lookup.find(tmp_path, folder.id)
+    assert caught.value.code == UNAVAILABLE
 
 
 def test_a_record_of_another_format(tmp_path: Path) -> None:
