@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -328,6 +329,20 @@ def test_a_sweep_that_settled_before_winners_were_in_the_record(settings: Settin
     assert "winners" not in found.record
     assert (winners.record_winner(found, 1), winners.tested(found)) == (1, {0})
     assert json.loads((found.path / "record.json").read_text())["winners"][-1] == {"trial": 1, "tested": False}
+
+
+def test_a_full_disk_leaves_no_half_mark(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A resume could not read it."""
+    found = finished(settings.storage, "s", [(1.0,), (2.0,)], settled=False)
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(winners, "record_winner", lambda *of: 0)
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(OSError, match="No space left"):
+        winner._prepare_folder(Mock(folder=found), 1, tmp_path)
+    assert winners.trial_of_outcome(found) is None
 
 
 def test_the_report_says_so(settings: Settings) -> None:
