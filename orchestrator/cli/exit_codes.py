@@ -32,6 +32,14 @@ from orchestrator.errors import (
 
 USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]  # typer contains its own copy of click
 
+OF_MACHINE = frozenset(
+    {
+        *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM),
+        *(errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENFILE, errno.ENOMEM),
+    }
+)
+"""Errors of disks, rights and limits, which are no bug of this program."""
+
 
 def guarded(call: Callable[[], Any]) -> int:
     """Run a command and return its exit code; print an error to standard error."""
@@ -63,7 +71,7 @@ def _ended(error: BaseException) -> int:
         case SystemExit(__context__=BrokenPipeError()) | BrokenPipeError():  # from typer and rich, or from print
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has closed the pipe
             return DONE
-        case OSError(errno=errno.ENOSPC | errno.EDQUOT):
+        case OSError() if error.errno in OF_MACHINE:
             file = f": {error.filename}" if error.filename else ""
             return _say(f"failed: {error.strerror}{file}", FAILED)
         case ModuleNotFoundError() if missing := missing_module(error, "This command", submit=_submittable()):

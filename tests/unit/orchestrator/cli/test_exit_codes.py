@@ -64,12 +64,15 @@ def test_ctrl_c_after_it_names_the_command_that_continues(capsys: pytest.Capture
 
 
 @pytest.mark.parametrize("named", [None, "/data/list.csv"])
-def test_a_full_disk_is_no_bug(named: str | None, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EMFILE])
+def test_a_full_disk_a_right_or_a_limit_is_no_bug(
+    number: int, named: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
     def call() -> Any:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), named)
+        raise OSError(number, os.strerror(number), named)
 
     assert exit_codes.guarded(call) == FAILED
-    assert capsys.readouterr().err == f"failed: No space left on device{f': {named}' if named else ''}\n"
+    assert capsys.readouterr().err == f"failed: {os.strerror(number)}{f': {named}' if named else ''}\n"
 
 
 @pytest.mark.parametrize(
