@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -31,6 +32,9 @@ WAITS = (1.0, 5.0, 0.0)
 
 OUTAGE = re.compile(r"time[sd]?[ -]?out|connection|max retries|temporarily|\b50[234]\b", re.IGNORECASE)
 """Matches the errors of artifact stores of any kind that are out of reach."""
+
+FULL = re.compile(f"{os.strerror(errno.ENOSPC)}|{os.strerror(errno.EDQUOT)}")
+"""Matches the errors of a disk of this machine that is full."""
 
 SHOWN = 300
 """Characters of a model's error that are reported."""
@@ -83,7 +87,7 @@ def signature(client: Any, model: str, version: Any) -> Any:
 def fetched(client: Any, model: str, version: Any, name: str = "") -> Iterator[Path]:
     """A temporary copy of a version's files, or only of the file ``name``.
 
-    Raises Unusable when they do not exist, UserError (exit 3) when their store does not answer.
+    Raises Unusable when they do not exist, UserError (exit 3) when their store does not answer or the disk is full.
     """
     import mlflow
 
@@ -96,6 +100,11 @@ def fetched(client: Any, model: str, version: Any, name: str = "") -> Iterator[P
                 break
             except Exception as error:  # each kind of store has its own errors for missing files
                 reason = one_line(error)[:SHOWN]
+                if FULL.search(str(error)):  # MLflow puts the error of a file into the text of its own
+                    raise UserError(
+                        f"The files of {model}/{version.version} cannot be copied to {scratch}", got=reason,
+                        fix="Free space there, or set TMPDIR to another folder", code=UNAVAILABLE,
+                    ) from None  # fmt: skip
                 if not OUTAGE.search(re.sub(r"\S*/\S*", "", str(error))):  # a path may have such words
                     raise Unusable(f"its files are gone ({reason})") from None
                 time.sleep(wait)

@@ -671,6 +671,20 @@ def test_a_store_that_is_silent_is_asked_again_and_is_no_verdict(
     assert len(asked) == 8
 
 
+def test_a_full_disk_of_this_machine_is_no_verdict(
+    client: Any, rec: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version = registry.version(client, "rec", rec(gain=1.0))
+    full = "The following failures occurred while downloading: OSError(28, 'No space left on device')"
+    monkeypatch.setattr("mlflow.artifacts.download_artifacts", Mock(side_effect=MlflowException(full)))
+    with (
+        pytest.raises(UserError, match=r"cannot be copied to .* Free space there, or set TMPDIR") as found,
+        isolated_check.fetched(client, "rec", version),
+    ):
+        pass
+    assert found.value.code == UNAVAILABLE
+
+
 # The clean process
 
 
