@@ -245,8 +245,8 @@ class FunctionWorkload:
 
     def servable(self) -> Servable:
         state = self._state or {}
-        tensors = served.untied(dict(served.tensors(state.get(MODEL, state))))
-        return served.servable(self.source, self.predictor_class, tensors, self.params)
+        weights = dict(served.tensors(state.get(MODEL, state)))
+        return served.servable(self.source, self.predictor_class, weights, self.params)
 
     def _prepared(self) -> Context:
         """The context of the call that trains or, before any epoch, of one that only prepares."""

@@ -21,17 +21,6 @@ EXAMPLE = "example"
 """Attribute of a Predictor: the columns of an input, for the model's signature."""
 
 
-def untied(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The weights with copies of those that share memory with another, which safetensors refuses."""
-    seen: set[int] = set()
-    copied = {}
-    for name, tensor in weights.items():
-        memory = tensor.untyped_storage().data_ptr()
-        copied[name] = tensor.clone() if memory in seen else tensor
-        seen.add(memory)
-    return copied
-
-
 def servable(
     source: Path | None, predictor: type[Any] | None, weights: Mapping[str, torch.Tensor], params: BaseModel
 ) -> Servable:
