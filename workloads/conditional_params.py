@@ -18,6 +18,11 @@ Rules: TypeAlias = Mapping[tuple[str, Any], Mapping[str, Any]]
 """(parameter, value) -> parameters used with it and their defaults; a callable default gets the values so far."""
 
 
+def rules_of(tables: Mapping[str, Mapping[str, Any]]) -> dict[tuple[str, Any], Mapping[str, Any]]:
+    """The rules of the rows that ``tables`` hold now, by the parameter that names a row: their ``params``."""
+    return {(choice, name): row.params for choice, table in tables.items() for name, row in table.items()}
+
+
 @dataclass(frozen=True)
 class Computed:
     """A default computed from the values set so far; ``text`` describes it."""

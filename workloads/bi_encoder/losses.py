@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 
-from workloads.conditional_params import ConditionalParams
+from workloads.conditional_params import ConditionalParams, rules_of
 from workloads.encoders.sources import TINY, pooling_of
 from workloads.loss_table import Loss
 
@@ -118,7 +118,7 @@ better than the 2e-5 of the design note (6.6)."""
 
 
 CONDITIONAL = ConditionalParams(
-    lambda: {("loss", name): row.params for name, row in LOSSES.items()},
+    lambda: rules_of({"loss": LOSSES}),
     {"loss": "mse"},
     {
         "lr": lambda values: SCRATCH_LR if values.get("encoder", "tiny") == "tiny" else PRETRAINED_LR,

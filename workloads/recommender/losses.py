@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from workloads.conditional_params import Computed, ConditionalParams, Rules
+from workloads.conditional_params import Computed, ConditionalParams, Rules, rules_of
 from workloads.loss_table import Loss, Row
 from workloads.recommender.backbones import BACKBONES
 from workloads.recommender.contrasts import CONTRASTS, contrast_error
@@ -184,15 +184,12 @@ PLANTED = "synthetic"
 """The dataset with known true preferences."""
 
 
-def _rules() -> Rules:
-    tables: dict[str, Mapping[str, Any]] = {
-        "backbone": BACKBONES, "loss": LOSSES, "sampler": SAMPLERS, "contrast": CONTRASTS,
-    }  # fmt: skip
-    rules = {(choice, name): row.params for choice, table in tables.items() for name, row in table.items()}
-    return rules | dict(_SWITCHES)
+TABLES: Mapping[str, Mapping[str, Any]] = {
+    "backbone": BACKBONES, "loss": LOSSES, "sampler": SAMPLERS, "contrast": CONTRASTS,
+}  # fmt: skip
+"""The tables by the parameter that names a row."""
 
-
-CONDITIONAL = ConditionalParams(_rules, {"backbone": "mf"})
+CONDITIONAL = ConditionalParams(lambda: {**rules_of(TABLES), **_SWITCHES}, {"backbone": "mf"})
 
 
 def combination_error(values: Mapping[str, Any]) -> str | None:

@@ -20,7 +20,7 @@ from workloads.recommender import data_checks
 from workloads.recommender.backbones import BACKBONES, LEARNT
 from workloads.recommender.contrasts import CONTRASTS
 from workloads.recommender.cutoffs import CUTOFFS, Cutoffs, check_objectives
-from workloads.recommender.losses import CONDITIONAL, LOSSES, SAMPLERS, combination_error, not_compiled
+from workloads.recommender.losses import CONDITIONAL, LOSSES, SAMPLERS, TABLES, combination_error, not_compiled
 from workloads.recommender.presets import PRESETS
 
 Backbone: TypeAlias = Annotated[str, OneOf(BACKBONES)]
@@ -44,9 +44,7 @@ class Params(WorkloadParams):
     """
 
     presets: ClassVar[Mapping[str, Preset]] = PRESETS
-    tables: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "backbone": BACKBONES, "loss": LOSSES, "sampler": SAMPLERS, "contrast": CONTRASTS,
-    }  # fmt: skip
+    tables: ClassVar[Mapping[str, Mapping[str, Any]]] = TABLES
     conditional = CONDITIONAL
 
     dataset: Annotated[str, AfterValidator(lambda name: check_kind(name, "interactions"))] = Field(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from workloads.conditional_params import ConditionalParams, Rules, out_of_bounds_error
+from workloads.conditional_params import ConditionalParams, out_of_bounds_error, rules_of
 from workloads.loss_table import Loss, Row
 
 
@@ -123,15 +123,11 @@ LARGE_VIEW = 96
 """Side of views, in pixels, from which the stem reduces the resolution by default."""
 
 
-def _rules() -> Rules:
-    tables: Mapping[str, Mapping[str, Any]] = {"method": METHODS, "loss": LOSSES, "optimizer": OPTIMIZERS}
-    rules = {(choice, name): row.params for choice, table in tables.items() for name, row in table.items()}
-    # DirectCLR (subvector) has no projection head.
-    return {**rules, ("subvector", None): {"projection": 128}}
-
+TABLES: Mapping[str, Mapping[str, Any]] = {"method": METHODS, "loss": LOSSES, "optimizer": OPTIMIZERS}
+"""The tables by the parameter that names a row."""
 
 CONDITIONAL = ConditionalParams(
-    _rules,
+    lambda: {**rules_of(TABLES), ("subvector", None): {"projection": 128}},  # DirectCLR has no projection head
     {"method": "simclr", "optimizer": "adam"},
     {"encoder": lambda values: "tiny" if values.get("dataset", BUILT_IN_DATASET) == BUILT_IN_DATASET else "resnet18"},
 )

@@ -27,7 +27,7 @@ from workloads.simclr.data_checks import (
     errors_of_probe,
     loss_settings,
 )
-from workloads.simclr.losses import CONDITIONAL, FEATURES, LOSSES, METHODS, OPTIMIZERS, TIMM, combination_error
+from workloads.simclr.losses import CONDITIONAL, FEATURES, LOSSES, METHODS, OPTIMIZERS, TABLES, TIMM, combination_error
 
 if TYPE_CHECKING:
     from workloads.data.images.splits import Parts
@@ -56,7 +56,7 @@ Encoder: TypeAlias = Annotated[str, AfterValidator(_known)]
 class Params(WorkloadParams):
     """Parameters of SimCLR."""
 
-    tables: ClassVar[Mapping[str, Mapping[str, Any]]] = {"method": METHODS, "loss": LOSSES, "optimizer": OPTIMIZERS}
+    tables: ClassVar[Mapping[str, Mapping[str, Any]]] = TABLES
     conditional = CONDITIONAL
 
     dataset: Annotated[str, AfterValidator(lambda name: check_kind(name, "images"))] = Field(

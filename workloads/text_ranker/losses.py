@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from workloads.conditional_params import ConditionalParams, Rules
+from workloads.conditional_params import ConditionalParams, Rules, rules_of
 from workloads.encoders.sources import pooling_of
 from workloads.loss_table import Loss
 
@@ -67,9 +67,8 @@ LOSSES: dict[str, RankerLoss] = {
 
 
 def _rules() -> Rules:
-    losses = {("loss", name): row.params for name, row in LOSSES.items()}
     return {
-        **losses,
+        **rules_of({"loss": LOSSES}),
         ("scoring", "cross"): {"pooling": "cls"},
         ("scoring", "bi"): {"pooling": pooling_of, "temperature": 0.05},
         ("long_documents", "best_passage"): {"passage_words": 100, "passage_stride": 50, "passages": 8},
