@@ -27,43 +27,31 @@ _MARGIN = {"margin": 1.0, "learnable": False}
 _SIGMA = {"sigma": 1.0, "learnable": False}
 _RANKNET = {**_SIGMA, "ties": "none"}
 
+_PAIRWISE = "workloads.losses.ranknet"
+_LISTWISE = "workloads.losses.listwise"
+
 LOSSES: dict[str, RankerLoss] = {
     "margin": RankerLoss(
-        "workloads.losses.ranknet:margin_ranking_loss",
-        "margin ranking loss, left blank in the note; E-R3",
-        _PAIR,
-        _MARGIN,
+        f"{_PAIRWISE}:margin_ranking_loss", "margin ranking loss, left blank in the note; E-R3", _PAIR, _MARGIN,
         pairs=True,
     ),
     "adaptive_margin": RankerLoss(
-        "workloads.losses.ranknet:adaptive_margin_ranking_loss",
-        "left blank in the note; E-R4",
-        _GRADED,
-        _MARGIN,
-        pairs=True,
+        f"{_PAIRWISE}:adaptive_margin_ranking_loss", "left blank in the note; E-R4", _GRADED, _MARGIN, pairs=True
     ),
     "ranknet": RankerLoss(
-        "workloads.losses.ranknet:ranknet_loss",
-        "RankNet; the sign of the note's formula by E-R1",
-        _PAIR,
-        _RANKNET,
-        pairs=True,
+        f"{_PAIRWISE}:ranknet_loss", "RankNet; the sign of the note's formula by E-R1", _PAIR, _RANKNET, pairs=True
     ),
     "adaptive_ranknet": RankerLoss(
-        "workloads.losses.ranknet:adaptive_ranknet_loss", "left blank in the note; E-R5", _GRADED, _RANKNET, pairs=True
+        f"{_PAIRWISE}:adaptive_ranknet_loss", "left blank in the note; E-R5", _GRADED, _RANKNET, pairs=True
     ),
     "listwise": RankerLoss(
-        "workloads.losses.listwise:listwise_softmax_loss",
-        "softmax cross entropy, not in the note; Bruch et al., ICTIR 2019",
+        f"{_LISTWISE}:listwise_softmax_loss", "softmax cross entropy, not in the note; Bruch et al., ICTIR 2019",
         ("scores", "grades"),
     ),
     "lambdarank": RankerLoss(
-        "workloads.losses.listwise:lambdarank_loss",
-        "not in the note; Burges, MSR-TR-2010-82",
-        ("scores", "grades", "scale"),
-        _SIGMA,
+        f"{_LISTWISE}:lambdarank_loss", "not in the note; Burges, MSR-TR-2010-82", ("scores", "grades", "scale"), _SIGMA
     ),
-}
+}  # fmt: skip
 
 
 def _rules() -> Rules:
