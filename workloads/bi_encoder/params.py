@@ -160,20 +160,18 @@ class Params(EncoderParams):
     @model_validator(mode="after")
     def _in_bounds(self) -> Self:
         """Reject a value outside the bounds of its loss."""
-        if message := out_of_bounds_error(self.model_dump(), LOSSES[self.loss].bounds, ("loss",)):
-            raise ValueError(message)
-        if message := scoring_error(self.scoring, self.loss, self.positives, self.lowest_cosine):
-            raise ValueError(message)
-        if message := dims_error(self.dims, self.scoring):
-            raise ValueError(message)
-        if message := hard_error(self.hard_negatives, self.hard_margin, self.loss, self.positives):
+        if message := (
+            out_of_bounds_error(self.model_dump(), LOSSES[self.loss].bounds, ("loss",))
+            or scoring_error(self.scoring, self.loss, self.positives, self.lowest_cosine)
+            or dims_error(self.dims, self.scoring)
+            or hard_error(self.hard_negatives, self.hard_margin, self.loss, self.positives)
+            or positives_error(self.positives, self.loss, self.dropout, self.encoder)
+        ):
             raise ValueError(message)
         if self.calibrate_on is not None and self.scoring == "cross":
             raise ValueError(
                 f"calibrate_on={self.calibrate_on} needs vectors, which scoring=cross does not have. Set scoring=bi"
             )
-        if message := positives_error(self.positives, self.loss, self.dropout, self.encoder):
-            raise ValueError(message)
         return self
 
     def check_data(self, root: Path, holdout: bool = True) -> None:
