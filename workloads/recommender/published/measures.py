@@ -5,12 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from math import nan
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING
 
 from workloads.published import Curve, Trained
-
-if TYPE_CHECKING:
-    from workloads.recommender.published.scores import Densities
 
 
 def credence_auc(run: Trained) -> Mapping[str, float]:
@@ -50,11 +46,8 @@ def score_densities(runs: Sequence[Trained]) -> Iterator[Curve]:
     from workloads.recommender.published.scores import model_densities
 
     first = runs[0]
+    panel = f"after {first.epochs} epoch{'s' * (first.epochs > 1)}"
     densities = model_densities(first.model, first.params, first.data)
-    yield from _curves(f"after {first.epochs} epoch{'s' * (first.epochs > 1)}", densities)
-
-
-def _curves(panel: str, densities: Densities) -> Iterator[Curve]:
     for name, density in (("true negatives", densities.true), ("false negatives", densities.false)):
         mass = float(density.sum())
         mean = float((densities.x * density).sum()) / mass if mass else nan
