@@ -1,4 +1,4 @@
-"""Scores from embeddings: users with items, computed in the way fastest on each device, and views with views."""
+"""Scores from embeddings: users with items, in the way fastest on each device, and views; and standardised scores."""
 
 from __future__ import annotations
 
@@ -49,6 +49,16 @@ def two_view_scores(views: torch.Tensor, anchors: torch.Tensor) -> tuple[torch.T
     columns = _negatives_of(anchors, count)
     positive = (anchors.unsqueeze(1) + count // 2) % count
     return scores.gather(1, positive).squeeze(1), scores.gather(1, columns)
+
+
+def standardised(scores: torch.Tensor) -> torch.Tensor:
+    """Scores (Q, n) with mean 0 and deviation 1 in each row, without padding of -inf; 0 if they are all equal."""
+    there = scores != -torch.inf
+    count = there.sum(1, keepdim=True).clamp(min=1)
+    finite = scores.masked_fill(~there, 0)
+    centred = (finite - finite.sum(1, keepdim=True) / count).masked_fill(~there, 0)
+    deviation = (centred.square().sum(1, keepdim=True) / count).sqrt()
+    return centred / torch.where(deviation > 1e-6, deviation, 1)
 
 
 def false_negatives(labels: torch.Tensor, anchors: torch.Tensor) -> torch.Tensor:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import torch
 
+from workloads.scores import standardised
+
 
 def along(docs: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
     """Signed length of each document along its query, d.q / |q|; 0 for a zero query. (Q, n, d), (Q, d) -> (Q, n)."""
@@ -82,8 +84,8 @@ def new_scores(
     superiority = pss(docs, positive, query).masked_fill(~mask, -torch.inf)
     diversity = isd(docs, mask, docs, mask, query, whole)
     if standardise:
-        superiority = _standardised(superiority, mask)
-        diversity = _standardised(diversity, mask)
+        superiority = standardised(superiority)
+        diversity = standardised(diversity)
     mixed = alpha * superiority.masked_fill(~mask, 0) + (1 - alpha) * diversity.masked_fill(~mask, 0)
     return mixed.masked_fill(~mask, -torch.inf)
 
@@ -100,14 +102,6 @@ def gather_docs(docs: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     if not docs.shape[1]:
         return torch.full_like(positions, -1)
     return torch.where(positions < 0, -1, docs.gather(1, positions.clamp(min=0)))
-
-
-def _standardised(scores: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    count = mask.sum(1, keepdim=True).clamp(min=1)
-    centred = scores.masked_fill(~mask, 0)
-    centred = (centred - centred.sum(1, keepdim=True) / count).masked_fill(~mask, 0)
-    deviation = (centred.square().sum(1, keepdim=True) / count).sqrt()
-    return centred / torch.where(deviation > 0, deviation, 1)
 
 
 def _direction(query: torch.Tensor) -> torch.Tensor:

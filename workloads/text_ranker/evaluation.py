@@ -7,6 +7,7 @@ import torch
 
 from workloads.contract import Columns, Evaluation
 from workloads.metrics.retrieval import first, ndcg, per_query, ranked_grades
+from workloads.scores import standardised
 from workloads.text_ranker.dataset import Lists
 
 CUTOFFS = (10, 100)
@@ -64,13 +65,3 @@ def interpolated(scores: torch.Tensor, bm25: torch.Tensor, weight: float) -> tor
     """
     mixed = (1 - weight) * standardised(scores) + weight * standardised(bm25)
     return mixed.masked_fill(bm25 == -torch.inf, -torch.inf)
-
-
-def standardised(scores: torch.Tensor) -> torch.Tensor:
-    """Scores with mean 0 and standard deviation 1 over each row's candidates; 0 if they are all equal."""
-    there = scores != -torch.inf
-    count = there.sum(1, keepdim=True).clamp(min=1)
-    finite = scores.masked_fill(~there, 0)
-    centred = (finite - finite.sum(1, keepdim=True) / count).masked_fill(~there, 0)
-    deviation = (centred.square().sum(1, keepdim=True) / count).sqrt()
-    return centred / torch.where(deviation > 1e-6, deviation, 1)

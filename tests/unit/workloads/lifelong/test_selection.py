@@ -104,6 +104,17 @@ def test_standardised_scores_do_not_depend_on_the_unit() -> None:
     assert alike.tolist() == [[0, 0]]
 
 
+def test_superiority_that_differs_by_rounding_only_does_not_count() -> None:
+    source = torch.Generator().manual_seed(0)
+    query = torch.nn.functional.normalize(torch.randn(1, 64, generator=source))
+    off = torch.nn.functional.normalize(across(torch.randn(1, 8, 64, generator=source), query), dim=2)
+    docs = 0.8 * query + 0.6 * off
+    superiority, diversity = pss(docs, query, query), isd(docs, there(8), docs, there(8), query)
+    assert superiority.std() < 1e-6
+    scores = new_scores(docs, there(8), query, query, 0.5, standardise=True)
+    assert scores.argsort().tolist() == diversity.argsort().tolist()
+
+
 def test_filling_is_never_chosen() -> None:
     half = torch.tensor([[True, False, True, False, True, True]])
     scores = new_scores(one(DOCS), half, PLUS, QUERY, 0.5)

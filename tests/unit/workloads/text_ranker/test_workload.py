@@ -22,10 +22,11 @@ from workloads.contract import Runtime
 from workloads.data import DataError
 from workloads.encoders.served_text import passages
 from workloads.losses.ranknet import bounded, margin_ranking_loss, ranknet_loss
+from workloads.scores import standardised
 from workloads.testing import Conformance, values
 from workloads.text_ranker import dataset
 from workloads.text_ranker.batches import Groups, GroupSampler
-from workloads.text_ranker.evaluation import interpolated, standardised
+from workloads.text_ranker.evaluation import interpolated
 from workloads.text_ranker.loss_calls import GroupBlock, pairs, query_losses
 from workloads.text_ranker.model import SequenceBuilder, best, score_pairs
 from workloads.text_ranker.params import Params
