@@ -58,6 +58,8 @@ class EncoderParams(WorkloadParams):
 
     if TYPE_CHECKING:  # fields of the subclasses, which define their order; dropout None is the encoder's own
         encoder: str
+        pooling: Literal["mean", "cls", "max"] | None
+        max_length: int
         dropout: float | None
 
     @staticmethod

@@ -30,7 +30,7 @@ from workloads.encoders.packing import Packed, pack
 from workloads.encoders.pooling import cosine, normalised
 from workloads.encoders.sharded import sharded_encode
 from workloads.encoders.sources import TINY
-from workloads.encoders.text import load_encoder
+from workloads.encoders.text import encoder_of
 from workloads.initial_weights import check_tokenizer, copy_weights, text_of
 from workloads.memory import not_in_training
 from workloads.sampling.hard import hardest
@@ -63,16 +63,8 @@ class BiEncoder:
         self.params = params
         self.runtime = runtime
         pairs = load_pairs(params.dataset, runtime.data, params.split, seed=params.split_seed)
-        texts = training_texts(pairs, runtime.holdout)
-        self.tokenizer, encoder = load_encoder(
-            params.encoder,
-            max_length=params.max_length,
-            pooling=params.pooling,
-            precision=runtime.precision,
-            dropout=params.dropout,
-            texts=texts.first + texts.second,
-            seed=runtime.seed,
-        )
+        train = training_texts(pairs, runtime.holdout)
+        self.tokenizer, encoder = encoder_of(params, runtime, lambda: train.first + train.second)
         self.data = prepare(pairs, runtime.holdout, self.tokenizer, params.scoring == "cross")
         if params.positives == "dropout":
             self.data = replace(self.data, train=sentences(self.data.train))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -12,6 +12,7 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
+from workloads.conditional_params import required
 from workloads.data.errors import DataError
 from workloads.encoders.packing import ATTENTION, Packed, pack
 from workloads.encoders.pooling import Pooling, pool
@@ -22,7 +23,8 @@ from workloads.seeding import derive, generator
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
-    from workloads.contract import Precision
+    from workloads.common_params import EncoderParams
+    from workloads.contract import Precision, Runtime
 
 _PACKABLE = {"bert": False, "roberta": True, "xlm-roberta": True}
 """Models whose forward accepts positions and our attention; True if positions start after that of the pad token."""
@@ -154,6 +156,16 @@ def load_encoder(
             expected=f"at most {limit} tokens for encoder {name!r}",
         )
     return tokenizer, encoder.train()
+
+
+def encoder_of(
+    params: EncoderParams, runtime: Runtime, texts: Callable[[], Sequence[str]]
+) -> tuple[Tokenizer, TextEncoder]:
+    """:func:`load_encoder` by a workload's parameters. ``texts`` gives the training texts, which ``tiny`` reads."""
+    return load_encoder(
+        params.encoder, max_length=params.max_length, pooling=required(params.pooling), precision=runtime.precision,
+        dropout=params.dropout, texts=texts() if params.encoder == TINY else (), seed=runtime.seed,
+    )  # fmt: skip
 
 
 def scoring_head(dim: int, seed: int) -> nn.Linear:

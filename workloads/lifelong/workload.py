@@ -21,8 +21,7 @@ from workloads.distributed import broadcast, reduce_sum, without_sync, wrap
 from workloads.encoders.optimisation import adamw, load_optimizer_state, optimizer_state, take_step, warmup_linear
 from workloads.encoders.packing import pack
 from workloads.encoders.pooling import normalised
-from workloads.encoders.text import TextEncoder, encode, load_encoder
-from workloads.encoders.tokens import Tokenizer
+from workloads.encoders.text import TextEncoder, encode, encoder_of
 from workloads.initial_weights import check_tokenizer, copy_weights, text_of
 from workloads.lifelong.abstention import searched
 from workloads.lifelong.batches import batches
@@ -82,7 +81,7 @@ class Lifelong:
         shares = [params.first_share, *([(1 - params.first_share) / (count - 1)] * (count - 1))]
         self.ends = stage_ends(runtime.epochs, shares)
         self.objective = replace(self.objective, test_epochs=self.ends)
-        self.tokenizer, encoder = self._load()
+        self.tokenizer, encoder = encoder_of(params, runtime, self.data.vocabulary)
         self.tokens = tokens(self.data.data, self.tokenizer)
         self.encoder = encoder.to(runtime.device)
         self.model = TwoEncoders(self.encoder) if params.encoders == "apart" else self.encoder
@@ -149,7 +148,7 @@ class Lifelong:
         if params.update == "retrain" and session:
             starts = self._start
             if starts is None:
-                starts = (self._load()[1].state_dict(),) * 2
+                starts = (encoder_of(params, self.runtime, self.data.vocabulary)[1].state_dict(),) * 2
             for encoder, start in zip((self.encoder, self.query_encoder), starts):
                 encoder.load_state_dict(start)
         self.optimizer = adamw(self.model, params.lr, params.weight_decay)
@@ -381,18 +380,6 @@ class Lifelong:
         with self.query_encoder.in_fp32():
             vectors = normalised(encode(self.query_encoder, self.tokens.take(len(self.data.data.docs) + queries)))
         return searched(self.data, queries, vectors, self.index)
-
-    def _load(self) -> tuple[Tokenizer, TextEncoder]:
-        params = self.params
-        return load_encoder(
-            params.encoder,
-            max_length=params.max_length,
-            pooling=params.pooling,
-            precision=self.runtime.precision,
-            dropout=params.dropout,
-            texts=self.data.vocabulary() if params.encoder == "tiny" else (),
-            seed=self.runtime.seed,
-        )
 
 
 def _copied(encoder: TextEncoder) -> State:

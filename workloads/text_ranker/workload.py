@@ -17,7 +17,7 @@ from workloads.contract import Evaluation, Metrics, Objective, Runtime, Servable
 from workloads.distributed import reduce_sum, without_sync, wrap
 from workloads.encoders.optimisation import adamw, take_step, warmup_linear
 from workloads.encoders.sources import TINY
-from workloads.encoders.text import load_encoder
+from workloads.encoders.text import encoder_of
 from workloads.initial_weights import check_tokenizer, copy_weights
 from workloads.seeding import derive, seeded
 from workloads.step_log import StepLog
@@ -56,15 +56,7 @@ class TextRanker:
         self.runtime = runtime
         self.data = prepare(params, runtime.data, runtime.holdout, runtime.abstention_part)
         self.group_sampler = GroupSampler(self.data, params)
-        tokenizer, encoder = load_encoder(
-            params.encoder,
-            max_length=params.max_length,
-            pooling=params.pooling or "cls",
-            precision=runtime.precision,
-            dropout=params.dropout,
-            texts=self.data.vocabulary() if params.encoder == "tiny" else (),
-            seed=runtime.seed,
-        )
+        tokenizer, encoder = encoder_of(params, runtime, self.data.vocabulary)
         own_texts = texts(self.data.data, tokenizer.definition, params.split_documents)
         self.sequence_builder = SequenceBuilder(tokenizer, own_texts, params.scoring)
         self.model = Ranker(encoder, params, runtime.seed).to(runtime.device)
