@@ -9,10 +9,9 @@ from __future__ import annotations
 import io
 import re
 import warnings
-from collections.abc import Callable
 from html import escape
 from pathlib import Path
-from typing import Any, ParamSpec
+from typing import Any
 
 import matplotlib
 from matplotlib.figure import Figure
@@ -49,18 +48,8 @@ STYLE: dict[str, Any] = {
 }
 WIDTH = 5.6  # inches; half of a report's page, all of a phone's
 
-P = ParamSpec("P")
-
-
-def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
-    """Decorator of a drawing function that applies this style."""
-
-    def draw_styled(*args: P.args, **kwargs: P.kwargs) -> Figure:
-        with matplotlib.rc_context(STYLE):
-            return draw(*args, **kwargs)
-
-    draw_styled.__doc__ = draw.__doc__
-    return draw_styled
+styled = matplotlib.rc_context(STYLE)
+"""Decorator of a drawing function that applies this style."""
 
 
 def canvas(height: float) -> tuple[Figure, Any]:
