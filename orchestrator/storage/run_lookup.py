@@ -71,7 +71,7 @@ def _by_moment(storage: Path) -> list[tuple[float, str, Callable[[], RunFolder |
 
 def find(storage: Path, reference: str, kind: Kind | None = None) -> RunFolder:
     """The folder for ``latest``, an id, or an MLflow run id. Raises UserError for an unknown one."""
-    if folder := _find(storage, reference, kind):
+    if folder := find_here(storage, reference, kind):
         return folder
     what = kind or "run or sweep"
     openers = {run: open_one for _, run, open_one in _by_moment(storage)}
@@ -94,13 +94,8 @@ def find(storage: Path, reference: str, kind: Kind | None = None) -> RunFolder:
     )  # fmt: skip
 
 
-def find_here(storage: Path, reference: str) -> RunFolder | None:
-    """As :func:`find`, but returns None for an unknown run."""
-    return _find(storage, reference, None)
-
-
-def _find(storage: Path, reference: str, kind: Kind | None) -> RunFolder | None:
-    """The folder of :func:`find`, or None. Raises UserError if it is of another kind or cannot be read."""
+def find_here(storage: Path, reference: str, kind: Kind | None = None) -> RunFolder | None:
+    """As :func:`find`, but returns None for an unknown run. Raises UserError for one of another kind or unreadable."""
     if NAME.fullmatch(reference):
         sync_state.try_refresh_newest(storage, reference)
         path = generations.current(storage, reference)
