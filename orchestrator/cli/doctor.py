@@ -24,7 +24,7 @@ from orchestrator.console import json_line, plural
 from orchestrator.errors import DONE, UNAVAILABLE, UserError, mask
 from orchestrator.provenance import machine
 from orchestrator.runs import driver_status
-from orchestrator.storage import commands, conditional, disk, notifications, remote, run_lookup
+from orchestrator.storage import conditional, disk, notifications, remote, run_lookup
 from orchestrator.storage.settings import NAMES, Settings, sqlite_file
 from workloads.c_compiler import has_compiler
 from workloads.data.datasets import DATASETS
@@ -264,10 +264,9 @@ def _runs(settings: Settings) -> Iterator[Check]:
     every = [(folder, folder.status()) for folder in run_lookup.folders(settings.storage)]
     lost = [folder for folder, status in every if status == "lost"]
     for folder in lost:
-        again = commands.for_run(folder.path, f"{folder.record['kind']} --resume")
         driver = f"pid {folder.record.get('pid')} on {folder.record.get('host')}"
         text = f"{folder.id} is recorded as running, but its driver ({driver}) is gone"
-        yield Check("runs", "warning", text, f"Continue with it: {again}")
+        yield Check("runs", "warning", text, f"Continue with it: {folder.resume_command}")
     if not lost:
         yield Check("runs", "ok", "none is recorded as running without a driver")
     for folder in (folder for folder, status in every if status == "running"):

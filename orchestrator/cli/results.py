@@ -84,15 +84,14 @@ def add(
     Example: orchestrator add latest lr=0.001
     """
     from orchestrator.config.parsing import read_overrides
-    from orchestrator.storage import commands, run_lookup
+    from orchestrator.storage import run_lookup
     from orchestrator.sweeps import steering
 
     settings = resolved(storage=storage)
     folder = run_lookup.find(settings.storage, sweep, "sweep")
     params = steering.add(folder, settings, read_overrides(words))
     shown = "  ".join(f"{name}={value}" for name, value in params.items())
-    again = commands.for_run(folder.path, "sweep --resume")
-    when = "" if folder.status() == "running" else f", when it is resumed: {again}"
+    when = "" if folder.status() == "running" else f", when it is resumed: {folder.resume_command}"
     out({"sweep": folder.id, "params": params}, f"{folder.id} takes one more trial: {shown}{when}", as_json)
 
 

@@ -197,7 +197,7 @@ def _run(folder: RunFolder) -> dict[str, Any]:
         "progress": disk.last_line(folder.log) if state == "running" else _last_epoch(folder, state),
         "folder": str(folder.path),
         "log": str(folder.log),
-        "resume": commands.for_run(folder.path, f"{record['kind']} --resume") if resumable else None,
+        "resume": folder.resume_command if resumable else None,
     }
 
 
@@ -266,5 +266,4 @@ def _stop_run(folder: RunFolder) -> None:
     )
     if (host := folder.record.get("host")) != socket.gethostname() and not remote.location_of(folder.path):
         print(f"It runs on {host} and stops when it finds {folder.stop_file}, which must be on shared storage.")
-    again = commands.for_run(folder.path, f"{folder.record['kind']} --resume")
-    print(f"Continue with: {again}")
+    print(f"Continue with: {folder.resume_command}")

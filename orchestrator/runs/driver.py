@@ -25,7 +25,7 @@ from orchestrator.runs import description, micro_batches, model_upload, profilin
 from orchestrator.runs.progress_reporter import ProgressReporter
 from orchestrator.runs.session import Result, Session, adopt
 from orchestrator.search import trusted_spaces
-from orchestrator.storage import commands, records
+from orchestrator.storage import records
 from orchestrator.storage.names import SEALED, TRAIN
 from orchestrator.storage.records import RunFolder
 from orchestrator.storage.settings import Settings
@@ -213,7 +213,7 @@ def _drive(
             holding = partial(_elastic, session, usage_log) if elastic else partial(usage_log.holding, "run")
             complete = train(spec, session, progress.rows, holding, options.trial_timeout, options.profile)
         if not complete:
-            raise Interrupted(commands.for_run(folder.path, "run --resume"))
+            raise Interrupted(folder.resume_command)
         result = finish(session, spec, options.register, folder.path)
         if session.tracker:
             session.tracker.files(folder.id, profiling.files(folder.path))

@@ -34,7 +34,6 @@ from orchestrator.runs.train import (
     result,
     start,
 )
-from orchestrator.storage import commands
 from orchestrator.storage.disk import check_writable
 from orchestrator.storage.names import TRAIN
 from orchestrator.storage.object_sync import download
@@ -220,7 +219,7 @@ def _patience(session: Session, had_workers: bool, devices: LostDevices | None) 
             raise RunFailed(
                 session.folder.id,
                 f"its workers were lost and no replacement started within {duration(LOST_SECONDS)}; continue with "
-                + commands.for_run(session.folder.path, f"{session.folder.record['kind']} --resume"),
+                + session.folder.resume_command,
                 str(session.folder.log),
             )
         return not session.interrupts.stop_requested()

@@ -60,10 +60,9 @@ def deliver(session: Session, outcome: Path, register: str | None) -> Logged | N
     try:
         logged = _log(session.settings, run_id, outcome, register)
     except registry.Unservable as error:
-        again = commands.for_run(folder.path, f"{folder.record['kind']} --resume")
         raise UserError(
             f"The model cannot be logged, its predictor fails on its own example: {one_line(error)}",
-            fix=f"It is kept; mend the predictor and go on with: {again}", code=FAILED,
+            fix=f"It is kept; mend the predictor and go on with: {folder.resume_command}", code=FAILED,
         ) from error  # fmt: skip
     except trouble as error:
         cause = one_line(error)

@@ -26,7 +26,7 @@ from orchestrator.provenance import record as provenance
 from orchestrator.provenance.source import Source
 from orchestrator.runs import description, micro_batches
 from orchestrator.runs.driver_status import StatusPublisher
-from orchestrator.storage import commands, disk, history, notifications
+from orchestrator.storage import disk, history, notifications
 from orchestrator.storage.look_ledger import Look
 from orchestrator.storage.names import TRIALS
 from orchestrator.storage.notifications import Notifier
@@ -265,8 +265,7 @@ class Session:
 
     def _description(self, state: str) -> dict[str, str]:
         """The tag with the description in MLflow as long as the run has not finished."""
-        again = commands.for_run(self.folder.path, f"{self.folder.record['kind']} --resume")
-        return {description.NOTE: description.unfinished(self._summary, f"{state}.", again)}
+        return {description.NOTE: description.unfinished(self._summary, f"{state}.", self.folder.resume_command)}
 
     def _record_stop(self) -> None:
         """Record an interruption at once after a signal: Ray kills a job 3 s after it asks it to stop."""
@@ -286,7 +285,7 @@ class Session:
         reported = error and disk.explained(self.folder.path, error)
         if error and self.interrupts.signalled and not isinstance(error, UserError | Interrupted) and reported is error:
             # The signal may have stopped Ray too, which is no failure of the run.
-            reported = Interrupted(commands.for_run(self.folder.path, f"{self.folder.record['kind']} --resume"))
+            reported = Interrupted(self.folder.resume_command)
         status, code, values = self._ending(reported)
         cause = f": {values['error']}" if "error" in values else ""
         try:

@@ -73,6 +73,10 @@ class RunFolder:
     def log(self) -> Path:
         return self.path / "log.txt"
 
+    @property
+    def resume_command(self) -> str:
+        return commands.for_run(self.path, f"{self.record['kind']} --resume")
+
     def update(self, **values: Any) -> None:
         """Change the record and write it atomically."""
         with self._updating:
@@ -136,7 +140,7 @@ class RunFolder:
                 with suppress(OSError):  # ``error`` is the cause, or tells more
                     self.release(status, code, **values)
             if isinstance(error, KeyboardInterrupt) and self.record["status"] == "interrupted":
-                raise Interrupted(commands.for_run(self.path, f"{self.record['kind']} --resume")) from error
+                raise Interrupted(self.resume_command) from error
             if reported is not error:
                 raise reported from error
             raise
@@ -314,15 +318,9 @@ def create(
     record = {
         "format": FORMAT,
         "uid": secrets.token_hex(8),  # another storage may have the same name
-        "kind": kind,
-        "workload": workload,
-        "spec": spec,
-        "command": command,
-        "user": user(),
-        "started": _now(),
-        "status": "running",
-        **more,
-    }
+        "kind": kind, "workload": workload, "spec": spec, "command": command,
+        "user": user(), "started": _now(), "status": "running", **more,
+    }  # fmt: skip
     folder = RunFolder(path, record)
     try:
         folder.acquire()
@@ -392,7 +390,7 @@ def _in_use(storage: Path, name: str) -> UserError:
     fix = "Choose another with --name"
     wrong = folder.record.get("exit_code") == USAGE  # another start has the same error
     if kind and not wrong and folder.status() not in (*SETTLED, "running"):
-        fix = f"Continue it: {commands.for_run(latest, f'{kind} --resume')}, or choose another with --name"
+        fix = f"Continue it: {folder.resume_command}, or choose another with --name"
     return UserError(f"The name {name} is in use" + (f" by a {kind}" if kind else ""), fix=fix)
 
 

@@ -102,10 +102,9 @@ def find_here(storage: Path, reference: str, kind: Kind | None = None) -> RunFol
         if os.path.exists(path / RECORD):
             named = open_folder(path)
             if kind not in (None, named.record["kind"]):
-                is_a = named.record["kind"]
                 raise UserError(
-                    f"{reference} is a {is_a}, not a {kind}",
-                    fix=f"Try: {commands.for_run(path, 'status')}, or {commands.for_run(path, f'{is_a} --resume')}",
+                    f"{reference} is a {named.record['kind']}, not a {kind}",
+                    fix=f"Try: {commands.for_run(path, 'status')}, or {named.resume_command}",
                 )
             return named
     if reference == "latest" or _RUN_ID.fullmatch(reference):

@@ -26,7 +26,7 @@ from orchestrator.search.progress import target
 from orchestrator.search.study import Study
 from orchestrator.search.warm_start import PUBLISHED
 from orchestrator.search.winners import WINNER
-from orchestrator.storage import commands, run_lookup
+from orchestrator.storage import run_lookup
 from orchestrator.storage.records import SETTLED, RunFolder
 from orchestrator.storage.settings import Settings
 from orchestrator.sweeps import pack_plan
@@ -229,7 +229,7 @@ def _drive(
         run_trials = _in_process if options.local else _on_ray
         winner = run_trials(spec, session, study, manager)
         if winner is None:
-            raise Interrupted(commands.for_run(folder.path, "sweep --resume"))
+            raise Interrupted(folder.resume_command)
         result = finish(session, winner.spec, options.register, folder.path / WINNER, winner.before)
         return finalize(result, session, spec, study, manager, options, winner.spec)
 
@@ -265,8 +265,7 @@ def _in_process(spec: SweepSpec, session: Session, study: Study, manager: TrialM
         try:
             pack_plan.run_together(manager, pack_plan.PackRunner(device, stop=manager.stopping), size)
         except reports.DeviceLost as error:
-            again = commands.for_run(session.folder.path, "sweep --resume")
-            cause = f"{error}. Continue in a new process: {again}"
+            cause = f"{error}. Continue in a new process: {session.folder.resume_command}"
             raise RunFailed(session.folder.id, cause, str(session.folder.log)) from error
         finally:
             manager.close()
