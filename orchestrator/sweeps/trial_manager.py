@@ -180,7 +180,7 @@ class TrialManager:
         shown = search_progress(study.trials, study.target, study.objective, best)
         return DriverStatus(
             **shown,
-            best_params=best and self._searched(best.user_attrs.get("params", best.params)),
+            best_params=best and self._spec.searched(best.user_attrs.get("params", best.params)),
             done=self._done,
             device_seconds=self.usage_log.seconds(),
             trouble=self._trouble,
@@ -339,7 +339,7 @@ class TrialManager:
             self._session.console.begin("trial", self._done)
             self._at_work = True
         name = self._runs.name(trial.seed_run)
-        params = settings_text(self._searched(trial.params))
+        params = settings_text(self._spec.searched(trial.params))
         self._running[trial.seed_run] = RunningTrial(name, params, spec.plan.epochs, since=time.monotonic())
         self._most = max(self._most, len(self._running))
         members = self._study if isinstance(self._study, Population) else None
@@ -394,6 +394,3 @@ class TrialManager:
     def _stop_clock(self, seed_run: int) -> None:
         self._running.pop(seed_run, None)
         self.release(seed_run)
-
-    def _searched(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: value for name, value in params.items() if name not in self._spec.fixed}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from orchestrator.config.spec import ExperimentSpec, Resources, SweepSpec
 from orchestrator.engine.loop import Row
@@ -25,8 +25,7 @@ class TrialRuns:
     def __init__(self, study: Study, session: Session, spec: SweepSpec) -> None:
         self._study = study
         self._session = session
-        self._seeds = spec.search.seeds
-        self._fixed = spec.fixed
+        self._spec = spec
         self._micro_batches: dict[int, int] = {}
         self.open: set[int] = set()
         """Seed runs whose MLflow run this process has opened and not ended."""
@@ -36,12 +35,12 @@ class TrialRuns:
 
     def name(self, seed_run: int) -> str:
         number, seed = self._study.trial_of(seed_run)
-        return f"trial {number}" + (f" seed {seed}" if self._seeds > 1 else "")
+        return f"trial {number}" + (f" seed {seed}" if self._spec.search.seeds > 1 else "")
 
     def key(self, seed_run: int) -> str:
         """The tracker's key of a seed run."""
         number, seed = self._study.trial_of(seed_run)
-        return f"{self._session.folder.id}/{number}" + (f"/{seed}" if self._seeds > 1 else "")
+        return f"{self._session.folder.id}/{number}" + (f"/{seed}" if self._spec.search.seeds > 1 else "")
 
     def start(self, trial: Trial, first: ExperimentSpec, now: ExperimentSpec, shown: str) -> None:
         """Open a trial's run, unless it is open. ``first`` is how the trial started and ``now`` how it goes on."""
@@ -74,8 +73,9 @@ class TrialRuns:
         values = {name: trial.params[name] for name in study.changeable if name in trial.params}
         numbers = {f"pbt/{k}": float(v) for k, v in values.items() if type(v) in (int, float)}
         self.log(trial.seed_run, [Row(study.met, time.time(), numbers)])
+        searched = self._spec.searched
         taken = [
-            f"after epoch {step['epoch']} from trial {step['from']}: {settings_text(self._searched(step['params']))}"
+            f"after epoch {step['epoch']} from trial {step['from']}: {settings_text(searched(step['params']))}"
             for step in study.lineage(trial.number)
         ]
         self._tag(trial.seed_run, {"orchestrator.lineage": "; ".join(taken)} if taken else {})
@@ -116,9 +116,6 @@ class TrialRuns:
             self._tag(seed_run, tags)
             self._session.tracker.end(self.key(seed_run), status)
         self.open.discard(seed_run)
-
-    def _searched(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: value for name, value in params.items() if name not in self._fixed}
 
     def _tag(self, seed_run: int, tags: Mapping[str, str]) -> None:
         if self._session.tracker and tags:

@@ -187,7 +187,7 @@ def finalize(
     if session.tracker:
         earlier = winners.steps(session.folder, spec.plan.epochs)
         notes = [
-            _note(session, spec, study, winner, options),
+            _note(session, study, best, winner, options),
             _trials_note(*table),
             _noise_note(selection, best.number),
         ]
@@ -195,7 +195,7 @@ def finalize(
             "orchestrator.best_trial": str(best.number),
             "orchestrator.test_opened": str(opened),
             "orchestrator.device_seconds": f"{manager.budget.used:.1f}",
-            **{f"best.{name}": str(value) for name, value in _searched(spec, best).items()},
+            **{f"best.{name}": str(value) for name, value in spec.searched(best.user_attrs["params"]).items()},
         }
         if earlier:
             tags["orchestrator.winners"] = earlier
@@ -270,20 +270,13 @@ def _ranking(rows: list[dict[str, Any]], study: Study) -> tuple[str, list[str], 
     return title, [name.removeprefix("params.") for name in columns], cells
 
 
-def _note(session: Session, spec: SweepSpec, study: Study, winner: ExperimentSpec, options: Options) -> str:
+def _note(session: Session, study: Study, best: FrozenTrial, winner: ExperimentSpec, options: Options) -> str:
     states = Counter(trial.state.name.lower() for trial in study.trials)
     counts = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
-    best = study.winner()
-    assert best is not None
-    chosen = {"trial": best.number, "params": _searched(spec, best)}
+    chosen = {"trial": best.number, "params": study.spec.searched(best.user_attrs["params"])}
     folder = session.folder.path / WINNER
     space = session.folder.record["spec"].get("contract", {}).get("space", {})  # old sweeps have none
-    return description.of_sweep(session.folder.id, spec, space, chosen, counts, winner, folder, options.register)
-
-
-def _searched(spec: SweepSpec, best: FrozenTrial) -> dict[str, Any]:
-    """The winner's parameters that the space gave. It may suggest them by other names, such as the logarithm's."""
-    return {name: value for name, value in best.user_attrs["params"].items() if name not in spec.fixed}
+    return description.of_sweep(session.folder.id, study.spec, space, chosen, counts, winner, folder, options.register)
 
 
 def _noise_note(selection: Selection, trial: int) -> str:
