@@ -13,7 +13,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.config.spec import Resources
+from orchestrator.config.spec import Resources, parse
 from orchestrator.console import json_line, show
 from orchestrator.errors import DONE, FAILED, USAGE, UserError, nearest
 from orchestrator.report import listing
@@ -206,7 +206,9 @@ def _devices(record: Mapping[str, Any]) -> str | None:
     request = record.get("spec") or {}
     values = (request.get("sweep") or request.get("experiment") or {}).get("resources")
     local = (request.get("options") or {}).get("local", False)
-    return None if values is None else Resources.model_validate(values).text(local)
+    with suppress(UserError):  # of a later version
+        return None if values is None else parse(Resources, values, "the run").text(local)
+    return None
 
 
 def _last_epoch(folder: RunFolder, state: str) -> str | None:

@@ -8,9 +8,9 @@ import re
 import shlex
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from orchestrator.config import workload_loader
 from orchestrator.config.plan import Plan
@@ -25,6 +25,7 @@ def _named(value: str) -> str:
 
 Sampler = Literal["tpe", "gp", "cmaes", "random", "grid", "auto"]
 Named = Annotated[str, AfterValidator(_named)]
+WRITTEN_BY = "Use the version that wrote it"
 ORIGIN = "The state that training goes on from: RUN@EPOCH#DIGEST."
 Scheduler = Literal["asha", "hyperband", "median", "racing", "pbt", "none"]
 
@@ -282,6 +283,21 @@ class SweepSpec(BaseModel):
             population=self.fingerprint() if self.search.scheduler == "pbt" else None,
             origin=self.origin,
         )
+
+
+Spec = TypeVar("Spec", bound=BaseModel)
+
+
+def parse(model: type[Spec], values: Mapping[str, Any], where: str, fix: str = WRITTEN_BY) -> Spec:
+    """Parse what a record has of a spec. Raises UserError with the settings that this version does not accept."""
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        problems = error.errors()
+        names = [".".join(map(str, problem["loc"])) for problem in problems]
+        strange = [name for name, problem in zip(names, problems) if problem["type"] == "extra_forbidden"]
+        what = "has settings that this version does not know" if strange else "is not valid in this version"
+        raise UserError(f"The spec of {where} {what}", got=", ".join(strange or names), fix=fix) from None
 
 
 def _word(value: Any) -> str:

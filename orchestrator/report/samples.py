@@ -10,7 +10,7 @@ from typing import Any
 
 from orchestrator.cluster import preflight
 from orchestrator.config.plan import PLAN_KEYS
-from orchestrator.config.spec import SweepSpec, evaluation_data
+from orchestrator.config.spec import SweepSpec, evaluation_data, parse
 from orchestrator.errors import UserError
 from orchestrator.provenance.record import recorded_environment
 from orchestrator.report import trials
@@ -136,7 +136,7 @@ def _trial(
         own = preflight.parameters(spec["workload"], own)
     plan = {name: spec["plan"].get(name) for name in PLAN_KEYS}
     by, number = run
-    seed = SweepSpec.model_validate(spec).trial_seed(by.user_attrs.get("seed_of", by.number), number)
+    seed = parse(SweepSpec, spec, folder.id).trial_seed(by.user_attrs.get("seed_of", by.number), number)
     params = {**own, **plan, "seed": seed, "id": folder.id, "trial": trial.number}
     return _entry(folder, split, trial.number, params, frozenset(trial.params), metrics, units)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.cluster import preflight
-from orchestrator.config.spec import SweepSpec
+from orchestrator.config.spec import SweepSpec, parse
 from orchestrator.errors import UserError
 from orchestrator.report.statistics import summary
 from orchestrator.search import curves, recorded
@@ -105,7 +105,7 @@ def command(folder: RunFolder, trial: FrozenTrial) -> str:
     """The command that repeats a trial, with its first seed, or the sweep of a member that took over from others."""
     if LINEAGE in trial.user_attrs:
         return commands.for_run(folder.path, "reproduce run")
-    sweep = SweepSpec.model_validate(recorded.spec(folder))
+    sweep = parse(SweepSpec, recorded.spec(folder), folder.id)
     params = trial.user_attrs["params"]
     with suppress(UserError):  # the defaults are unknown if the workload is not installed or has changed
         params = preflight.parameters(sweep.workload, params)

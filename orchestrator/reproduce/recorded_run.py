@@ -10,9 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import ValidationError
-
-from orchestrator.config.spec import ExperimentSpec, SweepSpec
+from orchestrator.config.spec import ExperimentSpec, SweepSpec, parse
 from orchestrator.errors import UNAVAILABLE, UserError, one_line
 from orchestrator.provenance import private_files
 from orchestrator.provenance import record as provenance
@@ -27,6 +25,7 @@ from orchestrator.storage.settings import Settings
 from orchestrator.tracking.client import KEY, all_pages
 
 Kind = Literal["run", "sweep", "trial"]
+OWN_VERSION = "Run it with its own version: --script shows how"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +73,7 @@ def _from_folder(folder: RunFolder) -> Recorded:
         id=folder.id,
         run_id=folder.record.get("run_id"),
         kind=folder.record["kind"],
-        spec=parse(model, recorded.spec(folder), folder.id),
+        spec=parse(model, recorded.spec(folder), folder.id, OWN_VERSION),
         files=files,
         environment=(environment := _environment(files)),
         data=_data(environment.get("data")),
@@ -117,7 +116,7 @@ def _from_mlflow(settings: Settings, reference: str) -> Recorded:
         id=tags.get(KEY, run_id),
         run_id=run_id,
         kind=kind,
-        spec=parse(model, values, reference),
+        spec=parse(model, values, reference, OWN_VERSION),
         files=files,
         environment=_environment(files),
         data=_data(owner.get("orchestrator.data_fingerprint")),
@@ -141,21 +140,6 @@ def _repeats(kind: str, metric: str) -> bool:
     Of a run that never ended the history is compared, which has no values within epochs.
     """
     return not metric.startswith("test/" if kind == "trial" else "train_steps/")
-
-
-def parse(model: type[ExperimentSpec | SweepSpec], values: Mapping[str, Any], where: str) -> ExperimentSpec | SweepSpec:
-    """Parse a spec. Raises UserError with the settings that this version does not know or accept."""
-    try:
-        return model.model_validate(values)
-    except ValidationError as error:
-        problems = error.errors()
-        names = [".".join(map(str, problem["loc"])) for problem in problems]
-        strange = [name for name, problem in zip(names, problems) if problem["type"] == "extra_forbidden"]
-        what = "has settings that this version does not know" if strange else "is not valid in this version"
-        raise UserError(
-            f"The spec of {where} {what}", got=", ".join(strange or names),
-            fix="Run it with its own version: --script shows how",
-        ) from None  # fmt: skip
 
 
 def _run_id(client: Any, reference: str) -> str:

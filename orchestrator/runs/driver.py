@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.cluster import preflight
 from orchestrator.config import objectives
-from orchestrator.config.spec import ExperimentSpec, Resources, SweepSpec
+from orchestrator.config.spec import WRITTEN_BY, ExperimentSpec, Resources, SweepSpec, parse
 from orchestrator.console import Console, plural
 from orchestrator.engine import checkpoint
 from orchestrator.engine.loop import Progress, Row
@@ -60,6 +60,15 @@ class Options:
     profile: int | None = None
     """Steps of a run to trace before it trains."""
 
+    @classmethod
+    def recorded(cls, folder: RunFolder) -> Options:
+        """The options in a record. Raises UserError if this version does not know one."""
+        values = folder.record["spec"]["options"]
+        if strange := values.keys() - {each.name for each in fields(cls)}:
+            got = ", ".join(sorted(strange))
+            raise UserError(f"{folder.id} has options that this version does not know", got=got, fix=WRITTEN_BY)
+        return cls(**values)
+
     def __post_init__(self) -> None:
         if self.keep not in KEEP_CHOICES:
             raise unknown("word for --keep", self.keep, KEEP_CHOICES)
@@ -93,8 +102,8 @@ def resume(
 ) -> Result:
     """Continue a run from its last checkpoint with its recorded options, but for the ``resources`` that are given."""
     folder = folder.fetch()
-    spec = ExperimentSpec.model_validate(folder.record["spec"]["experiment"])
-    options = Options(**folder.record["spec"]["options"])
+    spec = parse(ExperimentSpec, folder.record["spec"]["experiment"], folder.id)
+    options = Options.recorded(folder)
     trusted_spaces.check(spec.workload, settings.home, folder.id, "workload")
     settings = adopt(settings, folder)
     if folder.status() == "finished":

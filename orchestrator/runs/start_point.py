@@ -19,7 +19,7 @@ from typing import Any
 
 from orchestrator.cluster import preflight
 from orchestrator.config import workload_loader
-from orchestrator.config.spec import DATA, ExperimentSpec, SweepSpec
+from orchestrator.config.spec import DATA, ExperimentSpec, SweepSpec, parse
 from orchestrator.engine import checkpoint
 from orchestrator.engine.checkpoint import Checkpoint
 from orchestrator.engine.loop import Progress
@@ -360,10 +360,10 @@ def _selection(folder: RunFolder) -> tuple[Path, int, str]:
 def _spec(folder: RunFolder) -> ExperimentSpec:
     """The spec of a run, or of a sweep's winner."""
     if folder.record["kind"] == "run":
-        return ExperimentSpec.model_validate(folder.record["spec"]["experiment"])
+        return parse(ExperimentSpec, folder.record["spec"]["experiment"], folder.id)
     values: dict[str, Any] = json.loads((folder.path / WINNER / provenance.SPEC).read_text())
     values.pop("format", None)
-    return ExperimentSpec.model_validate(values)
+    return parse(ExperimentSpec, values, folder.id)
 
 
 def _forked(read: Checkpoint, *, best: bool) -> Checkpoint:

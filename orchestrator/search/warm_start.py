@@ -11,7 +11,7 @@ from optuna.distributions import BaseDistribution
 from optuna.trial import FrozenTrial, TrialState
 
 from orchestrator.cluster import preflight
-from orchestrator.config.spec import SweepSpec, evaluation_data
+from orchestrator.config.spec import SweepSpec, evaluation_data, parse
 from orchestrator.errors import UserError
 from orchestrator.search import points, recorded
 from orchestrator.search.constraints import OF_MODEL, SECONDS, Constraint, violations
@@ -130,7 +130,7 @@ def fitting_trial(
 
 
 def _check(source: RunFolder, spec: SweepSpec, settings: Settings) -> None:
-    earlier = SweepSpec.model_validate(source.record["spec"]["sweep"])
+    earlier = parse(SweepSpec, source.record["spec"]["sweep"], source.id)
     if earlier.workload != spec.workload:
         raise UserError(
             f"{source.id} cannot be learnt from", got=f"a sweep of {earlier.workload}", allowed=spec.workload

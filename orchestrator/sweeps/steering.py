@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from orchestrator.config.spec import SweepSpec
+from orchestrator.config.spec import SweepSpec, parse
 from orchestrator.errors import UserError
 from orchestrator.search import recorded, trusted_spaces
 from orchestrator.search.points import Points
@@ -79,7 +79,7 @@ def unapplied(study: Study, folder: RunFolder, known: set[str]) -> list[tuple[st
 
 def _steered(folder: RunFolder) -> SweepSpec:
     """The spec of a sweep that takes requests."""
-    spec = SweepSpec.model_validate(recorded.spec(folder))
+    spec = parse(SweepSpec, recorded.spec(folder), folder.id)
     if spec.search.scheduler == "pbt":
         raise UserError("The members of a population cannot be added or stopped one by one", got=folder.id)
     return spec

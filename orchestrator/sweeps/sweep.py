@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.cluster import preflight
 from orchestrator.cluster.connection import Node, check_fit, cluster, nodes_by_id
 from orchestrator.config import objectives, user_code, workload_loader
-from orchestrator.config.spec import SweepSpec
+from orchestrator.config.spec import SweepSpec, parse
 from orchestrator.console import Console, plural
 from orchestrator.errors import UNAVAILABLE, Interrupted, RunFailed, UserError
 from orchestrator.runs import description, reports, worker
@@ -88,8 +88,8 @@ def resume(folder: RunFolder, settings: Settings, console: Console, again: Resum
     and when another process drives it.
     """
     folder = folder.fetch()
-    spec = SweepSpec.model_validate(folder.record["spec"]["sweep"])
-    options = Options(**folder.record["spec"]["options"])
+    spec = parse(SweepSpec, folder.record["spec"]["sweep"], folder.id)
+    options = Options.recorded(folder)
     trusted_spaces.check(spec.workload, settings.home, folder.id, "workload")
     settings = adopt(settings, folder)
     if folder.status() in SETTLED and not again.more_trials and not again.retry_failed:

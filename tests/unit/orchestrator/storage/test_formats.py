@@ -111,6 +111,24 @@ def test_a_sweep_of_another_format_is_refused(
     assert f"has another format: got {form}; allowed: 1" in said
 
 
+@pytest.mark.parametrize("kind", ["run", "sweep"])
+@pytest.mark.parametrize("part", ["spec", "options"])
+def test_a_setting_of_a_later_version_is_named(
+    part: str, kind: str, recorded: Callable[..., Path], toy_workload: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = recorded(kind, 2)
+    spec = json.loads((folder / "record.json").read_text())["spec"]
+    of_spec = spec["experiment" if kind == "run" else "sweep"]
+    (of_spec["resources"] if part == "spec" else spec["options"])["later"] = 1
+    change(folder / "record.json", spec=spec)
+    assert orchestrator(f"status {kind}") == DONE
+    assert orchestrator(f"{kind} --resume {kind}") == USAGE
+    said = capsys.readouterr().err.splitlines()[-1]
+    had = f"The spec of {kind} has settings" if part == "spec" else f"{kind} has options"
+    got = "resources.later" if part == "spec" else "later"
+    assert said == f"error: {had} that this version does not know: got {got}. Use the version that wrote it."
+
+
 @pytest.mark.parametrize("form", FORMATS)
 def test_a_checkpoint_of_another_format_is_refused(
     form: int, recorded: Callable[..., Path], toy_workload: Any, capsys: pytest.CaptureFixture[str]
