@@ -141,7 +141,7 @@ def read(folder: Path, identity: Mapping[str, str] | None = None) -> Checkpoint:
                     f"The checkpoint {folder} belongs to another {key}",
                     got=meta["identity"].get(key),
                     allowed=wanted,
-                    fix="Resume the run it was written by, or start a new run",
+                    fix="Resume the run it was written by, with the version that began it, or start a new run",
                 )
     try:
         tensors = {name: tensor for file in files for name, tensor in load_file(folder / file).items()}

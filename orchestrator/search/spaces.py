@@ -12,7 +12,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,11 +41,14 @@ FAILED = "The search space failed"
 class Survey:
     """Result of sampling a space: the distributions of each searched parameter, usually one.
 
-    ``conditional``: not every sample had the same parameters.
+    ``conditional``: not every sample had the same parameters. ``names`` are those of all parameters. ``defaults`` has
+    the values of those that the samples lacked, where it is one value.
     """
 
     distributions: Mapping[str, Sequence[Any]]
     conditional: bool
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    names: Sequence[str] = ()
 
     def text(self) -> dict[str, str]:
         """One line per parameter, such as ``lr: float 0.001 to 0.03, log``. Equal spaces have equal lines."""
@@ -198,6 +201,8 @@ def probe(
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=seed))
     distributions: dict[str, list[Any]] = {}
     shapes: set[tuple[str, ...]] = set()
+    given: set[str] = set()
+    samples: list[dict[str, Any]] = []
     for _ in range(PROBES):
         trial = study.ask()
         values = suggest(space, trial, fixed)
@@ -205,12 +210,17 @@ def probe(
             complete = validated(values, params)
         except UserError as error:
             raise _conflict(error, named, fixed, params, seed) if named else error from None
-        check(complete.model_dump(mode="json"))
+        samples.append(complete.model_dump(mode="json"))
+        check(samples[-1])
+        given.update(values)
         shapes.add(tuple(sorted(trial.params)))
         for name, distribution in trial.distributions.items():
             if distribution not in (seen := distributions.setdefault(name, [])):
                 seen.append(distribution)
-    return Survey(distributions, conditional=len(shapes) > 1)
+    names = sorted(set[str]().union(*samples))
+    values = {name: [sample.get(name) for sample in samples] for name in names if name not in given}
+    defaults = {name: each[0] for name, each in values.items() if all(one == each[0] for one in each)}
+    return Survey(distributions, len(shapes) > 1, defaults, names)
 
 
 def _conflict(

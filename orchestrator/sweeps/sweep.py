@@ -24,6 +24,7 @@ from orchestrator.search.journal import JOURNAL
 from orchestrator.search.pbt import Population
 from orchestrator.search.progress import target
 from orchestrator.search.study import Study
+from orchestrator.search.trial_params import TrialParams, to_record
 from orchestrator.search.warm_start import PUBLISHED
 from orchestrator.search.winners import WINNER
 from orchestrator.storage import run_lookup
@@ -76,7 +77,7 @@ def sweep(spec: SweepSpec, settings: Settings, options: Options, console: Consol
         )
         spec = spec.model_copy(update={"search": spec.search.model_copy(update={"warm_start": sources})})
         _earlier_trials(spec, settings)
-    folder = create(spec, settings, options, contract=search_identity(spec))
+    folder = create(spec, settings, options, contract=search_identity(spec) | to_record(_survey(spec)))
     with folder.guarded():
         return _drive(folder, spec, settings, options, console, ResumeOptions(), resuming=False)
 
@@ -213,17 +214,22 @@ def _drive(
         "seed": spec.seed,
     }
     name = description.name(folder.id, spec.workload, description.sweep_settings(spec))
-    summary = description.sweep_summary(spec, folder.record["spec"].get("contract", {}).get("space", {}))
+    contract = folder.record["spec"].get("contract", {})
+    summary = description.sweep_summary(spec, contract.get("space", {}))
+    survey = _survey(spec)
+    trial_params = TrialParams.of(spec.workload, contract, survey)
+    if resuming and (sentence := trial_params.sentence(folder.id)):
+        console.say(sentence)
     with Session(
         folder, settings, console, resuming=resuming, params=params, tags=tags, name=name, summary=summary
     ) as session:
         session.trained_on(folder.id, defaults)
         if session.tracker:  # a tag: --more-trials changes it, and MLflow's parameters cannot change
             session.tracker.tag(folder.id, {"search.trials": str(spec.search.trials)})
-        study = _study(spec, folder, session, again)
+        study = _study(spec, folder, session, again, survey)
         if options.local and session.tracker:
             session.tracker.await_connection()
-        manager = TrialManager(study, session, spec)
+        manager = TrialManager(study, session, spec, trial_params)
         session.publisher.set_source(manager.current_status)
         console.view(manager.view)
         run_trials = _in_process if options.local else _on_ray
@@ -234,9 +240,8 @@ def _drive(
         return finalize(result, session, spec, study, manager, options, winner.spec)
 
 
-def _study(spec: SweepSpec, folder: RunFolder, session: Session, again: ResumeOptions) -> Study:
+def _study(spec: SweepSpec, folder: RunFolder, session: Session, again: ResumeOptions, survey: spaces.Survey) -> Study:
     """The sweep's study, with the trials of ``--warm-start`` and ``--retry-failed`` added."""
-    survey = _survey(spec)
     space = spaces.load(spec.workload, spec.search.space)
     common = (folder.path, spec, objectives.of_plan(spec.workload, spec.plan), space, survey.conditional)
     if spec.search.scheduler == "pbt":

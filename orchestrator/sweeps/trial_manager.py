@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.cluster import preflight
 from orchestrator.config.spec import ExperimentSpec, SweepSpec
 from orchestrator.console import show
 from orchestrator.engine.loop import Row
@@ -22,6 +21,7 @@ from orchestrator.search.curves import Curves
 from orchestrator.search.pbt import MEMBER_CHECKPOINTS_KEPT, Population
 from orchestrator.search.progress import search_progress
 from orchestrator.search.study import STOPPED, DrawFailed, Study, Trial, TrialDecision
+from orchestrator.search.trial_params import TrialParams
 from orchestrator.storage.usage_log import UsageLog
 from orchestrator.sweeps import steering
 from orchestrator.sweeps.budget import Budget
@@ -48,10 +48,11 @@ class TrialManager:
     A running trial is identified by its seed run (see :class:`orchestrator.search.study.Trial`).
     """
 
-    def __init__(self, study: Study, session: Session, spec: SweepSpec) -> None:
+    def __init__(self, study: Study, session: Session, spec: SweepSpec, params: TrialParams) -> None:
         self._study = study
         self._session = session
         self._spec = spec
+        self._params = params
         self._deadline = time.monotonic() + (spec.search.time_budget or float("inf"))
         self._done = sum(trial.state.is_finished() for trial in study.trials)
         self._trouble: str | None = None
@@ -208,7 +209,7 @@ class TrialManager:
         return self._study.exhausted(**{name: bool(self._running) or allowed for name, allowed in room.items()})
 
     def experiment(self, origin: int, params: Mapping[str, Any], seed: int = 0) -> ExperimentSpec:
-        return self._spec.trial(origin, preflight.parameters(self._spec.workload, params), seed)
+        return self._spec.trial(origin, self._params.complete(params), seed)
 
     def result(self, seed_run: int, payload: Mapping[str, Any]) -> bool:
         """Handle one report of a trial. Returns True when the trial must stop."""

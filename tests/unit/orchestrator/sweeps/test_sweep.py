@@ -575,6 +575,44 @@ def test_a_sweep_of_before_there_were_contracts_goes_on(sweep: Sweep, resume: Sw
     assert resume("s").exit_code == DONE
 
 
+class LaterParams(toy.Params):
+    """Those of a later version: another default, and a parameter more."""
+
+    momentum: float = 0.9
+    added: bool = False
+
+
+@pytest.mark.parametrize("refit", [True, False])
+@pytest.mark.parametrize("ended", [False, True])
+def test_trials_keep_the_defaults_that_their_sweep_began_with(
+    ended: bool, refit: bool, sweep: Sweep, resume: Sweep, out: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trial continues from its checkpoint, the others and the winner are trained as before."""
+    expected = sweep(trials=4, name="whole", refit=refit)
+    if ended:
+        sweep(trials=2, name="s", refit=refit, keep="all")
+    else:
+        with interrupted_at(2):
+            sweep(trials=4, name="s", refit=refit, keep="all")
+    monkeypatch.setattr(toy, "Params", LaterParams)
+    result = resume("s", more_trials=2 if ended else 0)
+    assert (result.exit_code, rows(result), result.metrics) == (DONE, rows(expected), expected.metrics)
+    assert "Trials keep the defaults that s began with: momentum=0.5 (now 0.9)" in out.getvalue()
+
+
+def test_a_sweep_without_recorded_defaults_says_so(
+    sweep: Sweep, resume: Sweep, settings: Settings, out: io.StringIO
+) -> None:
+    with interrupted_at(2):
+        sweep(trials=3, name="s")
+    folder = run_lookup.find(settings.storage, "s")
+    for name in ("defaults", "parameters"):  # 0.1.0 had none
+        del folder.record["spec"]["contract"][name]
+    folder.update()
+    assert resume("s").exit_code == DONE
+    assert "s was begun by a version that recorded no defaults" in out.getvalue()
+
+
 def test_two_at_once_on_one_id(sweep: Sweep, resume: Sweep, settings: Settings) -> None:
     with interrupted_at(2):
         sweep(trials=3, name="s")

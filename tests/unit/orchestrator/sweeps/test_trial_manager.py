@@ -27,6 +27,7 @@ from orchestrator.search import curves, unit_values
 from orchestrator.search.pbt import Population
 from orchestrator.search.schedulers import rungs
 from orchestrator.search.study import Study
+from orchestrator.search.trial_params import TrialParams
 from orchestrator.storage import records, run_lookup, usage_log
 from orchestrator.storage.settings import Timeouts
 from orchestrator.sweeps import budget as budget_module
@@ -112,7 +113,7 @@ class Driver:
             self.study = Population(self.folder.path, spec, [ERROR], space, False, changeable=["lr"])
         else:
             self.study = Study(self.folder.path, spec, [ERROR], space, False)
-        self.manager = TrialManager(self.study, session, spec)  # type: ignore[arg-type]
+        self.manager = TrialManager(self.study, session, spec, TrialParams("toy", {}, None))  # type: ignore[arg-type]
 
     def _progress(self, done: int, total: int, unit: str, detail: Callable[[], str] | None = None) -> None:
         self.running.append(detail()) if detail else self.work.append((done, total, unit))
