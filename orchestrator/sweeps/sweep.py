@@ -149,10 +149,12 @@ def _check_unchanged(folder: RunFolder, spec: SweepSpec) -> None:
     if then["objectives"] != now["objectives"]:
         changes.append(f"objective: {', '.join(then['objectives'])} -> {', '.join(now['objectives'])}")
     if changes:
+        own = user_code.is_named(spec.search.space)
+        restore = f"Restore it ({spec.search.space})" if own else "Continue it with the version that began it"
         raise UserError(
             f"{folder.id} cannot be resumed: its search space or objective has changed",
             got="; ".join(changes),
-            fix=f"Restore it ({spec.search.space}), or start a new sweep with --warm-start {folder.id}",
+            fix=f"{restore}, or start a new sweep with --warm-start {folder.id}",
         )
 
 

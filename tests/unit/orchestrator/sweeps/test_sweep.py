@@ -20,6 +20,7 @@ from orchestrator.console import Console
 from orchestrator.errors import DONE, FAILED, PARTIAL, USAGE, Interrupted, RunFailed, UserError
 from orchestrator.runs import driver, worker
 from orchestrator.runs.session import Result
+from orchestrator.search import spaces
 from orchestrator.storage import run_lookup
 from orchestrator.storage.settings import Settings
 from orchestrator.sweeps import request
@@ -557,6 +558,21 @@ def test_a_space_that_has_changed(text: str, words: tuple[str, ...], sweep: Swee
             *words,
             f"Restore it ({file}:space), or start a new sweep with --warm-start s",
         )
+
+
+def test_a_packages_space_that_has_changed(
+    resume: Sweep, settings: Settings, out: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    high = 0.2
+    own = {"space": lambda trial: {"lr": trial.suggest_float("lr", 0.01, high)}}
+    monkeypatch.setattr(spaces, "presets", lambda workload: own)
+    search = {"trials": 3, "scheduler": "none"}
+    spec = request.sweep("toy", settings, overrides={"epochs": 4}, search=search, local=True)
+    with interrupted_at(2):
+        sweeps.sweep(spec, settings, driver.Options(local=True, name="s"), console(out))
+    high = 0.3
+    fix = "Continue it with the version that began it, or start a new sweep with --warm-start s"
+    refused(lambda: resume("s"), "lr: float 0.01 to 0.2 -> float 0.01 to 0.3", fix)
 
 
 def test_an_objective_that_has_changed(sweep: Sweep, resume: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
