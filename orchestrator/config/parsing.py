@@ -25,6 +25,11 @@ BOOLEAN = "tag:yaml.org,2002:bool"
 
 NOT_JSON = "A parameter holds text, numbers, lists or dicts; a function can be named by a Literal"
 
+LIST = "a list, such as [1, 2]"
+OBJECT = 'an object, such as {"name": 1}'
+WRITTEN = {**dict.fromkeys(("list_type", "tuple_type", "set_type"), LIST), "dict_type": OBJECT, "model_type": OBJECT}
+"""How the command line and YAML write the values of a field that pydantic expects, by its type of problem."""
+
 SECTIONS = ("extends", "workload", "seed", "params", "plan", "resources", "search")
 
 
@@ -143,6 +148,10 @@ def split_keys(
     result: dict[str, dict[str, Any]] = {"params": {}, "plan": {}}
     for key, value in values.items():
         section, _, name = key.rpartition(".")
+        whole, dot, part = key.removeprefix("params.").partition(".")
+        if dot and whole in sections["params"]:
+            fix = f"Write {whole}='{{\"{part}\": VALUE, ...}}'"
+            raise UserError(f"The parameter {whole} is set as a whole", got=key, fix=fix)
         if section not in ("", "params", "plan"):
             raise unknown("section", section, ("params", "plan", "resources", "search"))
         homes = [home for home, names in sections.items() if name in names and section in ("", home)]
@@ -244,6 +253,8 @@ def _sentence(error: ValidationError, model: type[BaseModel], kind: str, places:
 
 def allowed_values(problem: Any) -> str:
     """What a field may be, from a problem that pydantic reports."""
+    if (written := WRITTEN.get(problem["type"])) is not None:
+        return written
     message: str = problem["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
     return str((problem.get("ctx") or {}).get("expected", message.partition(", unable to")[0]))
 

@@ -204,6 +204,11 @@ def test_keys_find_their_section() -> None:
             ("Unknown section: got 'plans'; allowed: params, plan, resources, search", "Did you mean 'plan'?"),
         ),
         ("decide_at", ("Unknown parameter: got 'decide_at'",)),
+        (
+            "dim.in",
+            ("The parameter dim is set as a whole: got dim.in. ", "dim='{\"in\": VALUE, ...}'"),
+        ),
+        ("params.dim.in", ("The parameter dim is set as a whole: got params.dim.in.",)),
     ],
 )
 def test_keys_that_have_none(key: str, words: tuple[str, ...]) -> None:
@@ -257,11 +262,22 @@ def test_text_becomes_a_number_that_a_field_can_be() -> None:
         ),
         ({"lay": 1}, "Unknown parameter: got 'lay'; allowed: flag, kind, layers, rate, sizes. Did you mean 'layers'?"),
         ({"layers": 9}, "layers=9 has no effect with kind=mf."),
+        ({"sizes": "1,2"}, "Parameter sizes is not valid: got '1,2'; allowed: a list, such as [1, 2]."),
         ({"sizes": [1, "x"]}, "Parameter sizes is not valid: got 'x'"),
     ],
 )
 def test_the_first_problem_in_one_sentence(values: dict[str, Any], message: str) -> None:
     assert str(refused(lambda: validate(Model, values, "parameter"))).startswith(message)
+
+
+@pytest.mark.parametrize("name", ["table", "part"])
+def test_how_an_object_is_written(name: str) -> None:
+    class Nested(BaseModel):
+        table: dict[str, int] = {}
+        part: Model = Model()
+
+    allowed = "is not valid: got 'a'; allowed: an object, such as {\"name\": 1}."
+    refused(lambda: validate(Nested, {name: "a"}, "parameter"), f"Parameter {name} {allowed}")
 
 
 @pytest.mark.parametrize("values", [{"rate": 9}, {"laters": 1}])
