@@ -39,6 +39,8 @@ FULL = re.compile(f"{os.strerror(errno.ENOSPC)}|{os.strerror(errno.EDQUOT)}")
 SHOWN = 300
 """Characters of a model's error that are reported."""
 
+IMPORTS = "; its file can import installed packages, and your own files by relative imports (from .NAME import ...)"
+
 PASSED_ENVIRONMENT = (
     *("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"),
     *store.QUIET,
@@ -146,7 +148,8 @@ def measure(folder: Path) -> Measured:
         missing = ModuleNotFoundError(name=values["missing"])
         if of_client := missing_module(missing, "The check that the model loads and predicts", submit=True):
             raise of_client
-        raise Unusable(f"it does not load and predict: {values['error'].splitlines()[0][:SHOWN]}")
+        hint = IMPORTS if values["missing"] else ""
+        raise Unusable(f"it does not load and predict: {values['error'].splitlines()[0][:SHOWN]}{hint}")
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     return Measured(size / 1e6, values["load_seconds"], values["milliseconds"])
 

@@ -692,6 +692,10 @@ def test_a_full_disk_of_this_machine_is_no_verdict(
     ("does", "says"),
     [
         ("raise ValueError('first\\nsecond')", "it does not load and predict: ValueError: first"),
+        (
+            "import nowhere",
+            "it does not load and predict: ModuleNotFoundError: No module named 'nowhere'" + isolated_check.IMPORTS,
+        ),
         ("import os; os._exit(7)", "it ends the process that loads it: exit code 7, no message"),
         ("time.sleep(600)", "it did not load and predict within 1 s"),
     ],
