@@ -133,7 +133,7 @@ def load_module(text: str, kind: str) -> ModuleType:
     except (Exception, SystemExit) as error:  # a script reads its command line, which is ours, and exits
         raise UserError(
             f"The module of the {kind} cannot be imported: {type(error).__name__}: {one_line(error)}", got=text,
-            allowed="file.py:name, or module:name of an installed module", fix=install(error),
+            allowed="file.py:name, or module:name of an installed module", fix=install(error, Path.cwd()),
         ) from None  # fmt: skip
 
 
@@ -156,17 +156,33 @@ def _from_file(file: Path, kind: str) -> ModuleType:
         line = next((frame.lineno for frame in inspect.trace() if frame.filename == str(file)), None)
         where = f", line {line}" if line else ""
         raise UserError(
-            f"{file}{where} cannot be imported: {type(error).__name__}: {one_line(error)}", fix=install(error)
-        ) from None
+            f"{file}{where} cannot be imported: {type(error).__name__}: {one_line(error)}",
+            fix=install(error, file.parent, file.parent.parent, Path.cwd()),
+        ) from None  # fmt: skip
     return module
 
 
-def install(error: BaseException) -> str | None:
-    """What to install where the package that an import lacks is that of an extra; what to do about a script."""
+def install(error: BaseException, *folders: Path) -> str | None:
+    """What to install where an import lacks a package of an extra, or one in ``folders``; what to do about a script."""
     if isinstance(error, SystemExit):
         return 'Put what a script does, such as reading its arguments, below if __name__ == "__main__"'
-    extra = EXTRAS.get(error.name.partition(".")[0]) if isinstance(error, ImportError) and error.name else None
-    return extra and f"Install ray-experiment-orchestrator[{extra}]"
+    if not isinstance(error, ImportError):
+        return None
+    if "no known parent package" in str(error):
+        return "A file is loaded without its package: name PACKAGE.MODULE:NAME, of an installed package"
+    absent = error.name or ""
+    if extra := EXTRAS.get(absent.partition(".")[0]):
+        return f"Install ray-experiment-orchestrator[{extra}]"
+    return not_searched(absent, *folders)
+
+
+def not_searched(module: str, *folders: Path) -> str | None:
+    """What to do about a module that is in one of these folders, where Python does not look; None if it is in none."""
+    top = module.partition(":")[0].partition(".")[0]
+    for folder in folders if top and PathFinder.find_spec(top) is None else ():
+        if (folder / f"{top}.py").is_file() or any((folder / top).glob("*.py")):
+            return f"Install your package (pip install -e .), or put {folder} on PYTHONPATH"
+    return None
 
 
 class _Uncached(SourceFileLoader):

@@ -50,9 +50,11 @@ def entry(text: str) -> UserEntry:
         )  # fmt: skip
     file = user_code.source(text)
     if file is None:
+        is_file = user_code.is_file(text)
         raise UserError(
-            f"The workload's {'file does not exist' if user_code.is_file(text) else 'module is not installed'}",
+            f"The workload's {'file does not exist' if is_file else 'module is not installed'}",
             got=text, allowed="file.py:name, or module:name of an installed module",
+            fix=None if is_file else user_code.not_searched(text, Path.cwd()),
         )  # fmt: skip
     return UserEntry(text, text, "A workload of a file.", predictor=str(file))
 

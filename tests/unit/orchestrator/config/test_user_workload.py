@@ -169,6 +169,29 @@ def test_a_file_without_a_name_and_an_object_without_one(mine: Path) -> None:
     refused(lambda: run(object), "not given by its name", "got <class 'object'>", "mine.py:Mine")  # type: ignore[arg-type]
 
 
+def test_own_modules_where_python_does_not_look(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    project = mine.parent
+    (project / "digits").mkdir()
+    (project / "digits" / "model.py").write_text("")
+    (project / "digits" / "train.py").write_text("from digits.model import Net\n")
+    advice = f"Install your package (pip install -e .), or put {project} on PYTHONPATH"
+    absent = "digits/train.py, line 1 cannot be imported: ModuleNotFoundError: No module named 'digits'"
+    refused(lambda: run("digits/train.py:train"), absent, advice)
+    monkeypatch.chdir(project / "digits")
+    refused(lambda: run("train.py:train"), absent, advice)
+    (project / "digits" / "train.py").write_text("from model import Net\n")
+    refused(lambda: run("train.py:train"), "No module named 'model'", f"put {project / 'digits'} on PYTHONPATH")
+    monkeypatch.chdir(project)
+    refused(lambda: run("digits.train:train"), "The workload's module is not installed", advice)
+    with pytest.raises(UserError) as caught:  # found, and has no such module
+        run("orchestrator.train:train")
+    assert "PYTHONPATH" not in str(caught.value)
+    mine.write_text("from .model import Net\n")
+    refused(
+        lambda: run("mine.py:train"), "no known parent package", "name PACKAGE.MODULE:NAME, of an installed package"
+    )
+
+
 CLASS = """
 from pydantic import BaseModel
 from workloads.contract import Evaluation, Objective
