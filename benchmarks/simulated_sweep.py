@@ -21,6 +21,7 @@ from orchestrator.config.spec import Search, SweepSpec
 from orchestrator.runs.report_pace import ReportPace
 from orchestrator.search import schedulers, spaces
 from orchestrator.search.study import Study
+from orchestrator.search.trial_params import TrialParams
 from orchestrator.storage import records, settings
 from orchestrator.storage.records import RunFolder
 from orchestrator.sweeps.driver_load import DriverLoad
@@ -101,7 +102,8 @@ def driver(folder: RunFolder, asked: SweepSpec) -> Driver:
         trained_on=lambda *a: None,
         publisher=SimpleNamespace(trained=lambda epochs: None),
     )
-    return Driver(folder, asked, study, TrialManager(study, session, asked))  # type: ignore[arg-type]
+    params = TrialParams(asked.workload, {}, None)
+    return Driver(folder, asked, study, TrialManager(study, session, asked, params))  # type: ignore[arg-type]
 
 
 @contextmanager
