@@ -233,7 +233,8 @@ def services(
     A model to be registered needs tracking. With a ``workload``, also check its predictor, which such a model needs,
     and that this user may write to its experiment in MLflow.
     """
-    if workload is not None and workload_loader.predictor(workload) is None and register:
+    served = workload is None or workload_loader.predictor(workload) is not None
+    if register and workload is not None and not served and not workload_loader.names_predictor(workload):
         raise UserError(
             "A model of this workload cannot be registered: it has no class Predictor", got=workload,
             fix="Add one, or leave out --register",

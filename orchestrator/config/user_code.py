@@ -50,6 +50,11 @@ def is_file(text: str) -> bool:
     return location.endswith(".py") or "/" in location
 
 
+def is_in_package(text: str) -> bool:
+    """Whether it names a module of a package, ``package.module:name``."""
+    return not is_file(text) and "." in text.rpartition(":")[0]
+
+
 def absolute(text: str) -> str:
     """``file.py:name`` with the absolute path. Everything else is returned unchanged."""
     location, _, name = text.rpartition(":")

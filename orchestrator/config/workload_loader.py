@@ -129,6 +129,14 @@ def predictor(name: str) -> Path | None:
     return file
 
 
+def names_predictor(name: str) -> bool:
+    """Whether a user's workload is a class of six methods, whose ``servable`` names the file of its predictor."""
+    own = entry(name)
+    if not isinstance(own, user_workload.UserEntry):
+        return False
+    return own.load() is getattr(own.load_module(), name.rpartition(":")[2])
+
+
 def _defines_predictor(tree: ast.Module) -> bool:
     return any(isinstance(node, ast.ClassDef) and node.name == "Predictor" for node in tree.body)
 

@@ -45,9 +45,7 @@ def deliver(session: Session, outcome: Path, register: str | None) -> Logged | N
     tracker = session.tracker
     assert tracker is not None
     if folder.record.get(PENDING_MODEL):  # an earlier attempt may have failed for a predictor that is fixed now
-        predictor = workload_loader.predictor(folder.record["workload"])
-        assert predictor is not None, "a model without one is not uploaded"
-        _renew(outcome, predictor)
+        _renew(outcome, folder.record["workload"])
     folder.update(**{PENDING_MODEL: {"outcome": outcome.relative_to(folder.path).as_posix(), "register": register}})
     later = commands.for_run(folder.path, "sync")
     if not tracker.flush():  # it may answer again before the end, where the tracker then has nothing to say
@@ -58,7 +56,7 @@ def deliver(session: Session, outcome: Path, register: str | None) -> Logged | N
     run_id = tracker.run_id(folder.id)
     trouble: tuple[type[Exception], ...] = (UntrustedModel, *registry.outage_errors())
     try:
-        logged = _log(session.settings, run_id, outcome, register)
+        logged = _log(session.settings, folder, run_id, outcome, register)
     except registry.Unservable as error:
         raise UserError(
             f"The model cannot be logged, its predictor fails on its own example: {one_line(error)}",
@@ -79,9 +77,9 @@ def deliver(session: Session, outcome: Path, register: str | None) -> Logged | N
     return logged
 
 
-def _log(settings: Settings, run_id: str, outcome: Path, register: str | None) -> Logged:
+def _log(settings: Settings, folder: RunFolder, run_id: str, outcome: Path, register: str | None) -> Logged:
     """Log the model, and the tables of its evaluation with their plots."""
-    _check_files(outcome)
+    _check_files(outcome, folder.record["workload"])
     if (tables := outcome / TABLES).is_dir():
         from orchestrator.runs.table_plots import illustrate  # imports Matplotlib
 
@@ -89,7 +87,7 @@ def _log(settings: Settings, run_id: str, outcome: Path, register: str | None) -
     return registry.log_model(settings, run_id, outcome, register)
 
 
-def _check_files(outcome: Path) -> None:
+def _check_files(outcome: Path, workload: str) -> None:
     """Raise UntrustedModel for unknown code or links: logging runs the predictor and sends the targets of links.
 
     The folder of a run may come from another user, through shared storage or by copying.
@@ -97,12 +95,13 @@ def _check_files(outcome: Path) -> None:
     _check_links(outcome)
     for bytecode in [folder for model in _models(outcome) for folder in model.rglob("__pycache__")]:
         shutil.rmtree(bytecode)  # Python would run it instead of the checked source
+    trusted = _installed() | _named(workload)
     for code in _code(outcome):
-        if code.read_bytes() not in _installed() and not user_code.is_allowed(f"{code.absolute()}:Predictor"):
-            raise UntrustedModel(
-                f"{code} is not the code of a workload that is installed here",
-                fix="Deliver it with the version that wrote it",
-            )
+        if code.read_bytes() not in trusted and not user_code.is_allowed(f"{code.absolute()}:Predictor"):
+            fix = "Deliver it with the version that wrote it"
+            if user_code.is_named(workload) and not user_code.is_in_package(workload):
+                fix += ", or put it into a package and name that: PACKAGE.MODULE:NAME"
+            raise UntrustedModel(f"{code} is not the code of a workload that is installed here", fix=fix)
 
 
 def _check_links(outcome: Path) -> None:
@@ -120,11 +119,12 @@ def _code(outcome: Path) -> list[Path]:
     return [file for file in files if not (file.name in DATA_FILES and file.parent.name == "model")]
 
 
-def _renew(outcome: Path, predictor: Path) -> None:
-    """Replace the code of the models in ``outcome`` with the workload's current code, if it is not installed."""
+def _renew(outcome: Path, workload: str) -> None:
+    """Replace the code of the models in ``outcome`` with the workload's current code, if it is another."""
     _check_links(outcome)
     code = _code(outcome)
-    if all(file.read_bytes() in _installed() for file in code):
+    predictor = workload_loader.predictor(workload)
+    if predictor is None or all(file.read_bytes() in _installed() | _named(workload) for file in code):
         return
     for file in code:
         file.unlink()
@@ -142,6 +142,24 @@ def _installed() -> frozenset[bytes]:
             if entry.predictor:
                 files = predictor_sources(entry.folder / entry.predictor).values()
                 sources.update(file.read_bytes() for file in files)
+    return frozenset(sources)
+
+
+def _named(workload: str) -> frozenset[bytes]:
+    """The source files of a workload's models that this user has named: its file and what that imports.
+
+    Of a package's module these are all files of its folder: a class may name any of them as its predictor.
+    """
+    if not user_code.is_named(workload) or not user_code.is_allowed(workload):
+        return frozenset()
+    file = user_code.source(workload)
+    files = {file} if file else set()
+    if file and user_code.is_in_package(workload):
+        files.update(file.parent.glob("*.py"))
+    sources: set[bytes] = set()
+    for each in files:
+        with suppress(OSError, ValueError, SyntaxError):  # not the file of a predictor
+            sources.update(source.read_bytes() for source in predictor_sources(each).values())
     return frozenset(sources)
 
 
@@ -194,7 +212,7 @@ def _complete(settings: Settings, folder: RunFolder, run_id: str, owed: dict[str
     if not outcome.resolve().is_relative_to(folder.path.resolve()):
         raise UserError(f"The pending model of {folder.id} is outside its folder", got=outcome)
     try:
-        logged = _log(settings, run_id, outcome, name)
+        logged = _log(settings, folder, run_id, outcome, name)
     except registry.Unservable as error:
         raise UserError(
             f"Metrics of {folder.id} were uploaded, its model was not: its predictor fails on its own example: "

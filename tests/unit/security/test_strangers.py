@@ -118,10 +118,10 @@ def outcome(theirs: Path) -> Path:
 
 
 def test_a_model_in_a_folder_is_logged_only_with_code_that_is_installed(outcome: Path, canary: Path) -> None:
-    model_upload._check_files(outcome)
+    model_upload._check_files(outcome, "recommender")
     (outcome / "model" / "predictor.py").write_text(source(canary))
     with pytest.raises(model_upload.UntrustedModel, match="not the code of a workload that is installed here"):
-        model_upload._check_files(outcome)
+        model_upload._check_files(outcome, "recommender")
     assert not canary.exists()
 
 
@@ -131,16 +131,16 @@ def test_nor_with_a_further_file_of_code(outcome: Path, canary: Path, name: str)
     file.parent.mkdir(exist_ok=True)
     file.write_text(source(canary))
     with pytest.raises(model_upload.UntrustedModel, match="not the code of a workload that is installed here"):
-        model_upload._check_files(outcome)
+        model_upload._check_files(outcome, "recommender")
     file.unlink()
-    model_upload._check_files(outcome)
+    model_upload._check_files(outcome, "recommender")
 
 
 def test_bytecode_never_runs_in_the_place_of_source(outcome: Path) -> None:
     bytecode = outcome / "model" / "__pycache__" / "predictor.cpython-311.pyc"
     bytecode.parent.mkdir()
     bytecode.write_bytes(b"")
-    model_upload._check_files(outcome)
+    model_upload._check_files(outcome, "recommender")
     assert not bytecode.exists()
 
 
@@ -151,7 +151,7 @@ def test_a_link_in_a_folder_is_not_followed(outcome: Path, name: str, tmp_path: 
     (outcome / name).unlink(missing_ok=True)
     (outcome / name).symlink_to(tmp_path / "secret")
     with pytest.raises(model_upload.UntrustedModel, match="is a link"):
-        model_upload._check_files(outcome)
+        model_upload._check_files(outcome, "recommender")
 
 
 @pytest.mark.parametrize("place", ["../../theirs", "/etc"])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +16,15 @@ from orchestrator.config import user_code, workload_loader
 from orchestrator.errors import FAILED, RunFailed, UserError
 from orchestrator.registry import models as registry
 from orchestrator.registry import versions
+from orchestrator.runs import model_upload
+from orchestrator.search.trusted_spaces import trust
 from orchestrator.storage import records
 from orchestrator.storage.settings import resolve
 from tests.support.commands import typed
 from tests.support.readme_tree import ROOT
 from tests.support.refusals import refused
 from workloads.adapters import hugging_face
+from workloads.predictor_sources import copy_sources
 
 EXAMPLE = (ROOT / "examples/functions/linreg.py").read_text()
 SPACE = "\n\ndef space(trial):\n    return {'lr': trial.suggest_float('lr', 0.05, 0.2)}\n"
@@ -82,6 +87,55 @@ def test_a_function_with_a_predictor_is_registered_and_predicts(mine: Path) -> N
     unserved = run(f"{mine}:train", tracking=None)
     assert (unserved.folder / "model" / "weights.safetensors").exists()
     assert unserved.metrics["test/mse"] > 0
+
+
+@pytest.fixture
+def package(mine: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A package with a function whose predictor imports ``helper``, and a class with a predictor in another file."""
+    folder = mine.parent / "slopes"
+    folder.mkdir()
+    for file in (ROOT / "examples/linreg/linreg").glob("*.py"):
+        (folder / file.name).write_text(file.read_text().replace("linreg", "slopes") + "\nOWN = True\n")
+    helper = "    def predict(self, inputs):\n        return answer(inputs, self.weights)\n"
+    body, _, answer = EXAMPLE.partition("    def predict(self, inputs):\n")
+    (folder / "train.py").write_text(f"from .helper import answer\n{body}{helper}")
+    (folder / "helper.py").write_text(
+        f"import pandas as pd\n\n\ndef answer(inputs, weights):\n{answer.replace('self.weights', 'weights')}"
+    )
+    monkeypatch.syspath_prepend(mine.parent)
+    yield folder
+    for name in [name for name in sys.modules if name.partition(".")[0] == "slopes"]:
+        del sys.modules[name]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["slopes.train:train", "slopes.workload:LinReg"])
+def test_models_of_several_files_are_registered(package: Path, name: str) -> None:
+    run(name, tracking=None, register="slopes", lr=0.1)
+    settings = resolve()
+    rows = pd.DataFrame({"x1": [1.0, 0.0], "x2": [0.0, 1.0], "x3": [0.0, 0.0]})
+    assert len(registry.load(settings, versions.resolve(settings, "slopes/1")).predict(rows)) == 2
+
+
+def test_code_of_models_is_trusted_in_a_package_that_was_named(package: Path, home: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    user_code.ask_at(home)
+    for name in ("slopes.train:train", "slopes.workload:LinReg", f"{package / 'workload.py'}:LinReg"):
+        copy_sources(package / "predictor.py", folder / "model")
+        with pytest.raises(model_upload.UntrustedModel):
+            model_upload._check_files(folder, name)
+        trust(name, home)
+        if user_code.is_file(name):
+            with pytest.raises(model_upload.UntrustedModel, match="put it into a package and name that"):
+                model_upload._check_files(folder, name)
+            continue
+        model_upload._check_files(folder, name)
+        (folder / "model" / "predictor.py").write_text("changed = True\n")
+        with pytest.raises(model_upload.UntrustedModel):
+            model_upload._check_files(folder, name)
+        model_upload._renew(folder, name)
+        assert (folder / "model" / "predictor.py").exists()
+        forget(home)
 
 
 @pytest.mark.slow
