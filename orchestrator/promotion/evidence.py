@@ -15,7 +15,7 @@ from orchestrator.errors import UserError
 from orchestrator.provenance.record import ENVIRONMENT, SPEC
 from orchestrator.registry.models import EPOCH_TAG, existing_run, record_paths
 from orchestrator.report.samples import evaluated_on
-from orchestrator.runs.start_point import VALIDATION_SEEN
+from orchestrator.runs.earlier_training import VALIDATION_SEEN
 from orchestrator.storage.names import OUTCOME, VALIDATION_UNITS
 from workloads.contract import Objective
 
@@ -29,7 +29,8 @@ class Evidence:
 
     ``fingerprint`` is that of the dataset or, for a workload that reads its own data, the digests of its input files.
     ``metrics`` are values on the validation split; ``units`` has one row a validation unit, indexed by id. Parts that
-    the run does not have are None or empty. ``seen``: the run started from weights that had learned from that split.
+    the run does not have are None or empty. ``seen``: the run started from weights that had learned from that split, or
+    may have, since they were trained on another one.
     """
 
     version: str
@@ -118,7 +119,8 @@ def incomparable(before: Evidence, after: Evidence) -> str | None:
             what = "it has neither a dataset nor input_files"
             return f"the run of version {one.version} does not say on what data it was validated: {what}"
         if one.seen:
-            return f"the run of version {one.version} started from weights that were refitted on its validation part"
+            how = "were refitted on its validation part, or trained on another split"
+            return f"the run of version {one.version} started from weights that {how}"
         if one.units is None:
             return f"the run of version {one.version} has no validation units of its own"
         if not one.units.index.is_unique:

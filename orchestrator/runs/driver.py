@@ -172,8 +172,7 @@ def prepare(
     selected_by = [[one.metric, one.direction] for one in objectives.of_plan(spec.workload, spec.plan)]
     folder.update(objectives=selected_by, **({"inputs": inputs} if inputs else {}))
     missing = skipped_images_warning(params, settings.data) if fingerprint and not elsewhere else None
-    seen = spec.plan.refit != "only" and start_point.has_seen_validation(folder.path, fingerprint)
-    warning = start_point.WARNING if seen else None
+    warning = start_point.warning(folder.path, spec, fingerprint, params)
     on_this_cpu = not elsewhere and not spec.resources.gpus_per_worker
     emulated = on_this_cpu and spec.plan.precision == "bf16" and not machine.has_bf16_instructions()
     slow = "This CPU has no instructions for bf16: matrix products are faster in precision=fp32" if emulated else None
@@ -184,7 +183,7 @@ def prepare(
         "orchestrator.workload": spec.workload,
         "orchestrator.fingerprint": spec.fingerprint(),
         "orchestrator.data_fingerprint": fingerprint or "none",
-        **start_point.tags(spec, seen),
+        **start_point.tags(spec, warning is not None),
     }
 
 

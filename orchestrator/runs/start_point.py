@@ -27,6 +27,8 @@ from orchestrator.errors import USAGE, UserError, one_line
 from orchestrator.provenance import private_files
 from orchestrator.provenance import record as provenance
 from orchestrator.registry import servable, versions
+from orchestrator.runs import earlier_training
+from orchestrator.runs.earlier_training import VALIDATION_SEEN
 from orchestrator.search.winners import WINNER
 from orchestrator.storage import commands, disk, remote, run_lookup
 from orchestrator.storage.names import OUTCOME, TRAIN
@@ -47,16 +49,6 @@ _WEIGHTS = "weights"
 _STATE = "state"
 _DATASET = "data"
 _EXPECTED = "fingerprint.json"
-_LEARNT = "learnt.json"
-"""Next to weights: ``fingerprint`` of the dataset whose validation part they have learned from, or null."""
-
-VALIDATION_SEEN = "orchestrator.validation_seen"
-"""Tag of a run whose weights, before it began, had learned from its validation part."""
-
-WARNING = (
-    "These weights were refitted on train + validation of this dataset: values on validation are too good from epoch 0 "
-    "on, and the gates better and guard refuse them. Start from a run with refit=false to compare"
-)
 _DIGITS = 16
 
 _DEPTH = 3
@@ -147,7 +139,7 @@ def prepare(folder: Path, spec: ExperimentSpec | SweepSpec, settings: Settings) 
         origin = source(settings, spec.origin)
         same = isinstance(spec, ExperimentSpec) and spec.plan.objective == origin.spec.plan.objective
         checkpoint.write(folder / FOLDER / _STATE, _forked(checkpoint.read(origin.checkpoint), best=same))
-        for noted in (Path(_DATASET, _EXPECTED), Path(_WEIGHTS, _LEARNT)):  # for record_data and has_seen_validation
+        for noted in (Path(_DATASET, _EXPECTED), Path(_WEIGHTS, earlier_training.FILE)):
             if (origin.run / FOLDER / noted).exists():
                 (folder / FOLDER / noted).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(origin.run / FOLDER / noted, folder / FOLDER / noted)
@@ -236,20 +228,18 @@ def progress(spec: ExperimentSpec, folder: Path) -> Progress:
     return Progress.from_json(checkpoint.progress(folder / FOLDER / _STATE) if spec.origin else {})
 
 
-def has_seen_validation(folder: Path, fingerprint: str | None) -> bool:
-    """Whether the weights in the run's ``folder`` have learned from the validation part of its dataset.
+def warning(
+    folder: Path, spec: ExperimentSpec | SweepSpec, fingerprint: str | None, params: Mapping[str, Any]
+) -> str | None:
+    """The warning about weights in the run's ``folder`` that have learned from what it evaluates on; None without any.
 
-    A refit takes the validation part for training, whatever its share and seed.
+    ``fingerprint`` and ``params`` are of its data.
     """
-    return fingerprint is not None and _learnt(folder) == fingerprint
-
-
-def _learnt(folder: Path) -> str | None:
-    return (private_files.read_json(folder / FOLDER / _WEIGHTS / _LEARNT) or {}).get("fingerprint")
+    return earlier_training.warning(folder / FOLDER / _WEIGHTS, fingerprint, params, spec.plan)
 
 
 def tags(spec: ExperimentSpec | SweepSpec, seen: bool) -> dict[str, str]:
-    """What the run starts from, as tags of its MLflow run. ``seen``: of :func:`has_seen_validation`."""
+    """What the run starts from, as tags of its MLflow run. ``seen``: whether there is a :func:`warning`."""
     named = {"orchestrator.init": spec.plan.init, "orchestrator.from": spec.origin, VALIDATION_SEEN: seen and "true"}
     return {name: value for name, value in named.items() if value}
 
@@ -323,8 +313,10 @@ def _from_run(settings: Settings, workload: str, name: str, target: Path) -> str
         if (outcome / "model" / file).exists():
             shutil.copyfile(outcome / "model" / file, target / file)
     noted = private_files.read_json(folder.path / FOLDER / _DATASET / _EXPECTED) or {}
-    refitted = (private_files.read_json(outcome / OUTCOME) or {}).get("refitted")
-    disk.write_json(target / _LEARNT, {"fingerprint": noted.get("fingerprint") if refitted else _learnt(folder.path)})
+    refitted = bool((private_files.read_json(outcome / OUTCOME) or {}).get("refitted"))
+    spec = private_files.read_json(outcome / provenance.SPEC) or {}
+    before = earlier_training.trained(folder.path / FOLDER / _WEIGHTS)
+    earlier_training.note(target, noted.get("fingerprint"), spec, refitted, before)
     return folder.id
 
 
@@ -332,8 +324,9 @@ def _from_registry(settings: Settings, workload: str, name: str, target: Path) -
     version = versions.find(settings, name)
     _check_workload(workload, version.workload, version.name)
     learnt = version.tags.get("orchestrator.refit", "false") != "false" or VALIDATION_SEEN in version.tags
-    fingerprint = version.tags.get("orchestrator.data_fingerprint") if learnt else None
-    disk.write_json(target / _LEARNT, {"fingerprint": fingerprint})
+    with tempfile.TemporaryDirectory(prefix="init-") as scratch:
+        spec = versions.record_json(settings, version, provenance.SPEC, Path(scratch))
+    earlier_training.note(target, version.tags.get("orchestrator.data_fingerprint"), spec, learnt)
     versions.download(settings, version, target, (servable.WEIGHTS, servable.TRAINING, servable.CONFIG))
     return version.name
 

@@ -125,7 +125,11 @@ def noise(seed: int, mean: float, scale: float = 0.1) -> Any:
         ({"spec": None}, {}, "run of version 1 does not say on what data"),
         ({}, {"fingerprint": None}, "run of version 2 does not say on what data"),
         ({"units": None}, {}, "version 1 has no validation units"),
-        ({}, {"seen": True}, "version 2 started from weights that were refitted on its validation part"),
+        (
+            {},
+            {"seen": True},
+            "started from weights that were refitted on its validation part, or trained on another split",
+        ),
         ({"fingerprint": "g"}, {}, "version 1 was validated on other data: the datasets' fingerprints differ"),
         ({"params": {"split_seed": 3}}, {}, "other data: split_seed is 3 there and 0 here"),
         ({}, {"params": {"dataset": "b"}}, "other data: dataset is a there and b here"),

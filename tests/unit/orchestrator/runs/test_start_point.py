@@ -19,7 +19,7 @@ from orchestrator.config import workload_loader
 from orchestrator.config.plan import Plan
 from orchestrator.config.spec import ExperimentSpec
 from orchestrator.engine import loop
-from orchestrator.runs import start_point, worker
+from orchestrator.runs import earlier_training, start_point, worker
 from orchestrator.runs.progress_reporter import ProgressReporter
 from orchestrator.runs.session import Result
 from orchestrator.storage import records, remote, run_lookup
@@ -246,13 +246,20 @@ def test_weights_of_a_refit_have_seen_the_validation_part(
     from orchestrator.registry import models as registry
 
     def started(
-        name: str, refit: bool, init: str | None = None, origin: str | None = None, epochs: int = 1
+        name: str,
+        refit: bool,
+        init: str | None = None,
+        origin: str | None = None,
+        epochs: int = 1,
+        warning: str = earlier_training.REFITTED,
+        **more: Any,
     ) -> tuple[bool, bool]:
         options = {"dataset": "synthetic", "dim": 4, "epochs": epochs, "refit": refit, "init": init, "origin": origin}
         capsys.readouterr()
-        result = run("recommender", name=name, register=name if registered else None, tracking=None, **options)
+        registers = name if registered else None
+        result = run("recommender", name=name, register=registers, tracking=None, **options, **more)
         tags = registry.client(resolve({})).get_run(result.run_id).data.tags
-        return start_point.WARNING in capsys.readouterr().out, start_point.VALIDATION_SEEN in tags
+        return warning in capsys.readouterr().out, earlier_training.VALIDATION_SEEN in tags
 
     number = "/1" if registered else ""
     assert started("honest", refit=False) == (False, False)
@@ -262,6 +269,35 @@ def test_weights_of_a_refit_have_seen_the_validation_part(
     assert started("again", refit=False, init=f"after-refitted{number}") == (True, True)
     assert started("continued", refit=False, origin="again", epochs=2) == (True, True)
     assert started("continued-honest", refit=False, origin="honest", epochs=2) == (False, False)
+    other = {"init": f"honest{number}", "warning": earlier_training.OTHER_SPLIT}
+    assert started("other-seed", refit=False, split_seed=1, **other) == (True, True)
+    assert started("other-test", refit="only", split="random", **other) == (True, True)
+
+
+def test_a_chain_of_weights_keeps_all_data_that_they_have_learned_from(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+    second.mkdir()
+    spec = {"params": {"dataset": "a", "dataset_noise": 0.0, "split": "random", "split_seed": 0, "dim": 4}}
+    plan = Plan(refit=False)
+    earlier_training.note(first, "a's", spec, True)
+    earlier_training.note(second, "b's", {"params": {}}, True, earlier_training.trained(first))
+    same = {"split": "random"}
+    assert earlier_training.warning(second, "a's", same, plan) == earlier_training.REFITTED
+    assert earlier_training.warning(second, "a's", same, Plan(refit="only")) is None
+    assert earlier_training.warning(second, "a's", {"split": "clean"}, plan) == earlier_training.OTHER_SPLIT
+    assert earlier_training.warning(second, "b's", {}, plan) == earlier_training.REFITTED
+    assert earlier_training.warning(second, "c's", {}, plan) is None
+    assert earlier_training.warning(second, None, {}, plan) is None
+    assert earlier_training.warning(tmp_path, "a's", same, plan) is None
+
+
+def test_the_note_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    (tmp_path / earlier_training.FILE).write_text('{"fingerprint": "a\'s"}')
+    warned = earlier_training.warning(tmp_path, "a's", {"split": "random"}, Plan(refit=False))
+    assert warned == earlier_training.REFITTED
+    (tmp_path / earlier_training.FILE).write_text('{"fingerprint": null}')
+    assert earlier_training.warning(tmp_path, "a's", {}, Plan(refit=False)) is None
 
 
 def test_a_sweeps_refit_starts_from_the_weights_too(run: Run, tmp_path: Path) -> None:
