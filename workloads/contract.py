@@ -189,7 +189,8 @@ class Workload(Protocol):
     only random draws differ, as dropout's, it returns a sentence to print instead.
     ``check_memory(root, available)`` is called where training is on this machine's CPU, with the free bytes.
     ``input_files(values)``, static, returns the files that training reads in addition to the dataset, by parameter;
-    their digests are in the record. ``uses_gpu()`` returns False if these values can be trained on a CPU only. The
+    their digests are in the record. ``reads_test(values)``, static, returns True if training uses the test part, which
+    the run then says. ``uses_gpu()`` returns False if these values can be trained on a CPU only. The
     optional class attribute ``presets`` maps names to :class:`Preset` objects, for ``--preset NAME``; the optional
     ``tables`` maps a parameter to the rows of its values (:mod:`workloads.loss_table`), which
     ``orchestrator workloads NAME`` shows.

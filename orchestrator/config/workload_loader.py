@@ -66,6 +66,12 @@ def tables(name: str) -> Mapping[str, Mapping[str, Any]]:
     return offered if isinstance(offered, Mapping) else {}
 
 
+def reads_test(name: str, values: Mapping[str, Any]) -> bool:
+    """Whether training with these parameters uses the test part (``reads_test`` in the contract)."""
+    model = params(name)
+    return bool(model.reads_test(values)) if hasattr(model, "reads_test") else False
+
+
 def code(name: str) -> type[Workload]:
     """The class of a workload. Raises UserError if it does not meet the contract."""
     registered = entry(name)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.cluster import preflight
-from orchestrator.config import objectives
+from orchestrator.config import objectives, workload_loader
 from orchestrator.config.spec import WRITTEN_BY, ExperimentSpec, Resources, SweepSpec, parse
 from orchestrator.console import Console, plural
 from orchestrator.engine import checkpoint
@@ -41,6 +41,7 @@ WORKERS = "workers"
 SHOWN = 3
 """Metrics of a split in the line at the end."""
 
+READS_TEST = "Training uses the test part, as its parameters say: values on test are not those of unseen data"
 
 KEEP_CHOICES = ("winner", "all", "none")
 """Values of ``--keep``."""
@@ -173,16 +174,18 @@ def prepare(
     folder.update(objectives=selected_by, **({"inputs": inputs} if inputs else {}))
     missing = skipped_images_warning(params, settings.data) if fingerprint and not elsewhere else None
     warning = start_point.warning(folder.path, spec, fingerprint, params)
+    reads_test = READS_TEST if workload_loader.reads_test(spec.workload, params) else None
     on_this_cpu = not elsewhere and not spec.resources.gpus_per_worker
     emulated = on_this_cpu and spec.plan.precision == "bf16" and not machine.has_bf16_instructions()
     slow = "This CPU has no instructions for bf16: matrix products are faster in precision=fp32" if emulated else None
-    for line in filter(None, (headline, start_point.sentence(spec), warning, note, missing, slow)):
+    for line in filter(None, (headline, start_point.sentence(spec), warning, reads_test, note, missing, slow)):
         say(line)
     return {
         "orchestrator.kind": kind,
         "orchestrator.workload": spec.workload,
         "orchestrator.fingerprint": spec.fingerprint(),
         "orchestrator.data_fingerprint": fingerprint or "none",
+        **({"orchestrator.reads_test": "true"} if reads_test else {}),
         **start_point.tags(spec, warning is not None),
     }
 

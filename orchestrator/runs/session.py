@@ -223,6 +223,9 @@ class Session:
         objective, *_ = objectives.of_plan(spec.workload, spec.plan)
         what = "trial and epochs" if self.folder.record["kind"] == "sweep" else "epochs"
         by = f"{what} by {objective.metric} ({objective.direction}) on validation"
+        selection = "parameters and epochs were given" if spec.plan.refit == "only" else by
+        if workload_loader.reads_test(spec.workload, spec.params):
+            selection += "; training used test"
         fingerprint = self._tags.get("orchestrator.data_fingerprint", "none")
         return Look(
             storage=self.settings.storage,
@@ -231,7 +234,7 @@ class Session:
             fingerprint=None if fingerprint == "none" else fingerprint,
             run=self.folder.id,
             kind=self.folder.record["kind"],
-            selection="parameters and epochs were given" if spec.plan.refit == "only" else by,
+            selection=selection,
             spec=spec.fingerprint(),
             seed=spec.seed,
             by=user(),

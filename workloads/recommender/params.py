@@ -311,8 +311,8 @@ class Params(WorkloadParams):
     )
     truth: Literal["validation", "test", "planted"] | None = Field(
         None,
-        description="Identifies false negatives for quality and bns_oracle: the test part as in the thesis (4.5.1.3), "
-        "which training then has seen, the planted truth of generated data, or, for quality, the validation part.",
+        description="Identifies false negatives for quality and bns_oracle: the test part as in the thesis (4.5.1.3, "
+        "E-4.Q), which training then has seen, planted truth of generated data, or, for quality, the validation part.",
     )
 
     @model_validator(mode="after")
@@ -393,3 +393,7 @@ class Params(WorkloadParams):
     def input_files(values: Mapping[str, Any]) -> dict[str, Path]:
         """The file of an own prior."""
         return {"prior_file": Path(values["prior_file"])} if values.get("prior_file") else {}
+
+    @staticmethod
+    def reads_test(values: Mapping[str, Any]) -> bool:
+        return bool(values.get("truth") == "test")

@@ -201,6 +201,18 @@ def test_what_was_selected_on_test_as_published_is_visible(settings: Settings, r
     assert only(settings).notes == ["one was selected on test, as its source does (--as-published)"]
 
 
+@pytest.mark.parametrize(("values", "used"), [({"quality": True, "truth": "test"}, True), ({"quality": True}, False)])
+def test_training_that_uses_the_test_part_is_visible(
+    settings: Settings, values: dict[str, Any], used: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = {"dataset": "synthetic", "dim": 4, "epochs": 1, **values}
+    spec = request.experiment("recommender", settings, overrides=asked, local=True)
+    driver.run(spec, settings, Options(local=True, name="one"), Console())
+    assert (driver.READS_TEST in capsys.readouterr().out) == used
+    (found,) = audits(settings, "synthetic")
+    assert [row.fields["selection"].endswith("; training used test") for row in found.rows] == [used]
+
+
 def test_what_cannot_be_seen_is_said(settings: Settings, run: Run) -> None:
     """A workload, a search space or a script that reads the file; another storage; a chain with all its runs gone."""
     run("one")
