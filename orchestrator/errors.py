@@ -117,6 +117,9 @@ class Interrupted(Exception):
         self.resume = resume
         super().__init__(f"Interrupted. Finished epochs and trials are saved. Continue with: {resume}")
 
+    def __reduce__(self) -> tuple[object, ...]:
+        return (Interrupted, (self.resume,))
+
 
 def one_line(error: BaseException) -> str:
     """The message of any error as one line: its first line; for a failed validation all problems.
