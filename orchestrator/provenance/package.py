@@ -1,4 +1,4 @@
-"""The package of a third-party workload: its name, its folder, and where pip installed it from."""
+"""Packages as requirements of pip; of a third-party workload, its package, folder and where it was installed from."""
 
 from __future__ import annotations
 
@@ -46,6 +46,11 @@ def project(folder: Path, root: Path) -> str | None:
         if about or (parent / "setup.py").is_file():
             return parent.relative_to(root).as_posix()
     return None
+
+
+def pin(name: str, version: str) -> str:
+    """The requirement of pip for a version, without the local part (2.9.0+cu128), which the package index lacks."""
+    return f"{name}=={version.partition('+')[0]}"
 
 
 def _pyproject(file: Path) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from orchestrator.config import objectives, user_code
 from orchestrator.config.plan import Plan
 from orchestrator.errors import UserError, one_line, unknown
 from orchestrator.provenance import record as provenance
+from orchestrator.provenance.package import pin
 from orchestrator.registry import model_metrics, servable
 from orchestrator.storage.names import OUTCOME, OUTCOMES, SEALED, TABLES, TEST_UNITS, VALIDATION_UNITS
 from orchestrator.storage.settings import Settings
@@ -187,7 +188,7 @@ def _log(settings: Settings, run_id: str, folder: Path, outcome: str) -> str:
     example = pd.DataFrame(meta["example"])
     try:
         output = predictor(files).predict(example, **meta["params"])
-        requirements = [f"{name}=={installed(name)}" for name in ("mlflow", "safetensors", *meta["requirements"])]
+        requirements = [pin(name, installed(name)) for name in ("mlflow", "safetensors", *meta["requirements"])]
     except Exception as error:
         raise Unservable(f"{type(error).__name__}: {one_line(error)}") from error
     mlflow_client = client(settings)

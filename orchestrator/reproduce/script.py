@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from orchestrator.config.spec import ExperimentSpec
+from orchestrator.provenance.package import pin
 from orchestrator.provenance.record import diff_name
 from orchestrator.provenance.scrub import HIDDEN
 from orchestrator.reproduce.differences import ARITHMETIC, FIRST
@@ -66,8 +67,7 @@ def _environment(recorded: Mapping[str, Any], sources: Sequence[str]) -> Iterato
     yield f"python{version[0] if version else '3'} -m venv environment"
     yield ". environment/bin/activate"
     packages: Mapping[str, str] = recorded.get("packages", {})
-    # The package index does not know the local part of a version (2.9.0+cu128).
-    pins = [f"{name}=={packages[name].partition('+')[0]}" for name in FIRST[1:] if name in packages]
+    pins = [pin(name, packages[name]) for name in FIRST[1:] if name in packages]
     if OURS in sources:
         yield shlex.join(["pip", "install", *pins, "-e", f"./{OURS}"])
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from orchestrator.registry import models, versions
 from orchestrator.storage.names import OUTCOME, OUTCOMES, TEST_UNITS
 from orchestrator.storage.settings import resolve
 from orchestrator.tracking import store
+from orchestrator.tracking.mlflow_globals import tracking_uri_set
 from tests.support.refusals import refused
 from tests.support.registered import register
 
@@ -74,6 +76,23 @@ def test_a_later_winner_of_a_sweep_leaves_the_record_of_the_earlier_one(
     assert record(2)[OUTCOME] == after[OUTCOME]
     evidence = gather(client, client.get_model_version("rec", "1"))
     assert (evidence.metrics, evidence.units) == ({}, None)
+
+
+@pytest.mark.slow
+def test_requirements_have_versions_that_an_index_knows(
+    database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The version of a build of PyTorch for CPUs is 2.11.0+cpu."""
+    import mlflow
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(models, "installed", lambda name: f"{version(name)}+cpu")
+    settings = resolve({})
+    register(settings, tmp_path / "run", "rec", "recommender", {})
+    with tracking_uri_set(settings.tracking):
+        listed = Path(mlflow.artifacts.download_artifacts("models:/rec/1/requirements.txt", dst_path=str(tmp_path)))
+    needs = ("mlflow", "safetensors", "numpy", "pandas")
+    assert listed.read_text().split() == [f"{name}=={version(name)}" for name in needs]
 
 
 def test_what_a_server_sends_is_removed_with_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
