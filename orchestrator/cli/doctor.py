@@ -116,19 +116,24 @@ def _packages(_: Settings) -> Iterator[Check]:
     yield Check("python", level, f"{python} (needs {bounds})", "Create the environment with such a Python")
     needs = [Requirement(text) for text in requires(DISTRIBUTION) or ()]
     extras = ("", TRAINING) if _installed("torch") else ("",)
-    needs = [
-        need for need in needs if need.marker is None or any(need.marker.evaluate({"extra": extra}) for extra in extras)
-    ]
-    installed = {need.name: _installed(need.name) for need in needs}
+    needed = {  # Ray is required twice: in the extra with further extras of its own
+        need.name: need
+        for need in needs
+        if need.marker is None or any(need.marker.evaluate({"extra": extra}) for extra in extras)
+    }
+    installed = {name: _installed(name) for name in needed}
     wrong = [
-        need for need in needs if not (at := installed[need.name]) or not need.specifier.contains(at, prereleases=True)
+        need
+        for name, need in needed.items()
+        if not (at := installed[name]) or not need.specifier.contains(at, prereleases=True)
     ]
     for need in wrong:
         text = f"{need.name} {installed[need.name] or 'is not installed'} (needs {need.specifier})"
-        yield Check("packages", "problem", text, f"pip install '{need.name}{need.specifier}'")
+        need.marker = None
+        yield Check("packages", "problem", text, f"pip install '{need}'")
     if not wrong:
         main = ", ".join(f"{name} {installed[name]}" for name in MAIN if name in installed)
-        yield Check("packages", "ok", f"{main}; all {len(needs)} within their bounds")
+        yield Check("packages", "ok", f"{main}; all {len(needed)} within their bounds")
     if TRAINING not in extras:
         fix = f"To train: pip install '{DISTRIBUTION}[{TRAINING}]'"
         yield Check("packages", "note", "this is the client: it submits, lists and promotes", fix)

@@ -170,6 +170,16 @@ def test_packages_are_held_against_their_bounds(settings: Settings, monkeypatch:
     assert {level for level, _ in found(doctor._packages, settings)} == {"ok"}
 
 
+def test_a_package_that_is_required_twice_is_one_line_with_its_extras(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bounds = ["ray[default]>=99", 'ray[default,train,tune]>=99; extra == "train"']
+    monkeypatch.setattr(doctor, "requires", lambda _: bounds)
+    _, *packages = found(doctor._packages, settings)
+    text = f"ray {version('ray')} (needs >=99). pip install 'ray[default,train,tune]>=99'"
+    assert packages == [("problem", text)]
+
+
 def test_the_client_is_no_damaged_installation(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     bounds = ["numpy>=2", 'torch>=99; extra == "train"']
     monkeypatch.setattr(doctor, "requires", lambda _: bounds)
