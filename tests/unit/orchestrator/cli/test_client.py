@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 import tomllib
-from importlib.metadata import packages_distributions
+from importlib.metadata import distributions, packages_distributions
 from pathlib import Path
 
 import pytest
@@ -76,6 +76,23 @@ def test_each_module_is_of_a_package_of_the_extra() -> None:
     extra = extras["train"] - {"ray", "mlflow", "boto3"}
     assert {package for module in TRAINING_MODULES for package in packages[module]} == extra
     assert not extra & names(PROJECT["dependencies"])
+
+
+def test_what_pinned_packages_require_is_pinned() -> None:
+    """Of the packages that are installed in another version, as the lowest one, the requirements may be others."""
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line]
+    pins = {canonicalize_name(name): pinned for name, _, pinned in (line.partition("==") for line in lines)}
+    ours = [Requirement(each) for each in (*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["train"])]
+    extras = {need.name: {"", *need.extras} for need in ours}
+    installed = {name: each for each in distributions() if (name := canonicalize_name(each.name)) in pins}
+    needed = {
+        canonicalize_name(need.name)
+        for name, each in installed.items()
+        if each.version == pins[name]
+        for need in map(Requirement, each.requires or ())
+        if need.marker is None or any(need.marker.evaluate({"extra": extra}) for extra in extras.get(name, {""}))
+    }
+    assert needed - {"setuptools"} <= pins.keys(), "setuptools is part of an environment"
 
 
 @pytest.mark.slow
