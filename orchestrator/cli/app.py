@@ -12,7 +12,7 @@ import typer
 
 from orchestrator.cli import models, reproduction, results, services, storage, training
 from orchestrator.cli.exit_codes import guarded
-from orchestrator.errors import check_text
+from orchestrator.errors import UserError, check_text
 
 app = typer.Typer(
     name="orchestrator",
@@ -29,9 +29,14 @@ for group in (training, models, results, reproduction, storage, services):
 
 def _version(requested: bool) -> None:
     if requested:
-        from importlib.metadata import version
+        from importlib.metadata import PackageNotFoundError, version
 
-        print(f"orchestrator {version('ray-experiment-orchestrator')}")
+        try:
+            number = version("ray-experiment-orchestrator")
+        except PackageNotFoundError:
+            what = "The version is unknown: ray-experiment-orchestrator is not installed, only on Python's path"
+            raise UserError(what, fix="Install it: pip install .") from None
+        print(f"orchestrator {number}")
         raise typer.Exit
 
 

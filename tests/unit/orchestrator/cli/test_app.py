@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -478,6 +478,17 @@ def test_every_verb_has_an_example() -> None:
 def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert app.run(["--version"]) == 0
     assert capsys.readouterr().out == f"orchestrator {version('ray-experiment-orchestrator')}\n"
+
+
+def test_the_version_of_sources_on_the_path(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def absent(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr("importlib.metadata.version", absent)
+    assert app.run(["--version"]) == 2
+    assert "is not installed, only on Python's path. Install it: pip install ." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("one", "names"), [("thesis-5.2", ("BPR; ", "InfoNCE; ")), ("thesis-fig4.2", ("RNS. ",))])
