@@ -36,6 +36,14 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Ray gives its workers the lowest priority but four: on a busy machine a test of theirs would take many times as long.
 os.environ.setdefault("RAY_worker_niceness", "0")
 
+# The tests' servers are on this machine: no proxy of the user's is asked for them.
+for variable in ("no_proxy", "NO_PROXY"):
+    os.environ[variable] = ",".join(filter(None, (os.environ.get(variable), "127.0.0.1", "localhost")))
+
+# Rich reads them: help and tables are as wide and as plain as in a pipe, wherever the tests run.
+for variable in ("COLUMNS", "FORCE_COLOR", "PY_COLORS", "GITHUB_ACTIONS"):
+    os.environ.pop(variable, None)
+
 # Temporary folders are in memory where there is room: on a disk the tests wait for it a third of their time.
 MEMORY = Path("/dev/shm")
 if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 4 * 2**30:

@@ -108,8 +108,8 @@ def test_on_a_terminal_it_goes_on_until_ctrl_c(
     settings: Settings, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("COLUMNS", "200")
+    for name, value in {"FORCE_COLOR": "1", "COLUMNS": "200", "TERM": "xterm"}.items():
+        monkeypatch.setenv(name, value)
     looks: list[float] = []
 
     def sleep(seconds: float) -> None:
