@@ -22,6 +22,7 @@ from orchestrator.tracking import store
 from orchestrator.tracking.mlflow_globals import preserve_env
 from tests.support.held_data import is_held
 from tests.support.stores import copy_store
+from tests.support.waiting import HANG_SECONDS
 from workloads import catalog
 
 if TYPE_CHECKING:
@@ -172,11 +173,16 @@ def database(home: Path, initialised_store: Path) -> Path:
 
 
 @pytest.fixture
-def open_tracker(database: Path, tmp_path: Path) -> Iterator[Callable[..., Tracker]]:
-    """Opens writers of one run folder, on the embedded store unless another ``uri`` is given."""
+def open_tracker(database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Tracker]]:
+    """Opens writers of one run folder, on the embedded store unless another ``uri`` is given.
+
+    To send takes as long as it takes, unless a test gives a time.
+    """
     from orchestrator.tracking.tracker import Tracker
     from tests.support.tracked import OWNER, abandon
 
+    for method in (Tracker.flush, Tracker.close):
+        monkeypatch.setattr(method, "__defaults__", (HANG_SECONDS,))
     opened: list[Tracker] = []
 
     def begin(*, resuming: bool = False, uri: str | None = None, folder: Path = tmp_path, **more: Any) -> Tracker:

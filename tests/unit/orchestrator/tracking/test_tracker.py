@@ -548,8 +548,8 @@ def test_files_that_cannot_be_stored_keep_nothing_else_back(
     until(lambda: stored)
     assert not tracker.flush(timeout=0.05)
     failing.remove("machine.json")
-    until(lambda: len(stored) == 2)
-    assert (tracker.unsent, stored) == (1, ["record.json", "machine.json"])
+    until(lambda: len(stored) == 2 and tracker.unsent == 1)  # the journal forgets a file after it is stored
+    assert stored == ["record.json", "machine.json"]
     told = tracker.close(timeout=0)
     assert told is not None
     assert "Not everything was sent to MLflow (OSError: 507 for url)" in told
