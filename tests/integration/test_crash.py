@@ -13,8 +13,9 @@ import pytest
 
 from orchestrator.cluster.interrupts import ONE_PRESS_SECONDS
 from orchestrator.storage import run_lookup
+from orchestrator.sweeps import trial_manager
 from tests.support.commands import SPACES, Start, Store, trials, typed
-from tests.support.toy import LOST, TRAINED
+from tests.support.toy import LOST, TRAINED, Clock
 
 TRIALS = 4
 SWEEP = ["sweep", "toy", "--space", f"{SPACES}:space", "--scheduler", "none", "--trials", str(TRIALS)]
@@ -213,7 +214,8 @@ def test_all_trials_failed_is_a_failure_with_the_commonest_cause(home: Path) -> 
 
 
 @pytest.mark.usefixtures("third_party", "database")
-def test_a_spent_time_budget_is_a_result(home: Path) -> None:
+def test_a_spent_time_budget_is_a_result(home: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial_manager, "time", clock)
     sweep = typed(home, *SWEEP[:-1], "50", "epochs=5", "slow=0.1", "--time-budget", "3", "--local")
     assert sweep.returncode == 0, sweep.stderr
     states = [row["state"] for row in trials(home)]

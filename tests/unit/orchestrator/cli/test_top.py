@@ -9,6 +9,7 @@ import time
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -46,12 +47,18 @@ RUNNING = DriverStatus(
 )  # fmt: skip
 
 
-def test_one_that_runs(settings: Settings) -> None:
+def look_at(monkeypatch: pytest.MonkeyPatch, moment: float) -> None:
+    """The view's clock stands at ``moment``: a slow machine does not change what is shown."""
+    monkeypatch.setattr(top, "time", SimpleNamespace(time=lambda: moment))
+
+
+def test_one_that_runs(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     driven = folder(settings, "s", RUNNING, epochs=40)
+    look_at(monkeypatch, json.loads((driven.path / STATUS_FILE).read_text())["time"] + 0.5)
     seen = top.snapshot(settings, CLUSTER)
     (told,) = seen["runs"]
     assert (told["id"], told["status"], told["done"], told["target"]) == ("s", "running", 2, 8)
-    assert 99 < told["seconds_left"] <= 100
+    assert told["seconds_left"] == 99.5
     assert told["epochs_per_second"] > 0
     heading, _, row, trouble = top.as_text(seen).splitlines()
     assert heading.endswith("1 running  3 nodes at head:6379: 12 of 16 CPUs, 2.5 of 4 GPUs in use")
@@ -63,11 +70,15 @@ def test_one_that_runs(settings: Settings) -> None:
     assert top.snapshot(settings, None)["runs"][0]["status"] == "finished"
 
 
-def test_those_that_run_first_then_what_ended_within_the_hour(settings: Settings) -> None:
+def test_those_that_run_first_then_what_ended_within_the_hour(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = datetime.now(UTC)
+    look_at(monkeypatch, now.timestamp())
     for name, minutes in (("early", 59), ("long-ago", 61), ("just-now", 1)):
         ended = folder(settings, name, DriverStatus(1, 1, device_seconds={"cpus": 1.0, "gpus": 7200.0}))
         ended.release("failed", 1, error=f"{name} failed")
-        ended.update(ended=(datetime.now(UTC) - timedelta(minutes=minutes)).isoformat())
+        ended.update(ended=(now - timedelta(minutes=minutes)).isoformat())
     driven = folder(settings, "new")
     seen = top.snapshot(settings, None)
     assert driven.status() == "running"

@@ -35,7 +35,7 @@ from orchestrator.promotion.evidence import gather, incomparable
 from orchestrator.promotion.isolated_check import Measured, Tried
 from orchestrator.registry import models as registry
 from orchestrator.storage.settings import Settings, resolve
-from tests.support.waiting import until
+from tests.support.waiting import HANG_SECONDS, until
 
 GOOD = Tried(measured=Measured(1.0, 0.5, 2.0))
 
@@ -352,7 +352,8 @@ def test_of_two_open_events_the_later_gives_way_and_the_earlier_waits(
         rec()
     promote(settings, to("1"))
     audit_log = AuditLog(settings)
-    moment = datetime.now(UTC) + timedelta(seconds=-5 if earlier else 5)
+    monkeypatch.setattr(alias_lock, "LIVE_SECONDS", 4 * HANG_SECONDS)
+    moment = datetime.now(UTC) + timedelta(seconds=-HANG_SECONDS if earlier else HANG_SECONDS)
     rival = audit_log.open(Event("rec", "champion", "promote", "1", "1", "ada", moment.isoformat()))
     waited: list[float] = []
 
