@@ -5,11 +5,12 @@ from __future__ import annotations
 import gc
 import subprocess
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.support.waiting import until
 
 
 @pytest.fixture
@@ -48,13 +49,10 @@ def test_a_cost_is_that_of_what_is_inside(scale: Any, tmp_path: Path) -> None:
 def test_an_item_that_fails_ends(scale: Any, private: bool, tmp_path: Path) -> None:
     from growth import measured
 
-    before = threading.active_count()
+    before = set(threading.enumerate())
     with pytest.raises(OSError, match="full"), measured(tmp_path, private):
         raise OSError("the disk is full")
-    deadline = time.monotonic() + 10
-    while threading.active_count() > before and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert threading.active_count() == before, "a thread that samples keeps the process"
+    until(lambda: before.issuperset(threading.enumerate()), why=lambda: "a thread that samples keeps the process")
 
 
 def test_staging_without_its_server_is_an_error(scale: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
