@@ -272,7 +272,8 @@ def embed(docs):
 index = MutableIndex(Path(sys.argv[1]))
 print("open", flush=True)
 for left in index.embed_again(1, embed, batch=5):
-    pass
+    if left <= int(sys.argv[2]):
+        time.sleep(3600)  # until it is killed, however late
 index.compact()
 """
 
@@ -286,8 +287,10 @@ def test_a_killed_process_loses_no_batch(tmp_path: Path) -> None:
     deleted = np.arange(0, 240, 7)
     random = np.random.default_rng(0)
     stored = kills = 0
+    waits_at = iter((120, 60))  # documents left: the first two cannot end before they are killed
     while index.sessions != [1]:
-        process = subprocess.Popen([sys.executable, "-c", SCRIPT, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+        words = [sys.executable, "-c", SCRIPT, str(tmp_path), str(next(waits_at, -1))]
+        process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
         assert process.stdout
         assert process.stdout.readline() == "open\n"
         if kills == 0:
