@@ -25,7 +25,7 @@ from orchestrator.cluster import interrupts
 from orchestrator.cluster.interrupts import Interrupts, keep_sigterm_handler
 from orchestrator.console import Console
 from orchestrator.errors import DONE, FAILED, INTERRUPTED, Interrupted, UserError
-from tests.support.waiting import until
+from tests.support.waiting import FOR_EVER, HANG_SECONDS, until
 
 
 @pytest.fixture(autouse=True)
@@ -225,7 +225,7 @@ def test_the_record_does_not_wait_for_a_call_of_c(tmp_path: Path) -> None:
 
 def say_and_sleep(pipe: Any) -> None:
     pipe.send("ready")
-    time.sleep(60)
+    time.sleep(FOR_EVER)
 
 
 @pytest.mark.parametrize("number", interrupts.DEFAULTS)
@@ -242,7 +242,7 @@ def test_a_signal_to_a_forked_process_stops_that_one_alone(number: int, tmp_path
             child.join(0.3)
             assert child.is_alive()
             child.terminate()
-        child.join(20)
+        child.join(HANG_SECONDS)
         assert child.exitcode == -(signal.SIGTERM if number == signal.SIGINT else number)
         assert not heard.stop_requested()
     assert recorded == []

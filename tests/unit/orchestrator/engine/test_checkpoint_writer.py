@@ -18,6 +18,7 @@ from orchestrator.engine import checkpoint, checkpoint_writer, tensor_file
 from orchestrator.engine.checkpoint import META, SELECTED, TENSORS, BestEpoch, Checkpoint
 from orchestrator.engine.checkpoint_writer import CheckpointWriter
 from orchestrator.errors import UNAVAILABLE, UserError
+from tests.support.waiting import HANG_SECONDS
 from tests.unit.orchestrator.engine.test_checkpoint import kill_while_writing
 
 UNITS = {"id": torch.arange(2**17), "ndcg": torch.rand(2**17)}  # 1.5 MiB, above SHARED_BYTES
@@ -149,7 +150,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     write = checkpoint.write
 
     def waiting(*args: Any) -> Path:
-        released.wait(30)
+        released.wait(HANG_SECONDS)
         return write(*args)
 
     monkeypatch.setattr(checkpoint, "write", waiting)

@@ -206,7 +206,7 @@ def test_a_trial_that_a_resume_continued_does_not_stretch_the_time_left() -> Non
     running = create_trial(state=TrialState.RUNNING)
     running.datetime_start = datetime.now()
     left = search_progress([*ended, running], 10, LOWEST, None)["seconds_left"]
-    assert left == pytest.approx(25, abs=4)
+    assert 20 <= left <= 25, "a running trial counts as the usual five seconds at most"
 
 
 def test_the_end_of_a_last_trial_that_takes_longer_than_usual_is_unknown() -> None:
