@@ -233,8 +233,7 @@ def services(
     A model to be registered needs tracking. With a ``workload``, also check its predictor, which such a model needs,
     and that this user may write to its experiment in MLflow.
     """
-    served = workload is None or workload_loader.predictor(workload) is not None
-    if register and workload is not None and not served and not workload_loader.names_predictor(workload):
+    if workload is not None and not workload_loader.can_serve(workload) and register:
         raise UserError(
             "A model of this workload cannot be registered: it has no class Predictor", got=workload,
             fix="Add one, or leave out --register",

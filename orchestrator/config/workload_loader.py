@@ -135,8 +135,13 @@ def predictor(name: str) -> Path | None:
     return file
 
 
-def names_predictor(name: str) -> bool:
-    """Whether a user's workload is a class of six methods, whose ``servable`` names the file of its predictor."""
+def can_serve(name: str) -> bool:
+    """Whether there is a :func:`predictor`, or a user's class of six methods, whose ``servable`` names the file.
+
+    Raises UserError if it could not serve, whatever the weights.
+    """
+    if predictor(name) is not None:
+        return True
     own = entry(name)
     if not isinstance(own, user_workload.UserEntry):
         return False
