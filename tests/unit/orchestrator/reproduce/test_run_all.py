@@ -116,6 +116,7 @@ def test_nothing_starts_after_the_hours(settings: Settings, trained: Path) -> No
     assert not trained.exists()
 
 
+@pytest.mark.slow
 def test_a_call_goes_on_where_the_time_of_another_was_over(
     settings: Settings, trained: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,6 +137,7 @@ def test_a_call_goes_on_where_the_time_of_another_was_over(
     assert 4 + 12 <= len(trained.read_text().splitlines()) <= 4 + 12 + 2
 
 
+@pytest.mark.slow
 def test_a_piece_that_takes_longer_than_its_time_is_continued(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -238,6 +238,7 @@ def test_init_starts_from_the_final_weights_as_epoch_0(run: Run) -> None:
     assert f"init={spec.plan.init}" in spec.command()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("database")
 @pytest.mark.parametrize("registered", [False, pytest.param(True, marks=pytest.mark.faults)])
 def test_weights_of_a_refit_have_seen_the_validation_part(

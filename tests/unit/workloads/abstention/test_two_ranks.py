@@ -36,7 +36,8 @@ def held_out(rank: int, name: str, ranks: int = WORLD) -> tuple[list[int], dict[
     return workload.data.abstention.tolist(), table
 
 
-@pytest.mark.parametrize("name", [pytest.param("vera", marks=pytest.mark.faults), "text ranker", "lifelong"])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["vera", "text ranker", "lifelong"])
 def test_two_ranks_serve_what_one_does(name: str) -> None:
     queries, alone = held_out(0, name, ranks=1)
     (first, table), (second, nothing) = run_on_ranks(held_out, name)
