@@ -95,7 +95,7 @@ def _check_files(outcome: Path, workload: str) -> None:
     _check_links(outcome)
     for bytecode in [folder for model in _models(outcome) for folder in model.rglob("__pycache__")]:
         shutil.rmtree(bytecode)  # Python would run it instead of the checked source
-    trusted = _installed() | _named(workload)
+    trusted = _trusted(workload)
     for code in _code(outcome):
         if code.read_bytes() not in trusted and not user_code.is_allowed(f"{code.absolute()}:Predictor"):
             fix = "Deliver it with the version that wrote it"
@@ -124,7 +124,8 @@ def _renew(outcome: Path, workload: str) -> None:
     _check_links(outcome)
     code = _code(outcome)
     predictor = workload_loader.predictor(workload)
-    if predictor is None or all(file.read_bytes() in _installed() | _named(workload) for file in code):
+    trusted = _trusted(workload)
+    if predictor is None or all(file.read_bytes() in trusted for file in code):
         return
     for file in code:
         file.unlink()
@@ -145,13 +146,13 @@ def _installed() -> frozenset[bytes]:
     return frozenset(sources)
 
 
-def _named(workload: str) -> frozenset[bytes]:
-    """The source files of a workload's models that this user has named: its file and what that imports.
+def _trusted(workload: str) -> frozenset[bytes]:
+    """The source files of installed workloads and, if this user has named ``workload``, its file and what that imports.
 
     Of a package's module these are all files of its folder: a class may name any of them as its predictor.
     """
     if not user_code.is_named(workload) or not user_code.is_allowed(workload):
-        return frozenset()
+        return _installed()
     file = user_code.source(workload)
     files = {file} if file else set()
     if file and user_code.is_in_package(workload):
@@ -160,7 +161,7 @@ def _named(workload: str) -> frozenset[bytes]:
     for each in files:
         with suppress(OSError, ValueError, SyntaxError):  # not the file of a predictor
             sources.update(source.read_bytes() for source in predictor_sources(each).values())
-    return frozenset(sources)
+    return _installed() | sources
 
 
 def sync(settings: Settings, folder: RunFolder) -> str:

@@ -274,7 +274,7 @@ class Lifelong:
         """MIR: the documents of each query's memory whose loss rises most by a virtual step on the new documents."""
 
         def vectors() -> tuple[VectorLookup, QueryVectors]:
-            with self.encoder.in_fp32(), self.query_encoder.in_fp32():  # a step changes losses less than bf16 rounds
+            with self.encoder.in_fp32(), self.query_encoder.in_fp32():  # small differences of losses, without rounding
                 lookup = self.index_encoder.lookup(self.memory.numpy(), self.data.first, again=True)
                 return lookup, self._query_vectors(lookup)
 

@@ -130,11 +130,15 @@ def test_code_of_models_is_trusted_in_a_package_that_was_named(package: Path, ho
                 model_upload._check_files(folder, name)
             continue
         model_upload._check_files(folder, name)
-        (folder / "model" / "predictor.py").write_text("changed = True\n")
+        for file in ("model/predictor.py", "changed.py"):
+            (folder / file).write_text("changed = True\n")
         with pytest.raises(model_upload.UntrustedModel):
             model_upload._check_files(folder, name)
         model_upload._renew(folder, name)
-        assert (folder / "model" / "predictor.py").exists()
+        own = (
+            package / "train.py" if "train" in name else folder / "changed.py"
+        )  # only its class knows the other's file
+        assert (folder / "model" / "predictor.py").read_text() == own.read_text()
         forget(home)
 
 
