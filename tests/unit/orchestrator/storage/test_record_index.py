@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,15 +23,18 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the folders whose records were read from the storage."""
+    """The names of the folders whose records a listing read from the storage; a driver's thread reads its own, too."""
     names: list[str] = []
-    real = sync_state.record
+    real = record_index.records
 
-    def counted(location: Remote) -> object:
-        names.append(location.uri.rpartition("/")[2])
-        return real(location)
+    def counted(storage: Path, location: Remote, read_one: Callable[[Remote], dict[str, Any] | None]) -> object:
+        def noted(folder: Remote) -> dict[str, Any] | None:
+            names.append(folder.uri.rpartition("/")[2])
+            return read_one(folder)
 
-    monkeypatch.setattr(sync_state, "record", counted)
+        return real(storage, location, noted)
+
+    monkeypatch.setattr(record_index, "records", counted)
     return names
 
 
