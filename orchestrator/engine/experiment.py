@@ -21,12 +21,9 @@ from orchestrator.engine.loop import (
     EpochReport,
     Progress,
     Row,
-    exits_as_errors,
-    named,
     run_epochs,
-    servable,
-    state_of,
 )
+from orchestrator.engine.method_results import exits_as_errors, named, servable, state_of
 from workloads.contract import Columns, Evaluation, State, Workload
 
 if TYPE_CHECKING:

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.cluster.polling import at_intervals
 from orchestrator.config import workload_loader
 from orchestrator.config.spec import ExperimentSpec, Resources
-from orchestrator.engine import checkpoint, loop
+from orchestrator.engine import checkpoint, method_results
 from orchestrator.engine.checkpoint_writer import CheckpointWriter
 from orchestrator.engine.experiment import Experiment, Outcome
-from orchestrator.engine.loop import Diverged, EpochReport, Progress, Row, exits_as_errors
+from orchestrator.engine.loop import Diverged, EpochReport, Progress, Row
 from orchestrator.errors import FAILED, UNAVAILABLE, UserError, one_line
 from orchestrator.provenance import private_files
 from orchestrator.registry import servable as servables
@@ -80,7 +80,7 @@ def experiment(
     if accumulate is None:
         accumulate = 1 if spec.plan.accumulate == "auto" else spec.plan.accumulate
 
-    @exits_as_errors()
+    @method_results.exits_as_errors()
     def build(holdout: bool) -> Workload:
         if not holdout:  # what the selection has used
             memory.release(device)
@@ -281,7 +281,7 @@ def write_outcome(outcome: Outcome, folder: Path, accumulate: int = 1) -> None:
 
 def _servable(workload: Workload) -> Servable:
     """The workload's servable. Raises UserError when it is none, or the predictor cannot be read."""
-    served = loop.servable(workload)
+    served = method_results.servable(workload)
     try:
         if served.predictor is None:
             return served

@@ -25,7 +25,7 @@ from orchestrator.cluster import connection, preflight, ray_compat
 from orchestrator.config.plan import Plan
 from orchestrator.config.spec import ExperimentSpec
 from orchestrator.console import Console
-from orchestrator.engine.loop import exits_as_errors
+from orchestrator.engine.method_results import exits_as_errors
 from orchestrator.errors import UNAVAILABLE, UserError
 from orchestrator.runs import driver
 from orchestrator.runs.train import lost_a_process

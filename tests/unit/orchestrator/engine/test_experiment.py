@@ -18,7 +18,8 @@ from orchestrator.config.plan import Plan
 from orchestrator.config.spec import ExperimentSpec
 from orchestrator.engine import checkpoint
 from orchestrator.engine.experiment import Experiment, Outcome
-from orchestrator.engine.loop import Diverged, EpochReport, NoResult, Row
+from orchestrator.engine.loop import Diverged, EpochReport, Row
+from orchestrator.engine.method_results import NoResult
 from orchestrator.runs import worker
 from tests.support.toy import BEST_EPOCH, TEST_OPTIMUM, CountedToy, Params, PretrainedToy, Toy
 from workloads.contract import Evaluation, Objective, Runtime, Split, Workload
