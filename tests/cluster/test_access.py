@@ -1,4 +1,4 @@
-"""Who is let in, what listens, and where a secret can be read: tried on the real topology."""
+"""Authentication, listening addresses and leaks of secrets, tested on the real topology."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ def refused(command: Command, *words: str) -> None:
 
 
 @pytest.mark.parametrize("token", [None, "0123456789abcdef" * 2])
-def test_a_cluster_asks_for_its_token(user: User, token: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_or_wrong_cluster_token_is_refused(
+    user: User, token: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("RAY_AUTH_TOKEN")
     if token is None:
         monkeypatch.delenv("RAY_AUTH_MODE")
@@ -51,7 +53,7 @@ def test_a_cluster_asks_for_its_token(user: User, token: str | None, monkeypatch
         refused(command, "RAY_AUTH_MODE=token", "RAY_AUTH_TOKEN")
 
 
-def test_mlflow_asks_for_its_password(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_or_wrong_mlflow_password_is_refused(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "wrong")
     wrong = user.start(*SEARCH, "--local")
     monkeypatch.delenv("MLFLOW_TRACKING_PASSWORD")
@@ -60,16 +62,14 @@ def test_mlflow_asks_for_its_password(user: User, monkeypatch: pytest.MonkeyPatc
         refused(command, "HTTP 401", "MLFLOW_TRACKING_PASSWORD")
 
 
-def test_the_doctor_has_the_password(user: User) -> None:
+def test_doctor_reaches_mlflow_with_the_password(user: User) -> None:
     doctor = user.submit("doctor")
     doctor.end()
     assert "HTTP Error" not in doctor.text(), doctor.text()
     assert re.search(r"ok +mlflow +.* runs '3\.", doctor.text()), doctor.text()
 
 
-def test_people_share_experiments_and_others_are_told_before_they_train(
-    user: User, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_accounts_share_experiments_and_a_guest_is_refused(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
     """By accounts as the deployed server makes them, and one without their role."""
     server = user.topology.mlflow
     words = ("run", "toy", "epochs=2", "refit=false", "--local")
@@ -91,7 +91,7 @@ def test_people_share_experiments_and_others_are_told_before_they_train(
     assert len(MlflowClient(server.uri, server.uri).search_runs([number])) == 2
 
 
-def test_mlflow_answers_to_its_own_name_alone(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mlflow_refuses_a_host_name_that_is_not_allowed(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
     """A page elsewhere that has its name resolve to this machine (DNS rebinding) gets nothing."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", user.topology.mlflow.uri.replace("127.0.0.1", "localhost"))
     refused(user.start(*SEARCH, "--local"), "HTTP 403", "--allowed-hosts")
@@ -176,7 +176,7 @@ def leaks(secrets: dict[str, str], place: Path) -> list[str]:
     return found
 
 
-def test_no_secret_is_left_anywhere(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secrets_do_not_appear_in_processes_files_rows_or_logs(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not among the processes, the job's description and log, the run's files and rows, and Ray's own logs."""
     topology = user.topology
     secrets = {

@@ -1,4 +1,4 @@
-"""MLflow's pages and the report in a real browser after a sweep: what a user looks for is where they look."""
+"""MLflow's pages and the report of a sweep in a real browser."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ VERSION_TAGS = 3
 """The epoch and the last promotion: its sentence and its run."""
 
 
-def test_a_sweep_and_its_model_are_where_a_user_looks(
+def test_mlflow_pages_and_report_show_a_sweep_and_its_model(
     user: User, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With ORCHESTRATOR_SCREENSHOTS=FOLDER the pages are left there; docs/screenshots was made so."""
@@ -128,7 +128,7 @@ def see_file(chromium: Browser, file: Path, shot: Path) -> None:
     chromium.shoot(shot)
 
 
-def test_what_others_have_written_is_text_on_a_page(tmp_path: Path) -> None:
+def test_html_in_values_of_the_report_is_escaped(tmp_path: Path) -> None:
     attack = "<img src=x onerror='document.title=1'><script>document.title=1</script>"
     section = Section(attack, {attack: attack}, attack, tables=[Table([attack], [[attack]])], notes=[attack])
     (tmp_path / "report.html").write_text(render("A report", attack, [section]))

@@ -1,4 +1,4 @@
-"""What a cluster takes away while it is used: a node of an elastic run, a preempted machine, memory, room to write."""
+"""Resources that are lost in use: nodes of elastic runs, preempted machines, memory, disk space."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def give_room(folder: Path) -> None:
         pytest.param([*SEARCH, "--trials", "1"], id="sweep"),
     ],
 )
-def test_a_storage_that_takes_no_more(words: list[str], user: User) -> None:
+def test_command_fails_on_full_storage_and_resumes_without_losing_rows(words: list[str], user: User) -> None:
     with small(user.home / "storage") as storage:
         first = user.submit(*words, *PACE)
         first.until(lambda: _checkpoints(user.home))
@@ -144,7 +144,7 @@ def test_a_storage_that_takes_no_more(words: list[str], user: User) -> None:
 @pytest.mark.parametrize(
     "full", [pytest.param(fill, id="full"), pytest.param(make_read_only, id="read-only", marks=pytest.mark.long)]
 )
-def test_mlflows_artifacts_take_no_more(full: Callable[[Path], None], user: User) -> None:
+def test_sync_delivers_artifacts_that_mlflow_could_not_store(full: Callable[[Path], None], user: User) -> None:
     """Values and model are kept, the place that refuses is named, and all is delivered when there is room."""
     server = user.topology.mlflow
     with small(server.artifacts) as artifacts:

@@ -1,4 +1,4 @@
-"""The driver, the database and MLflow go away under a submitted sweep: nothing is lost, nothing stands there twice."""
+"""The driver, the database and MLflow fail during a submitted sweep: no row is lost or doubled."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def check_rows(user: User, count: int, epochs: Iterable[int]) -> str:
     return f"{len(expected)} rows expected, lost {len(lost)}, doubled {len(doubled)}"
 
 
-def test_a_sweep_survives_the_death_of_its_jobs_driver(user: User) -> None:
+def test_submitted_sweep_resumes_after_its_driver_is_killed(user: User) -> None:
     count, epochs = 6, 12
     first = sweep(user, count, 4, epochs, 0.3)
     first.until(lambda: first.completed() and len(writing(user)) > 1, STARTING_SECONDS)
@@ -72,7 +72,7 @@ def test_a_sweep_survives_the_death_of_its_jobs_driver(user: User) -> None:
     print(f"\ndriver killed: the next epoch {later[0] / 1000 - killed:.1f} s after; {told}")
 
 
-def test_a_sweep_does_not_notice_restarts_of_the_database(user: User) -> None:
+def test_sweep_completes_without_lost_rows_when_the_database_restarts(user: User) -> None:
     count, epochs = 4, 60
     job = sweep(user, count, 4, epochs, 0.3)
     job.until(lambda: len(writing(user)) == count, STARTING_SECONDS)

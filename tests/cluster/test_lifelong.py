@@ -13,7 +13,7 @@ from orchestrator.storage.settings import resolve
 from tests.support.commands import Command, Store
 
 
-def test_every_session_is_a_version(home: Path, database: Path, tmp_path: Path) -> None:
+def test_model_of_every_session_is_registered_as_a_version(home: Path, database: Path, tmp_path: Path) -> None:
     settings = ("max_length=16", "split_sessions=1", "n_new=2", "candidates=8", "epochs=2", "steps_per_epoch=2")
     run = Command(home, "run", "lifelong", *settings, "--cpus-per-worker", "1", "--register", "search", "--json")
     assert run.end() == 0, run.text()

@@ -116,7 +116,7 @@ def start(home: Path) -> Iterator[Start]:
     ],
     ids=["run", "sweep"],
 )
-def test_a_cut_cable_costs_a_node_and_no_more(
+def test_run_and_sweep_complete_when_the_network_to_a_node_is_cut(
     words: list[str], cluster: tuple[Node, Node], cable: bool, home: Path, start: Start
 ) -> None:
     head, node = cluster

@@ -1,4 +1,4 @@
-"""Two sweeps on one small Ray cluster: neither starves, and what they say of themselves is what was."""
+"""Two sweeps on one small Ray cluster: their shares of it, their exported metrics, and limits on GPUs."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def at_once(spans: list[Span], moment: float) -> int:
     return sum(span.start <= moment < span.end for span in spans if span.holder.startswith("trial"))
 
 
-def test_neither_of_two_sweeps_starves_and_both_are_seen(home: Path, start: Start, port: int) -> None:
+def test_two_sweeps_share_the_cluster_and_both_export_metrics(home: Path, start: Start, port: int) -> None:
     first = start(*SWEEP, "--name", "first", "--trials", "999", "slow=0.2")
     first.until(lambda: first.completed() >= CPUS)
     # Its trials take so long that its second process starts while the first one trains, on a slow machine too.
@@ -114,7 +114,7 @@ def test_neither_of_two_sweeps_starves_and_both_are_seen(home: Path, start: Star
         assert any(trial.start < moment < trial.end for moment in starts(spans["first"])), "the first goes on"
 
 
-def test_a_sweep_takes_no_more_gpus_than_it_may(start: Start) -> None:
+def test_max_gpus_limits_the_trials_at_once(start: Start) -> None:
     asked = ["plan", *SWEEP, "--gpus-per-worker", "1", "--trials", "9", "--json"]
     at_once = []
     for most in ([], ["--max-gpus", "2"]):

@@ -1,4 +1,4 @@
-"""A hundred short trials leave nothing behind: the code path of ``benchmarks/soak.py``, which runs 500."""
+"""A hundred short trials leak no resources: the code path of ``benchmarks/soak.py``, which runs 500."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.support.commands import ROOT
 from tests.support.waiting import HANG_SECONDS
 
 
-def test_nothing_grows_from_trial_50_on() -> None:
+def test_soak_of_100_trials_shows_no_growth_of_resources() -> None:
     """Resident memory, file handles, processes; no placement group is left."""
     soak = [sys.executable, str(ROOT / "benchmarks" / "soak.py"), "--trials", "100"]
     done = subprocess.run(soak, capture_output=True, text=True, timeout=HANG_SECONDS * 8)

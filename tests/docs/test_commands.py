@@ -41,7 +41,7 @@ def test_the_pages_have_commands() -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=str)
-def test_a_command_is_one(command: PageCommand) -> None:
+def test_documented_command_is_accepted_by_the_parser(command: PageCommand) -> None:
     parse(command.words, whole=not command.inline)
 
 
@@ -68,7 +68,7 @@ REAL = (
 )
 
 
-def test_five_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_of_the_first_guide_succeed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In one home, one after the other, as the first guide has them."""
     guide = {words for words, _, _ in of_text((ROOT / "docs" / "guide" / "first-run.md").read_text())}
     monkeypatch.chdir(tmp_path)
@@ -91,11 +91,11 @@ def test_five_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         ("```python\nfrom orchestrator import run\n```\n    from orchestrator import run\n", []),
     ],
 )
-def test_commands_of_a_text(text: str, words: list[tuple[str, ...]]) -> None:
+def test_commands_are_extracted_from_text(text: str, words: list[tuple[str, ...]]) -> None:
     assert [given for given, _, _ in of_text(text)] == words
 
 
-def test_an_option_that_is_not_there_is_refused() -> None:
+def test_unknown_option_or_command_is_refused() -> None:
     for words in (("run", "toy", "--worker", "2"), ("submit", "--", "sweeep", "toy"), ("nothing",)):
         with pytest.raises(Exception, match="No such"):
             parse(words)

@@ -37,7 +37,7 @@ def outcome(home: Path, name: str) -> dict[str, Any]:
     return found
 
 
-def test_two_workers_over_nccl_train_what_one_does(home: Path, start: Start) -> None:
+def test_two_workers_over_nccl_match_the_metrics_of_one(home: Path, start: Start) -> None:
     """The same global batch, each half on a GPU of its own; within what the order of additions changes."""
     for name, workers in (("alone", "1"), ("together", "2"), ("elastic", "1:2")):
         run = start("run", *TRAINING, "--workers", workers, "--gpus-per-worker", "1", "--name", name)
@@ -48,7 +48,7 @@ def test_two_workers_over_nccl_train_what_one_does(home: Path, start: Start) -> 
     assert Store(home).tag("orchestrator.workers") == ["2"]
 
 
-def test_two_workers_of_simclr_train_what_one_does(home: Path, start: Start) -> None:
+def test_two_simclr_workers_match_the_metrics_of_one(home: Path, start: Start) -> None:
     """Negatives, batch statistics and the calibration of α cross the GPUs; only the order of additions differs.
 
     Compared is the geometry of the embeddings, which moves little with it, and not single neighbours.
@@ -63,7 +63,7 @@ def test_two_workers_of_simclr_train_what_one_does(home: Path, start: Start) -> 
         assert found["together"][metric] == pytest.approx(found["alone"][metric], rel=2e-2, abs=2e-3)
 
 
-def test_groups_of_two_take_turns_on_the_node(home: Path, start: Start) -> None:
+def test_trials_of_two_workers_run_one_at_a_time_on_two_gpus(home: Path, start: Start) -> None:
     words = ["--space", "mf", "--trials", "3", "--scheduler", "asha", "--workers", "2", "--gpus-per-worker", "1"]
     sweep = start("sweep", *TRAINING, *words)
     assert sweep.end(500) == 0, sweep.text()
@@ -72,7 +72,7 @@ def test_groups_of_two_take_turns_on_the_node(home: Path, start: Start) -> None:
     Store(home).check()
 
 
-def test_trials_share_the_devices_and_keep_to_their_part(home: Path, start: Start) -> None:
+def test_trials_share_gpus_and_one_over_its_memory_share_fails(home: Path, start: Start) -> None:
     """Four a GPU. One takes more than its quarter of the memory, and fails alone, with what to do."""
     words = ["--space", f"{SPACES}:one_hogs", "--trials", "8", "--scheduler", "none", "--gpus-per-worker", "0.25"]
     sweep = start("sweep", "toy", "epochs=4", "slow=0.5", "refit=false", *words, "--pack", "off")

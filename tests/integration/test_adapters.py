@@ -39,7 +39,7 @@ SLOW = "    __import__('time').sleep(0.5)\n"
 
 @pytest.mark.tools
 @pytest.mark.skipif(importlib.util.find_spec("lightning") is None, reason="make test-tools")
-def test_a_lightning_module(home: Path, start: Start, tmp_path: Path) -> None:
+def test_sweep_of_a_lightning_module_resumes_and_its_winner_predicts(home: Path, start: Start, tmp_path: Path) -> None:
     plain = ROOT / "examples" / "functions" / "digits.py"
     refused = typed(home, "run", f"{plain}:Classifier", "--register", "mine", "--local")
     assert "it has no class Predictor" in refused.stderr
@@ -51,7 +51,7 @@ def test_a_lightning_module(home: Path, start: Start, tmp_path: Path) -> None:
 
 @pytest.mark.tools
 @pytest.mark.skipif(importlib.util.find_spec("accelerate") is None, reason="make test-tools")
-def test_a_trainer(home: Path, start: Start, tmp_path: Path) -> None:
+def test_sweep_of_a_trainer_resumes_and_its_winner_predicts(home: Path, start: Start, tmp_path: Path) -> None:
     text = (ROOT / "examples" / "functions" / "reviews.py").read_text()
     text = text.replace("def accuracy(result):\n", f"def accuracy(result):\n{SLOW}")
     answer = swept(home, start, tmp_path / "reviews.py", text, "trainer", "accuracy", {"words": [1, 2, 5, 3]})

@@ -1,4 +1,4 @@
-"""The bi-encoder whole: the packaged MiniLM against its own library on real sentences, and a registered model used."""
+"""The bi-encoder: packaged MiniLM against sentence-transformers, and predictions of a registered model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from workloads.metrics.correlation import average_ranks, influences
 
 @pytest.mark.data("stsb")
 @pytest.mark.faults
-def test_minilm_reads_sentences_as_its_own_library_does() -> None:
+def test_minilm_vectors_match_sentence_transformers() -> None:
     """Vectors of sentence-transformers, and in bf16 the same Spearman on the first pairs of STS-B's dev part."""
     library = pytest.importorskip("sentence_transformers")
     dev = load_pairs("stsb", Path(os.environ["ORCHESTRATOR_DATA"])).validation
@@ -42,7 +42,7 @@ def test_minilm_reads_sentences_as_its_own_library_does() -> None:
     assert rounded == pytest.approx(exact, abs=0.002)
 
 
-def test_a_registered_model_embeds_and_compares(home: Path, database: Path, tmp_path: Path) -> None:
+def test_registered_bi_encoder_predicts_vectors_and_similarities(home: Path, database: Path, tmp_path: Path) -> None:
     trained = orchestrator.run("bi_encoder", epochs=1, batch_size=160, register="pairs")
     assert trained.metrics["test/spearman"] > 0
     rows = [{"sentence": "c1w0 c2w0"}, {"sentence1": "c1w0 c2w0", "sentence2": "c1w0 c2w0"}]

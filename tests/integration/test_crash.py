@@ -23,7 +23,7 @@ SWEEP = ["sweep", "toy", "--space", f"{SPACES}:space", "--scheduler", "none", "-
 
 @pytest.mark.faults
 @pytest.mark.parametrize("place", ["local", "ray"])
-def test_a_sweep_survives_its_drivers_death(place: str, home: Path, start: Start) -> None:
+def test_sweep_resumes_after_its_driver_is_killed(place: str, home: Path, start: Start) -> None:
     epochs, store = 10, Store(home)
     extra = ["--local"] if place == "local" else []
     first = start(*SWEEP, f"epochs={epochs}", "slow=0.8", "--concurrency", "2", *extra)
@@ -46,7 +46,7 @@ def test_a_sweep_survives_its_drivers_death(place: str, home: Path, start: Start
 
 
 @pytest.mark.faults
-def test_the_number_of_micro_batches_is_kept(home: Path, start: Start) -> None:
+def test_resume_keeps_the_number_of_micro_batches(home: Path, start: Start) -> None:
     """It is recorded when it is chosen, and a resume begins with it."""
     store = Store(home)
     first = start("run", "toy", "--local", "epochs=60", "slow=0.3", "accumulate=auto", "fits=2")
@@ -131,7 +131,7 @@ def test_a_run_goes_on_when_a_train_worker_is_killed(home: Path, start: Start) -
         pytest.param([*SWEEP, "epochs=4000", "slow=0.1"], id="sweep-ray"),
     ],
 )
-def test_sigterm_and_ctrl_c_stop_cleanly_and_it_resumes(words: list[str], home: Path, start: Start) -> None:
+def test_sigterm_and_ctrl_c_interrupt_cleanly_and_resume_continues(words: list[str], home: Path, start: Start) -> None:
     """The first driver gets a plain ``kill``, which Ray takes for its own, the second Ctrl-C."""
     store = Store(home)
     first = start(*words)
@@ -160,7 +160,7 @@ def test_sigterm_and_ctrl_c_stop_cleanly_and_it_resumes(words: list[str], home: 
 
 @pytest.mark.faults
 @pytest.mark.usefixtures("database")
-def test_a_second_signal_while_it_saves_ends_it_at_once(home: Path, start: Start) -> None:
+def test_second_signal_ends_an_interrupted_run_at_once(home: Path, start: Start) -> None:
     """Its epoch, and with it the saving, takes longer than any test."""
     store = Store(home)
     run = start("run", "toy", "epochs=2", "slow=3600", "--local")
@@ -179,7 +179,7 @@ def test_a_second_signal_while_it_saves_ends_it_at_once(home: Path, start: Start
 @pytest.mark.faults
 @pytest.mark.long
 @pytest.mark.usefixtures("third_party")
-def test_a_lost_accelerator_costs_its_process_and_no_trial(
+def test_all_trials_complete_after_an_accelerator_is_lost(
     home: Path, start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Every call of the process fails from then on, so that the trials after it must have another one."""
@@ -192,7 +192,7 @@ def test_a_lost_accelerator_costs_its_process_and_no_trial(
 
 
 @pytest.mark.usefixtures("third_party", "database")
-def test_a_nan_ends_that_trial_alone(home: Path) -> None:
+def test_trials_with_nan_loss_fail_and_the_others_complete(home: Path) -> None:
     words = ["sweep", "toy", "--scheduler", "none", "epochs=4", "--local", "--trials", "4"]
     sweep = typed(home, *words, "--space", f"{SPACES}:some_diverge")
     assert sweep.returncode == 4, sweep.stderr
@@ -205,7 +205,7 @@ def test_a_nan_ends_that_trial_alone(home: Path) -> None:
 
 
 @pytest.mark.usefixtures("third_party", "database")
-def test_all_trials_failed_is_a_failure_with_the_commonest_cause(home: Path) -> None:
+def test_sweep_fails_with_the_commonest_cause_if_all_trials_fail(home: Path) -> None:
     words = ["sweep", "toy", "--scheduler", "none", "epochs=4", "--local", "--trials", "3"]
     sweep = typed(home, *words, "--space", f"{SPACES}:all_diverge")
     assert sweep.returncode == 1, sweep.stdout
@@ -214,7 +214,9 @@ def test_all_trials_failed_is_a_failure_with_the_commonest_cause(home: Path) -> 
 
 
 @pytest.mark.usefixtures("third_party", "database")
-def test_a_spent_time_budget_is_a_result(home: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sweep_succeeds_when_its_time_budget_is_spent(
+    home: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(trial_manager, "time", clock)
     sweep = typed(home, *SWEEP[:-1], "50", "epochs=5", "slow=0.1", "--time-budget", "3", "--local")
     assert sweep.returncode == 0, sweep.stderr

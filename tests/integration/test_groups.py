@@ -75,7 +75,9 @@ def start(home: Path, database: Path, address: str) -> Iterator[Start]:
     ],
     indirect=True,
 )
-def test_asha_ends_in_time(home: Path, start: Start, request: pytest.FixtureRequest) -> None:
+def test_asha_sweep_runs_one_trial_of_two_workers_at_a_time(
+    home: Path, start: Start, request: pytest.FixtureRequest
+) -> None:
     """On other versions without the winner's refit, which is one group more."""
     store = Store(home)
     refit = f"refit={request.node.callspec.params['address'] != 'one node'}".lower()
@@ -111,7 +113,7 @@ def test_a_busy_cluster_is_waited_for(home: Path, start: Start) -> None:
 
 @pytest.mark.faults
 @pytest.mark.parametrize("words", [SWEEP, RUN], ids=["sweep", "run"])
-def test_ctrl_c_is_heard_while_waiting(words: list[str], start: Start) -> None:
+def test_ctrl_c_interrupts_the_wait_for_resources(words: list[str], start: Start) -> None:
     taken = _take_a_cpu()
     waiting = start(*words)
     waiting.until(lambda: any(group["state"] == "PENDING" for group in groups()))
@@ -122,7 +124,7 @@ def test_ctrl_c_is_heard_while_waiting(words: list[str], start: Start) -> None:
 
 @pytest.mark.faults
 @pytest.mark.long
-def test_a_trial_fails_alone(home: Path, start: Start) -> None:
+def test_trial_with_nan_loss_fails_and_the_others_complete(home: Path, start: Start) -> None:
     words = ["--space", f"{SPACES}:some_diverge", "--trials", "3", "--scheduler", "none", "epochs=4", "refit=false"]
     sweep = start(*SWEEP, *words)
     assert sweep.end() == 4, sweep.text()
@@ -135,7 +137,7 @@ def test_a_trial_fails_alone(home: Path, start: Start) -> None:
 @pytest.mark.parametrize(
     "words", [pytest.param(ONE_TRIAL, id="sweep"), pytest.param(RUN, id="run", marks=pytest.mark.long)]
 )
-def test_a_silent_worker_is_named_and_its_place_freed(words: list[str], start: Start) -> None:
+def test_worker_without_report_is_named_and_its_resources_are_freed(words: list[str], start: Start) -> None:
     begun = start(*words, "epochs=3", "hang_at=2", "on_rank=1", "--trial-timeout", "40")
     assert begun.end() == 1, begun.text()
     assert "no report for 40 s; worker 1 hung at File" in begun.text()
@@ -166,7 +168,7 @@ def test_an_error_on_one_rank_ends_the_group_at_once(trained: Path, words: list[
         (ONE_TRIAL, "refuse_at=2", "This node has other bytes of the dataset", 1),
     ],
 )
-def test_what_one_rank_alone_refuses_ends_the_group_at_once(
+def test_nan_or_refusal_on_one_rank_ends_the_group_at_once(
     trained: Path, words: list[str], fault: str, said: str, code: int, start: Start
 ) -> None:
     began = time.monotonic()
@@ -179,7 +181,7 @@ def test_what_one_rank_alone_refuses_ends_the_group_at_once(
 
 
 @pytest.mark.faults
-def test_a_worker_that_does_not_answer_the_others_is_named(
+def test_hung_worker_is_named_after_the_collective_timeout(
     trained: Path, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rank 0 fails, as it alone notices; the group is not started again."""
@@ -193,7 +195,7 @@ def test_a_worker_that_does_not_answer_the_others_is_named(
 
 
 @pytest.mark.faults
-def test_a_group_that_does_not_start_in_time_says_so(address: str, tmp_path: Path) -> None:
+def test_startup_timeout_of_a_group_is_reported_with_its_setting(address: str, tmp_path: Path) -> None:
     """Its room was taken after it was seen to be free."""
     taken = _take_a_cpu()
     spec = ExperimentSpec(workload="recommender", params={}, resources=Resources(workers=2))
@@ -220,7 +222,7 @@ FLAT = [*ONE_TRIAL, "--workers", "1", "--pack", "off"]
         pytest.param(FLAT, 4, id="flat"),
     ],
 )
-def test_what_is_out_of_memory_goes_on_in_micro_batches(
+def test_training_out_of_memory_continues_in_micro_batches(
     home: Path, words: list[str], micro_batches: int, start: Start
 ) -> None:
     begun = start(*words, "epochs=4", "refit=false", "accumulate=auto", "batch_size=8", f"fits={8 // micro_batches}")
@@ -232,7 +234,7 @@ def test_what_is_out_of_memory_goes_on_in_micro_batches(
 @pytest.mark.faults
 @pytest.mark.long
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_group_is_traced_before_it_trains(workers: int, home: Path, start: Start) -> None:
+def test_profile_of_a_group_is_reported_before_its_result(workers: int, home: Path, start: Start) -> None:
     """The sentence comes before the result; the trace is an artifact; two ranks spend time on collectives."""
     words = ["recommender", "dim=8", "batch_size=512", "epochs=2", "refit=false", "--profile", "3"]
     begun = start("run", *words, "--workers", str(workers), "--cpus-per-worker", "1", "--gpus-per-worker", "0")
@@ -246,7 +248,7 @@ def test_a_group_is_traced_before_it_trains(workers: int, home: Path, start: Sta
 
 
 @pytest.mark.faults
-def test_the_decision_for_a_gpu_is_recorded_and_kept(home: Path, start: Start) -> None:
+def test_decided_gpus_of_a_worker_are_kept_on_resume(home: Path, start: Start) -> None:
     """The cluster's only GPU is another job's, so the run waits for it; a resume does so too."""
     first = start("run", "toy", "epochs=3")
     first.until(lambda: "Waiting for workers" in first.text())
@@ -264,7 +266,7 @@ def test_the_decision_for_a_gpu_is_recorded_and_kept(home: Path, start: Start) -
 
 @pytest.mark.faults
 @pytest.mark.long
-def test_resume_after_the_drivers_death(home: Path, start: Start) -> None:
+def test_sweep_of_groups_resumes_after_its_driver_is_killed(home: Path, start: Start) -> None:
     epochs, store = 20, Store(home)
     words = ["--trials", "2", "--scheduler", "none", f"epochs={epochs}", "slow=0.4", "refit=false"]
     first = start(*SWEEP, *words)
@@ -281,7 +283,7 @@ def test_resume_after_the_drivers_death(home: Path, start: Start) -> None:
 
 @pytest.mark.faults
 @pytest.mark.long
-def test_ctrl_c_saves_and_resumes(home: Path, start: Start) -> None:
+def test_ctrl_c_saves_a_checkpoint_and_the_sweep_resumes(home: Path, start: Start) -> None:
     store = Store(home)
     first = start(*SWEEP, "--trials", "2", "--scheduler", "none", "epochs=4000", "slow=0.1", "checkpoint_every=4000")
     first.until(lambda: any(len(steps) > 5 for steps in store.steps().values()))

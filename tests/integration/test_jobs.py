@@ -79,14 +79,14 @@ def test_submit_shows_the_log_and_ends_with_one_json_line(head: Head) -> None:
     assert told["id"] in head.call("jobs").stdout
 
 
-def test_an_argument_error_comes_through_as_2(head: Head) -> None:
+def test_argument_error_of_a_job_returns_exit_code_2(head: Head) -> None:
     done = head.call("submit", "--", "run", "recommender", "epochs=many", "--local")
     assert done.returncode == 2, done.stdout
     assert "error: " in done.stdout
 
 
 @pytest.mark.faults  # long
-def test_plain_ray_job_submit_has_the_true_code_too(head: Head) -> None:
+def test_exit_code_of_a_plain_ray_job_is_that_of_the_command(head: Head) -> None:
     code = head.root / "checkout"
     for package in ("orchestrator", "workloads", "search_spaces"):
         shutil.copytree(Path(orchestrator.__file__).parents[1] / package, code / package)
@@ -103,7 +103,7 @@ def test_plain_ray_job_submit_has_the_true_code_too(head: Head) -> None:
     assert EXIT_RECORD not in log
 
 
-def test_code_goes_along_and_secrets_stay(head: Head, stand_in: Path) -> None:
+def test_submit_sends_code_and_settings_without_secrets(head: Head, stand_in: Path) -> None:
     done = head.call(
         "submit", "--working-dir", str(stand_in), "--", "run", "a b=$HOME;c", "fail",
         MLFLOW_TRACKING_URI="http://tracking.example:5000", MLFLOW_TRACKING_PASSWORD="hunter2",
@@ -118,7 +118,7 @@ def test_code_goes_along_and_secrets_stay(head: Head, stand_in: Path) -> None:
 
 
 @pytest.mark.faults
-def test_the_clients_commit_and_difference_go_along(head: Head, stand_in: Path) -> None:
+def test_submit_sends_the_commit_and_diff_of_the_working_directory(head: Head, stand_in: Path) -> None:
     """As much of a difference as one variable takes: Ray sends the working directory without its repository."""
     project = head.root / "project"
     shutil.copytree(stand_in / "orchestrator", project / "orchestrator")
@@ -135,7 +135,7 @@ def test_the_clients_commit_and_difference_go_along(head: Head, stand_in: Path) 
     assert 20 < sent.diff.count("diff --git") == 60 - len(sent.left_out)
 
 
-def test_a_killed_entrypoint_is_lost(head: Head, stand_in: Path) -> None:
+def test_job_with_a_killed_entrypoint_is_reported_as_lost(head: Head, stand_in: Path) -> None:
     done = head.call("submit", "--working-dir", str(stand_in), "--", "run", "die")
     assert done.returncode == 1
     assert "is lost (exit code 1)" in done.stdout
@@ -149,7 +149,7 @@ def test_a_killed_entrypoint_is_lost(head: Head, stand_in: Path) -> None:
         pytest.param(ON_RAY, id="ray", marks=pytest.mark.faults),  # long: three processes more load Ray or PyTorch
     ],
 )
-def test_leave_a_job_find_it_again_and_stop_it(words: list[str], head: Head) -> None:
+def test_job_continues_after_its_client_leaves_and_can_be_stopped(words: list[str], head: Head) -> None:
     store = Store(head.root / "home")
     watching = head.start("submit", "--", *words)
     job = _line(watching, "Submitted").split()[1]
@@ -177,7 +177,7 @@ def test_leave_a_job_find_it_again_and_stop_it(words: list[str], head: Head) -> 
 
 
 @pytest.mark.faults
-def test_a_job_that_ray_kills_before_it_has_saved_was_interrupted(head: Head) -> None:
+def test_job_killed_by_ray_before_saving_is_reported_as_interrupted(head: Head) -> None:
     """A plain job has 3 s to end; this one's epoch takes longer than any test."""
     store = Store(head.root / "home")
     before = set(store.query("select run_uuid from runs"))
@@ -201,7 +201,7 @@ def test_a_job_that_ray_kills_before_it_has_saved_was_interrupted(head: Head) ->
     assert set(store.query("select status from runs")) == {("KILLED",)}
 
 
-def test_without_the_token_it_says_which(head: Head) -> None:
+def test_missing_or_wrong_token_error_names_ray_auth_token(head: Head) -> None:
     for environment in ({}, {"RAY_AUTH_MODE": "token"}, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "wrong"}):
         done = subprocess.run(
             [*ORCHESTRATOR, "submit", "--", *SHORT], env=head.anonymous | environment, capture_output=True, text=True
@@ -211,7 +211,7 @@ def test_without_the_token_it_says_which(head: Head) -> None:
         assert len(done.stderr.splitlines()) == 1
 
 
-def test_where_no_ray_answers_is_told_within_seconds(head: Head) -> None:
+def test_submit_error_names_the_address_where_no_dashboard_answers(head: Head) -> None:
     port = free_port()
     done = head.call("submit", "--address", f"http://127.0.0.1:{port}", "--", *SHORT)
     assert done.returncode == 3
@@ -235,7 +235,7 @@ def test_a_driver_saves_before_its_head_ends(initialised_store: Path) -> None:
 
 
 @pytest.mark.faults
-def test_a_job_is_lost_with_its_cluster(head: Head) -> None:
+def test_clients_fail_with_the_resume_command_when_the_head_is_killed(head: Head) -> None:
     """The last one: it kills the head."""
     impatient = (
         "from orchestrator.jobs import dashboard as d; d.PATIENCE_SECONDS = 1; wait = d.Dashboard.wait; "

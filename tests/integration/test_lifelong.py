@@ -45,7 +45,7 @@ def found(settings: Settings, model: str, queries: Path, **params: Any) -> int:
 
 
 @pytest.mark.faults  # long
-def test_every_session_is_a_version_and_its_index_goes_with_it(
+def test_each_session_is_a_version_that_searches_its_own_index(
     database: Path, tmp_path: Path, queries: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sealed: list[int] = []

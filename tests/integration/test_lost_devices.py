@@ -1,4 +1,4 @@
-"""A GPU that trials lose again and again is kept from the others, on Ray's own bookkeeping of logical GPUs."""
+"""A GPU that trials lose repeatedly is left out of the sweep, on a cluster of logical GPUs."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _settled(devices: LostDevices, holders: int) -> Callable[[], bool]:
     return settled
 
 
-def test_a_device_that_is_lost_twice_is_nobody_s(lines: list[str]) -> None:
+def test_device_lost_twice_is_left_out_of_the_sweep(lines: list[str]) -> None:
     bad = _assigned()
     assert bad.startswith("GPU ")
     with _devices(lines, gpus=0.5) as devices:
@@ -61,7 +61,7 @@ def test_a_device_that_is_lost_twice_is_nobody_s(lines: list[str]) -> None:
         assert all(_assigned() != bad for _ in range(6))
 
 
-def test_a_process_of_two_devices_counts_for_both(lines: list[str]) -> None:
+def test_loss_in_a_process_of_two_devices_counts_for_both(lines: list[str]) -> None:
     both = _assigned(gpus=2)
     numbers, node = both.removeprefix("GPU ").split(" of node ")
     with _devices(lines, gpus=2) as devices:
@@ -74,7 +74,7 @@ def test_a_process_of_two_devices_counts_for_both(lines: list[str]) -> None:
         assert soon(lambda: _free() == 1), "the third is free"
 
 
-def test_while_another_process_has_the_device_the_rest_stays_free(lines: list[str]) -> None:
+def test_other_devices_stay_free_while_a_lost_device_is_in_use(lines: list[str]) -> None:
     owner = ray.remote(_Owner).options(num_cpus=0, num_gpus=1).remote()
     bad = ray.get(owner.device.remote())
     with _devices(lines, gpus=1) as devices:

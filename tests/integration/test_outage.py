@@ -80,7 +80,7 @@ def test_training_never_waits_for_mlflow(
 
 @pytest.mark.faults
 @pytest.mark.long
-def test_what_an_outage_at_a_sweeps_end_keeps_back_is_synced(
+def test_sync_delivers_a_sweep_that_ended_during_an_mlflow_outage(
     server: Server, home: Path, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     epochs, store = 10, Store(server.database.parent)
@@ -95,7 +95,7 @@ def test_what_an_outage_at_a_sweeps_end_keeps_back_is_synced(
 
 @pytest.mark.faults
 @pytest.mark.long
-def test_what_an_outage_at_the_end_keeps_back_is_synced(server: Server, home: Path, start: Start) -> None:
+def test_sync_delivers_a_run_that_ended_during_an_mlflow_outage(server: Server, home: Path, start: Start) -> None:
     store = Store(server.database.parent)
     run = start("run", "toy", "--local", "epochs=20", "slow=0.1", "--register", "kept", "--tracking", server.uri)
     run.until(store.steps)
@@ -107,7 +107,7 @@ def test_what_an_outage_at_the_end_keeps_back_is_synced(server: Server, home: Pa
 
 @pytest.mark.faults
 @pytest.mark.long
-def test_the_models_of_sessions_that_an_outage_keeps_back_are_synced(server: Server, home: Path, start: Start) -> None:
+def test_sync_registers_session_models_of_a_run_ended_in_an_outage(server: Server, home: Path, start: Start) -> None:
     store = Store(server.database.parent)
     settings = ("max_length=16", "split_sessions=1", "n_new=2", "candidates=8", "epochs=2", "steps_per_epoch=2")
     run = start("run", "lifelong", *settings, "--local", "--register", "kept", "--tracking", server.uri)
@@ -160,7 +160,7 @@ def sync_after(command: Command, server: Server, home: Path, start: Start) -> se
 
 
 @pytest.mark.faults
-def test_a_sync_that_is_cut_off_repeats_nothing(server: Server, home: Path, start: Start) -> None:
+def test_repeated_sync_creates_no_second_model_or_version(server: Server, home: Path, start: Start) -> None:
     """Its last step is lost again: the model is there, and is found."""
     store = Store(server.database.parent)
     run = start("run", "toy", "--local", "epochs=3", "--register", "kept", "--tracking", server.uri)

@@ -1,4 +1,4 @@
-"""Trials trained together on a real cluster: killed in the middle, each still ends as it does apart."""
+"""Packed trials on a real cluster: after a kill each has the result of separate training."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class FakeManager:
 
 
 @pytest.mark.faults
-def test_a_killed_process_costs_no_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packed_trials_match_separate_training_after_a_kill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "home"))
     manager = FakeManager(tmp_path)
     with logical(monkeypatch, [{"num_cpus": 2}]):

@@ -1,4 +1,4 @@
-"""A real cluster of logical nodes: how many trials it places at once, and what each node measures of itself."""
+"""A real cluster of logical nodes: the number of trials placed at once, and system metrics of nodes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,9 @@ def unequal() -> Iterator[str]:
     ],
     ids=str,
 )
-def test_what_is_told_is_what_is_placed(asked: dict[str, float], expected: int, unequal: str) -> None:
+def test_planned_slots_equal_the_placement_groups_that_ray_creates(
+    asked: dict[str, float], expected: int, unequal: str
+) -> None:
     resources = Resources(**asked)
     assert connection.slots(connection.nodes(), resources) == expected
     placed = [placement_group([bundle(resources)] * resources.workers) for _ in range(expected + 2)]
@@ -57,7 +59,7 @@ def test_what_is_told_is_what_is_placed(asked: dict[str, float], expected: int, 
         _remove(placed)
 
 
-def test_fractions_share_a_device_and_no_more_than_fit(unequal: str) -> None:
+def test_fractional_gpus_share_a_device_up_to_its_capacity(unequal: str) -> None:
     resources = Resources(gpus_per_worker=0.4, cpus_per_worker=0.5)
     placed = [placement_group([bundle(resources)]) for _ in range(connection.slots(connection.nodes(), resources))]
     try:

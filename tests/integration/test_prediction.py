@@ -117,7 +117,7 @@ def same(found: pd.DataFrame, expected: pd.DataFrame) -> None:
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "parquet"])
-def test_unknown_users_with_histories(
+def test_unknown_users_get_items_from_their_histories(
     ending: str, settings: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = write(pd.DataFrame({"history": [[3, 1, 4], [1, 5]]}), tmp_path / f"histories.{ending}")
@@ -132,7 +132,7 @@ def test_unknown_users_with_histories(
 
 
 @pytest.mark.parametrize(("before", "after"), [("parquet", "csv"), ("csv", "jsonl"), ("jsonl", "parquet")])
-def test_every_format_in_and_out(
+def test_predict_reads_and_writes_every_format(
     before: str, after: str, registered: Registered, settings: Settings, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -146,7 +146,7 @@ def test_every_format_in_and_out(
 
 
 @pytest.mark.parametrize("text", ["user\n7\n8\n", '{"user": 7}\n\n{"user": 8}\n'], ids=["csv", "json"])
-def test_standard_input_is_told_apart(
+def test_format_of_standard_input_is_detected(
     text: str, registered: Registered, settings: Settings, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -156,7 +156,7 @@ def test_standard_input_is_told_apart(
     same(found, registered.items(np.array([7, 8])))
 
 
-def test_a_pipe_of_commands(registered: Registered) -> None:
+def test_predict_in_a_pipe_writes_only_answers_to_standard_output(registered: Registered) -> None:
     """``cat users.csv | orchestrator predict rec --input -``: the answers alone on standard output."""
     done = orchestrator(registered.home, "predict", "rec", "k=1", "--input", "-", stdin="user\n599\n0\n")
     assert done.returncode == 0, done.stderr
@@ -202,7 +202,7 @@ def test_an_empty_input_gives_an_empty_output_with_its_columns(
         ("a.txt", "user\n1\n", r"The input .*a.txt has no known format; allowed: NAME.parquet, NAME.csv, NAME.jsonl"),
     ],
 )  # fmt: skip
-def test_a_wrong_input_is_one_sentence(
+def test_wrong_input_raises_user_error_and_keeps_the_old_output(
     name: str, text: str, message: str, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tables, "BATCH_ROWS", 2)  # rows are counted on over the batches
@@ -231,7 +231,7 @@ def test_a_wrong_input_is_one_sentence(
         ("models:/nothing/1", {}, "The model models:/nothing/1 cannot be loaded: .*nothing not found"),
     ],
 )  # fmt: skip
-def test_a_wrong_model_or_parameter_is_one_sentence(
+def test_wrong_model_or_parameter_raises_user_error(
     model: str, params: dict[str, str], message: str, settings: Settings, tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -251,7 +251,7 @@ def test_unknown_users_get_the_popular_items_flagged(
     assert [(row["user"], row["fallback"]) for row in rows] == [(100000, True), (1, False)]
 
 
-def test_paths_that_are_not_there(settings: Settings, tmp_path: Path) -> None:
+def test_missing_input_or_output_folder_raises_user_error(settings: Settings, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"The input .*none.csv does not exist"):
         prediction.predict(settings, "rec", str(tmp_path / "none.csv"), None, {})
     source = write(pd.DataFrame({"user": [1]}), tmp_path / "users.csv")
@@ -259,7 +259,7 @@ def test_paths_that_are_not_there(settings: Settings, tmp_path: Path) -> None:
         prediction.predict(settings, "rec", str(source), str(tmp_path / "no" / "out.csv"), {})
 
 
-def test_loaded_by_mlflow_alone(registered: Registered, settings: Settings) -> None:
+def test_model_loaded_by_mlflow_matches_the_reference(registered: Registered, settings: Settings) -> None:
     import mlflow
 
     mlflow.set_tracking_uri(settings.tracking)
@@ -269,7 +269,7 @@ def test_loaded_by_mlflow_alone(registered: Registered, settings: Settings) -> N
     assert set(loaded.input_example.columns) == {"user"}
 
 
-def test_served_over_http(registered: Registered, settings: Settings, port: int) -> None:
+def test_model_served_over_http_matches_the_reference(registered: Registered, settings: Settings, port: int) -> None:
     words = ["models", "serve", "-m", "models:/rec@champion", "--env-manager", "local", "--port", str(port), "-w", "1"]
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # MLflow calls uvicorn by name
     environment = os.environ | {"MLFLOW_TRACKING_URI": str(settings.tracking), "PATH": path}
@@ -296,7 +296,7 @@ def test_served_over_http(registered: Registered, settings: Settings, port: int)
 
 @pytest.mark.faults
 @pytest.mark.long
-def test_alone_with_its_listed_requirements(registered: Registered, settings: Settings) -> None:
+def test_model_predicts_with_only_its_listed_requirements(registered: Registered, settings: Settings) -> None:
     """In an environment that holds what the model lists and nothing of ours; made once, kept in ``.cache/``."""
     import mlflow
 
@@ -332,7 +332,7 @@ def environment_of(requirements: Path) -> Path:
     return folder / "bin" / "python"
 
 
-def test_mlflow_shows_what_a_run_and_its_model_are(registered: Registered) -> None:
+def test_mlflow_has_names_descriptions_and_metrics_of_run_and_model(registered: Registered) -> None:
     store = Store(registered.home)
     (name,) = next(row for row in store.query("select name from runs") if "promote" not in row[0])
     assert name.startswith("epochs=2 (")
@@ -371,7 +371,7 @@ def test_the_ui_shows_the_embedded_store_until_ctrl_c(registered: Registered, po
     assert list(Path.cwd().glob("ml*")) == []  # no store beside the user's files
 
 
-def test_the_ui_on_a_port_that_is_taken(settings: Settings) -> None:
+def test_ui_on_a_port_in_use_raises_user_error(settings: Settings) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
         with pytest.raises(UserError, match=f"Port {port} of 127.0.0.1 .*already in use.*--port") as caught:
@@ -379,7 +379,7 @@ def test_the_ui_on_a_port_that_is_taken(settings: Settings) -> None:
     assert caught.value.code == UNAVAILABLE
 
 
-def test_the_ui_of_a_server_is_where_the_server_is(
+def test_ui_prints_the_address_of_a_tracking_server(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("USERNAME", "PASSWORD"):  # where a login in an address goes

@@ -112,7 +112,9 @@ def test_the_better_model_passes_and_the_worse_one_is_refused(
         ("serving.py", "it does not load and predict"),
     ],
 )
-def test_a_version_whose_files_are_gone(lost: str, words: str, client: Any, spare: Path) -> None:
+def test_try_out_of_a_version_with_missing_files_reports_an_error(
+    lost: str, words: str, client: Any, spare: Path
+) -> None:
     target = spare / lost
     shutil.rmtree(target) if target.is_dir() else target.unlink()
     tried = isolated_check.try_out(client, "rec", registry.version(client, "rec", "1"))
@@ -121,7 +123,7 @@ def test_a_version_whose_files_are_gone(lost: str, words: str, client: Any, spar
     assert "\n" not in str(tried.error)
 
 
-def test_the_refusal_of_lost_files_as_typed(trained: Path, client: Any, spare: Path) -> None:
+def test_promote_refuses_a_version_whose_files_are_missing(trained: Path, client: Any, spare: Path) -> None:
     shutil.rmtree(spare)
     done = typed(trained, "promote", "rec", "--to", "staging", "--version", "1", "--force", "--reason", "no other")
     assert done.returncode == REFUSED
@@ -137,7 +139,7 @@ def test_the_refusal_of_lost_files_as_typed(trained: Path, client: Any, spare: P
         ("import mlflow.nowhere", "ModuleNotFoundError"),  # of a package that is there
     ],
 )
-def test_a_model_that_only_works_here_does_not_work(code: str, words: str, client: Any, spare: Path) -> None:
+def test_try_out_reports_modules_missing_in_the_clean_process(code: str, words: str, client: Any, spare: Path) -> None:
     predictor = spare / "artifacts" / "model" / "predictor.py"
     predictor.write_text(predictor.read_text().replace("import numpy as np", f"import numpy as np\n{code}", 1))
     tried = isolated_check.try_out(client, "rec", registry.version(client, "rec", "1"))

@@ -1,4 +1,4 @@
-"""A published table run as a user runs it: interrupted, gone on with, and found again."""
+"""Reproduction of a published table by the command: interrupted, resumed, and reused."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_table_goes_on_after_ctrl_c_and_is_not_run_twice(home: Path, database:
 
 @pytest.mark.faults
 @pytest.mark.long
-def test_all_of_a_source_goes_on_after_ctrl_c_and_after_a_kill(home: Path) -> None:
+def test_reproduction_of_a_whole_source_goes_on_after_ctrl_c_and_kill(home: Path) -> None:
     words = ("reproduce", "thesis", "--all", "--dataset", "synthetic", "--only", "thesis-5.3", "--quick", "--local")
     words = (*words, "--tracking", "none")
     states = home / "reproductions" / "thesis-all" / "states.json"

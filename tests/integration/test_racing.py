@@ -23,7 +23,7 @@ def outcome(home: Path) -> list[tuple[object, ...]]:
     return [(row["state"], row["epochs"], row["value"]) for row in trials(home)]
 
 
-def test_the_order_of_events_does_not_matter(
+def test_racing_sweep_after_kills_matches_an_undisturbed_one(
     home: Path, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     seed = random.randrange(2**32)

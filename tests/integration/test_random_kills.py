@@ -31,7 +31,9 @@ NOT_STARTED = "Cannot start a Ray cluster on this machine"
 pytestmark = [pytest.mark.faults, pytest.mark.long]
 
 
-def test_a_sweep_ends_whole_after_random_kills(home: Path, start: Start, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sweep_completes_without_lost_rows_after_random_kills(
+    home: Path, start: Start, capsys: pytest.CaptureFixture[str]
+) -> None:
     origin = harness.origin()
     seed = int(os.environ.get("KILL_SEED", random.randrange(2**32)))
     draw, store = random.Random(seed), Store(home)

@@ -1,4 +1,4 @@
-"""What orchestrator/cluster/ray_compat.py uses of Ray, and how a local cluster starts, on a real one."""
+"""The functions of Ray that orchestrator/cluster/ray_compat.py uses, and local clusters, with a real Ray."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def address(client: int) -> Iterator[str]:
         yield address
 
 
-def test_the_parts_of_ray_are_there(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_functions_of_ray_compat_work_on_a_real_cluster(address: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert ray_compat.canonicalize_bootstrap_address(address) == address
     assert ray_compat.draining_nodes() == ray_compat.nodes_of_job() == set()
     (free,) = ray_compat.available_resources_per_node().values()
@@ -61,14 +61,14 @@ def test_the_parts_of_ray_are_there(address: str, capsys: pytest.CaptureFixture[
     assert caught.value.code == UNAVAILABLE
 
 
-def test_ray_client_tells_versions_and_gpus(address: str, client: int) -> None:
+def test_metadata_over_ray_client_has_versions_and_gpus(address: str, client: int) -> None:
     found = connection.metadata(f"ray://127.0.0.1:{client}")
     assert found is not None
     assert found["gpus"] == 2
     check_versions(address, found["ray_version"], found["python_version"])
 
 
-def test_a_local_cluster_is_on_loopback_and_leaves_nothing_when_it_is_killed() -> None:
+def test_local_cluster_listens_on_loopback_and_leftovers_are_ended() -> None:
     driver = subprocess.Popen([sys.executable, "-c", LOCAL], stdout=subprocess.PIPE, text=True)
     assert driver.stdout is not None
     assert driver.stdout.readline() == "up\n"
@@ -86,7 +86,7 @@ def test_a_local_cluster_is_on_loopback_and_leaves_nothing_when_it_is_killed() -
 
 
 @pytest.mark.faults
-def test_a_local_cluster_of_a_ray_that_was_imported_before_is_warned_of() -> None:
+def test_local_cluster_warns_if_ray_was_imported_before_orchestrator() -> None:
     """Ray has read its variable by then. On a machine without a network there is nothing to warn of."""
     first = "import ray, ray.util\n" + LOCAL.replace("    time.sleep(600)", "    print(ray.util.get_node_ip_address())")
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"}

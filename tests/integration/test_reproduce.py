@@ -83,7 +83,7 @@ def test_a_run_is_repeated_bitwise_and_linked(ran: Result, settings: Settings) -
     assert tags["orchestrator.reproduced"] == "equal"
 
 
-def test_a_run_is_known_by_its_mlflow_id_alone(ran: Result, settings: Settings, tmp_path: Path) -> None:
+def test_run_is_found_by_its_mlflow_id_without_its_folder(ran: Result, settings: Settings, tmp_path: Path) -> None:
     far = elsewhere(settings, tmp_path)
     assert ran.run_id
     known, here = recorded_run.find(far, ran.run_id), recorded_run.find(settings, ran.id)
@@ -93,7 +93,7 @@ def test_a_run_is_known_by_its_mlflow_id_alone(ran: Result, settings: Settings, 
     assert known.environment == here.environment
 
 
-def test_other_numbers_are_told_and_fail(
+def test_different_metrics_are_reported_and_fail_the_reproduction(
     ran: Result, settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("tests.support.toy.TEST_OPTIMUM", 1.500001)
@@ -116,7 +116,7 @@ def test_a_run_that_never_ended_is_compared_as_far_as_it_came(ran: Result, setti
     assert any(one["name"].startswith("refit/") for one in told["metrics"]) == (rows > 4)
 
 
-def test_a_record_without_metrics_is_no_success(
+def test_reproduction_of_a_record_without_metrics_fails(
     ran: Result, settings: Settings, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("outcome.json", "history.jsonl"):
@@ -126,7 +126,7 @@ def test_a_record_without_metrics_is_no_success(
     assert "Repeated, but not compared: no metric was recorded" in capsys.readouterr().out
 
 
-def test_a_sweep_is_repeated_with_its_space(
+def test_sweep_is_repeated_with_its_recorded_search_space(
     swept: Result, settings: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "spaces.py").write_text(SPACE.replace("0.05", "0.1"))
@@ -137,7 +137,7 @@ def test_a_sweep_is_repeated_with_its_space(
 
 
 @pytest.mark.faults  # long
-def test_a_sweep_that_took_more_trials_is_repeated_with_all_of_them(
+def test_recorded_sweep_includes_trials_added_on_resume(
     swept: Result, settings: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = run_lookup.find(settings.storage, swept.id)
@@ -161,7 +161,7 @@ def test_a_trial_is_repeated_exactly_by_each_of_its_names(ended: str, swept: Res
         assert not [one for one in told["metrics"] if one["name"].startswith("test/")]
 
 
-def test_a_trial_that_failed_says_so(settings: Settings, quick: None, tmp_path: Path) -> None:
+def test_repeating_a_failed_trial_raises_its_failure(settings: Settings, quick: None, tmp_path: Path) -> None:
     (tmp_path / "spaces.py").write_text(SPACE.replace("}", ", 'nan_at': trial.number % 2 + 2}"))
     search = {"space": f"{tmp_path / 'spaces.py'}:near", "trials": 2}
     spec = request.sweep("toy", settings, overrides={"epochs": "4"}, search=search, local=True)
@@ -172,7 +172,9 @@ def test_a_trial_that_failed_says_so(settings: Settings, quick: None, tmp_path: 
 
 
 @pytest.mark.usefixtures("third_party")
-def test_as_a_user_types_it(home: Path, database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reproduce_command_reports_uncommitted_changes_since_the_run(
+    home: Path, database: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In a repository that is edited in between: repeated, and told."""
     (home / ".gitignore").write_text("*\n!mine.py\n")
     identity = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
@@ -205,7 +207,7 @@ def test_check_runs_nothing(ran: Result, settings: Settings, monkeypatch: pytest
     assert told == {"id": ran.id, "run_id": ran.run_id, "kind": "run", "differences": told["differences"]}
 
 
-def test_the_script_brings_the_code_back(ran: Result, settings: Settings) -> None:
+def test_script_has_commands_that_restore_code_and_repeat_the_run(ran: Result, settings: Settings) -> None:
     file = ran.folder / "environment.json"
     source = {
         "name": "project",
@@ -233,7 +235,7 @@ def test_the_script_brings_the_code_back(ran: Result, settings: Settings) -> Non
 # Damaged, missing, of another version
 
 
-def test_an_environment_that_is_damaged_or_old_is_told_and_no_obstacle(ran: Result, settings: Settings) -> None:
+def test_damaged_or_old_environment_is_reported_as_a_difference(ran: Result, settings: Settings) -> None:
     for content in ("{", "[]", '{"format": 99}', '{"python": "3.11", "code": {}}'):
         (ran.folder / "environment.json").write_text(content)
         told, code = again(settings, ran.id, check=True)
@@ -251,7 +253,7 @@ def test_an_environment_that_is_damaged_or_old_is_told_and_no_obstacle(ran: Resu
         ('{"params": {}}', "is not valid in this version: got workload"),
     ],
 )
-def test_a_spec_that_can_not_be_read_is_refused(
+def test_unreadable_spec_is_refused(
     content: str | None, said: str, ran: Result, settings: Settings, tmp_path: Path
 ) -> None:
     client = MlflowClient(settings.tracking)
@@ -263,7 +265,7 @@ def test_a_spec_that_can_not_be_read_is_refused(
     assert refused.value.code == USAGE
 
 
-def test_a_spec_of_the_first_version_had_no_format(ran: Result, settings: Settings, tmp_path: Path) -> None:
+def test_spec_without_a_format_is_read_like_the_current_one(ran: Result, settings: Settings, tmp_path: Path) -> None:
     file = Path(MlflowClient(settings.tracking).get_run(ran.run_id).info.artifact_uri) / "spec.json"
     values = json.loads(file.read_text())
     del values["format"]
@@ -274,14 +276,14 @@ def test_a_spec_of_the_first_version_had_no_format(ran: Result, settings: Settin
     )
 
 
-def test_a_trial_without_its_spec_names_the_nearest_command(swept: Result, settings: Settings) -> None:
+def test_error_for_a_trial_without_spec_names_the_closest_command(swept: Result, settings: Settings) -> None:
     child = children(settings, swept)[0]
     MlflowClient(settings.tracking).delete_tag(child.info.run_id, "orchestrator.spec")
     with pytest.raises(UserError, match="closest is: orchestrator run toy"):
         again(settings, child.info.run_id)
 
 
-def test_names_that_nobody_has(settings: Settings) -> None:
+def test_unknown_or_foreign_runs_raise_user_error(settings: Settings) -> None:
     for name in ("nobody", "0" * 32, "nobody/3"):
         with pytest.raises(UserError, match="Unknown") as refused:
             again(settings, name)
@@ -292,7 +294,7 @@ def test_names_that_nobody_has(settings: Settings) -> None:
         again(settings, foreign)
 
 
-def test_artifacts_that_can_not_be_had_cost_no_metric(
+def test_metrics_are_logged_when_artifacts_cannot_be_written(
     settings: Settings, quick: None, home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (home / "artifacts").write_text("a file where the folder would be")
@@ -304,7 +306,7 @@ def test_artifacts_that_can_not_be_had_cost_no_metric(
     assert "spec.json is not on the run" in capsys.readouterr().out
 
 
-def test_a_run_that_never_ended_is_compared_with_what_it_logged(ran: Result, settings: Settings) -> None:
+def test_unfinished_run_has_its_recorded_metrics_without_the_epoch(ran: Result, settings: Settings) -> None:
     (ran.folder / "outcome.json").unlink()
     found = recorded_run.find(settings, ran.id)
     assert "train/loss" in found.metrics

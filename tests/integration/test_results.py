@@ -1,4 +1,4 @@
-"""A real sweep leaves what listings, reports and accounts tell: one command after the other."""
+"""Listing, best trial, accounts, report and comparison after a real sweep."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def answer(home: Path, *words: str) -> Any:
 
 
 @pytest.mark.usefixtures("third_party")
-def test_a_sweep_is_told_as_it_was(home: Path) -> None:
+def test_listings_reports_and_accounts_match_the_sweep(home: Path) -> None:
     space = f"{SPACES}:some_diverge"
     words = ("--local", "--tracking", "none", "--scheduler", "none", "--trials", "6", "--name", "told")
     done = typed(home, "sweep", "toy", "epochs=5", "--space", space, *words)

@@ -117,7 +117,7 @@ def gaps(home: Path) -> float:
     ids=["run-local", "sweep-local", "sweep-ray"],
 )
 @pytest.mark.usefixtures("third_party")
-def test_all_is_on_s3_and_seen_from_another_machine(
+def test_results_are_on_s3_and_readable_from_another_machine(
     words: list[str], home: Path, server: Server, prefix: str, start: Start, tmp_path: Path
 ) -> None:
     words = [*words, "--name", "one"]
@@ -183,7 +183,7 @@ def test_a_killed_run_goes_on_from_its_checkpoint_on_another_machine(
 
 @pytest.mark.faults
 @pytest.mark.parametrize("seconds", [4, pytest.param(30, marks=[pytest.mark.faults, pytest.mark.long])])
-def test_trials_do_not_notice_that_the_endpoint_is_away(
+def test_trials_continue_while_the_s3_endpoint_is_away(
     seconds: float, home: Path, server: Server, door: Door, prefix: str, start: Start
 ) -> None:
     epochs, store = round((seconds + 8) / 0.2), Store(home)
@@ -209,7 +209,7 @@ def test_trials_do_not_notice_that_the_endpoint_is_away(
 
 
 @pytest.mark.faults
-def test_what_an_outage_at_the_end_kept_back_is_delivered_by_sync(
+def test_sync_delivers_a_run_that_ended_while_the_endpoint_was_away(
     home: Path, server: Server, door: Door, prefix: str, start: Start
 ) -> None:
     run = start("run", "toy", "epochs=20", "slow=0.1", "--local", "--name", "one")
@@ -279,7 +279,7 @@ def stop_between_requests(command: Command, journal: Path) -> None:
 
 @pytest.mark.faults
 @pytest.mark.long
-def test_a_driver_that_wakes_up_leaves_its_successors_result(
+def test_driver_that_lost_its_lease_keeps_the_successors_result(
     home: Path, server: Server, prefix: str, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there = tmp_path / "there"
@@ -313,7 +313,7 @@ def test_a_driver_that_wakes_up_leaves_its_successors_result(
 
 @pytest.mark.faults
 @pytest.mark.long
-def test_a_group_on_ray_train_saves_in_the_background(
+def test_run_of_two_workers_resumes_from_s3_on_another_machine(
     home: Path, server: Server, prefix: str, start: Start, tmp_path: Path
 ) -> None:
     words = ["run", "toy", "epochs=60", "slow=0.2", "--workers", "2", "--cpus-per-worker", "1", "--name", "one"]
@@ -360,7 +360,7 @@ def far_cluster(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 @pytest.mark.faults
 @pytest.mark.long
-def test_nodes_that_share_no_folder_share_the_storage(
+def test_nodes_without_a_shared_folder_save_and_resume_through_s3(
     far_cluster: str, server: Server, prefix: str, start: Start
 ) -> None:
     ray = ["--ray-address", far_cluster]
@@ -393,7 +393,7 @@ def test_nodes_that_share_no_folder_share_the_storage(
 
 @pytest.mark.faults
 @pytest.mark.long
-def test_what_a_run_starts_from_reaches_nodes_that_share_no_folder(
+def test_start_state_and_weights_reach_nodes_without_a_shared_folder(
     far_cluster: str, server: Server, prefix: str, start: Start
 ) -> None:
     """The state of another run (--from) and the weights of its model (init=), by the storage alone."""
@@ -426,7 +426,7 @@ def test_what_a_run_starts_from_reaches_nodes_that_share_no_folder(
     ],
 )
 @pytest.mark.usefixtures("third_party")
-def test_a_storage_that_can_not_be_used_is_said_first(storage: str, said: str, home: Path) -> None:
+def test_unusable_storage_is_refused_in_one_line_without_secrets(storage: str, said: str, home: Path) -> None:
     run = typed(home, "run", "toy", "--local", "--storage", storage)
     assert run.returncode == (2 if "@" in storage else 3)
     (line,) = (run.stdout + run.stderr).splitlines()
@@ -435,7 +435,7 @@ def test_a_storage_that_can_not_be_used_is_said_first(storage: str, said: str, h
 
 
 @pytest.mark.parametrize("mute", [False, True], ids=["refused", "mute"])
-def test_an_endpoint_that_is_away_is_said_within_seconds(mute: bool, home: Path, door: Door) -> None:
+def test_unreachable_s3_endpoint_raises_user_error_without_hanging(mute: bool, home: Path, door: Door) -> None:
     door.shut(mute=mute)
     begun = time.monotonic()
     with pytest.raises(UserError, match=r"cannot be used: (nothing answers|no answer)"):

@@ -1,4 +1,4 @@
-"""An image encoder as a user has it: trained by a command, registered, and asked about files of images."""
+"""An image encoder that is trained by a command, registered, and used to predict from files of images."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def registry(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> Settings:
     return resolve()
 
 
-def test_the_tables_of_the_test_are_kept_and_drawn(trained: Trained, registry: Settings) -> None:
+def test_tables_of_the_test_evaluation_are_logged_and_plotted(trained: Trained, registry: Settings) -> None:
     names = {f"{name}.{form}" for name in ("scores", "plane") for form in ("parquet", "png")}
     assert {file.name for file in (trained.folder / "tables").iterdir()} == names
     logged = models.client(registry)
@@ -67,7 +67,7 @@ def test_the_tables_of_the_test_are_kept_and_drawn(trained: Trained, registry: S
     assert "<figcaption>plane</figcaption>" in page
 
 
-def test_the_signature_says_binary_and_the_example_has_bytes(registry: Settings) -> None:
+def test_model_signature_is_binary_and_the_example_has_image_bytes(registry: Settings) -> None:
     with tracking_uri_set(registry.tracking):
         loaded = mlflow.pyfunc.load_model("models:/shapes/1")
     assert [(column.name, column.type.name) for column in loaded.metadata.signature.inputs] == [("image", "binary")]
@@ -77,7 +77,9 @@ def test_the_signature_says_binary_and_the_example_has_bytes(registry: Settings)
 
 
 @pytest.mark.parametrize("form", ["parquet", "csv", "jsonl"])
-def test_images_in_embeddings_and_classes_out(form: str, trained: Trained, registry: Settings, tmp_path: Path) -> None:
+def test_prediction_of_images_returns_embeddings_and_classes(
+    form: str, trained: Trained, registry: Settings, tmp_path: Path
+) -> None:
     """Parquet holds the files' bytes, the forms of text their base64."""
     picture = Image.fromarray(np.random.default_rng(1).integers(0, 256, (30, 20, 3), dtype=np.uint8))
     images = [encoded(picture), encoded(picture.convert("L"))]
@@ -95,7 +97,7 @@ def test_images_in_embeddings_and_classes_out(form: str, trained: Trained, regis
     assert found["label"].tolist() == own["label"].tolist()
 
 
-def test_a_file_that_is_no_image_is_refused_by_its_row(
+def test_row_that_is_not_an_image_is_refused_with_its_number(
     registry: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tables, "BATCH_ROWS", 2)
@@ -106,7 +108,7 @@ def test_a_file_that_is_no_image_is_refused_by_its_row(
 
 
 @pytest.mark.parametrize("verb", [["run", "simclr"], ["sweep", "simclr", "--trials", "1"]])
-def test_images_that_are_left_out_are_told_once(verb: list[str], tmp_path: Path) -> None:
+def test_skipped_corrupt_images_are_reported_once(verb: list[str], tmp_path: Path) -> None:
     class_folders(tmp_path / "pictures", {"a": 20, "b": 20})
     for name in ("a/3.png", "b/7.png"):
         (tmp_path / "pictures" / name).write_bytes(b"no image")
@@ -120,7 +122,7 @@ def test_images_that_are_left_out_are_told_once(verb: list[str], tmp_path: Path)
     ]
 
 
-def test_what_can_not_be_trained_is_said_in_one_sentence(tmp_path: Path) -> None:
+def test_settings_that_cannot_be_trained_are_refused(tmp_path: Path) -> None:
     for word, message in (
         ("batch_size=1", "batch_size=1 leaves an image no negatives"),
         ("temperature=0", "temperature"),

@@ -1,4 +1,4 @@
-"""A sweep that is steered while it runs, on a real Ray and through its driver's death."""
+"""Add and stop requests to a running sweep on a real Ray, also when its driver is killed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def installed_toy(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     catalog.offered.cache_clear()
 
 
-def test_requests_reach_a_sweep_and_survive_its_driver(home: Path, start: Start) -> None:
+def test_add_and_stop_requests_are_applied_also_after_a_resume(home: Path, start: Start) -> None:
     first = start(*SWEEP, "--trials", "2", "--concurrency", "1", "--seed", "1", "--constraint", "parameters<=100")
     first.until(lambda: "trial 0 started" in first.text())
     does(home, "add", "latest", "lr=0.125")

@@ -101,7 +101,7 @@ def test_a_population_is_the_same_on_ray_as_in_one_process(
 @pytest.mark.faults
 @pytest.mark.long
 @pytest.mark.parametrize("place", ["ray", "local"])
-def test_a_population_survives_its_drivers_death(
+def test_population_resumes_with_equal_results_after_a_driver_kill(
     place: str, home: Path, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = [*POPULATION, "slow=0.1", *(["--local"] if place == "local" else ["--concurrency", "2"])]
@@ -122,7 +122,7 @@ def test_a_population_survives_its_drivers_death(
 
 
 @pytest.mark.faults
-def test_repeated_seeds_survive_their_drivers_death(home: Path, start: Start) -> None:
+def test_repeated_seeds_resume_after_the_driver_is_killed(home: Path, start: Start) -> None:
     words = [*SWEEP, "--trials", "3", "--seeds", "3", "epochs=8", "slow=0.1", "--local"]
     first, store = start(*words), Store(home)
     first.until(lambda: first.completed() >= 4)
@@ -162,7 +162,7 @@ def test_finalists_are_repeated_when_the_search_ends(where: list[str], home: Pat
 
 
 @pytest.mark.faults
-def test_device_hours_are_a_limit_over_a_restart(home: Path, start: Start) -> None:
+def test_device_hour_budget_counts_the_hours_before_a_restart(home: Path, start: Start) -> None:
     """Twelve CPU seconds for trials of one and a half each; the second process has no more of them than are left."""
     limit = ["--max-device-hours", str(12 / 3600)]
     first = start(*SWEEP, "--trials", "500", "epochs=15", "slow=0.1", "--local", *limit)

@@ -87,7 +87,7 @@ def sweeping() -> Iterator[Terminal]:
 
 @pytest.mark.faults
 @pytest.mark.usefixtures("third_party")
-def test_a_sweep_on_80_columns_and_ctrl_c(home: Path) -> None:
+def test_live_view_fits_80_columns_and_ctrl_c_interrupts_the_sweep(home: Path) -> None:
     with sweeping() as terminal:
         terminal.press(b"\x03")
         assert terminal.end() == INTERRUPTED, terminal.text

@@ -1,4 +1,4 @@
-"""A workload of one's own, from its package to the registry; what is wrong with one is told, and troubles no other."""
+"""A third-party workload from its package to the registry, and errors of its package."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_the_example_runs_searches_its_own_space_and_predicts(told: Typed, home:
         ("workload.py", 'return {"loss"', 'loss = {"loss"', "linreg.workload.LinReg.train_epoch has returned no res"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_with_a_package_is_told_in_its_name(
+def test_broken_workload_package_is_refused_with_the_cause(
     file: str, old: str, new: str, expected: str, told: Typed, project: Path, home: Path
 ) -> None:
     edit(project / "linreg" / file, old, new)
@@ -87,14 +87,14 @@ def test_what_is_wrong_with_a_package_is_told_in_its_name(
     assert told("workloads", "recommender").returncode == 0
 
 
-def test_a_package_that_can_not_be_loaded_is_listed(told: Typed, project: Path) -> None:
+def test_package_that_cannot_be_loaded_is_listed_with_its_error(told: Typed, project: Path) -> None:
     (project / "linreg" / "__init__.py").write_text("import nowhere")
     listed = told("workloads")
     assert listed.returncode == 0
     assert "No module named 'nowhere' (in linreg 1.0)" in " ".join(listed.stdout.split())
 
 
-def test_a_missing_predictor_is_missed_before_the_first_epoch(told: Typed, project: Path) -> None:
+def test_missing_predictor_is_refused_before_the_first_epoch(told: Typed, project: Path) -> None:
     (project / "linreg" / "predictor.py").unlink()
     run = told("run", "linreg", "--local", "epochs=2")
     assert run.returncode == 2
@@ -102,7 +102,7 @@ def test_a_missing_predictor_is_missed_before_the_first_epoch(told: Typed, proje
     assert "storage" not in run.stderr
 
 
-def test_published_tables_that_can_not_be_loaded_are_no_others_trouble(told: Typed, project: Path) -> None:
+def test_unknown_table_error_reports_tables_that_cannot_be_loaded(told: Typed, project: Path) -> None:
     edit(project / "linreg" / "__init__.py", "spaces=", 'published="linreg.nowhere:PUBLISHED", spaces=')
     published_catalog.all_published.cache_clear()
     unknown = told("reproduce", "thesis-3.20")
@@ -112,7 +112,7 @@ def test_published_tables_that_can_not_be_loaded_are_no_others_trouble(told: Typ
     assert "those of linreg cannot be loaded: No module named 'linreg.nowhere'" in unknown.stderr
 
 
-def test_a_registration_that_is_refused_for_its_code_is_no_success(told: Typed, project: Path) -> None:
+def test_registration_of_code_that_is_not_installed_fails_the_run(told: Typed, project: Path) -> None:
     """The predictor does not lie beside the workload's module: it could be anybody's."""
     shutil.copyfile(project / "linreg" / "predictor.py", project / "elsewhere.py")
     edit(project / "elsewhere.py", "class", "# Not the installed one.\nclass")
@@ -126,7 +126,7 @@ def test_a_registration_that_is_refused_for_its_code_is_no_success(told: Typed, 
     assert "not the code of a workload that is installed here" in run.stderr
 
 
-def test_a_name_of_ours_stays_ours(told: Typed, project: Path) -> None:
+def test_package_cannot_take_the_name_of_a_built_in_workload(told: Typed, project: Path) -> None:
     edit(project / "pyproject.toml", "linreg = ", "recommender = ")
     listed = json.loads(told("workloads", "--json").stdout)
     summary = catalog.BUILT_IN["recommender"].summary
@@ -138,7 +138,7 @@ def test_a_name_of_ours_stays_ours(told: Typed, project: Path) -> None:
     } in listed
 
 
-def test_a_predictor_that_fails_is_mended_and_a_resume_registers(told: Typed, project: Path, home: Path) -> None:
+def test_resume_registers_the_model_after_its_predictor_is_repaired(told: Typed, project: Path, home: Path) -> None:
     predictor = project / "linreg" / "predictor.py"
     edit(predictor, 'config["columns"]', 'config["colums"]')
     run = told("run", "linreg", "epochs=2", "--local", "--register", "slopes", "--name", "first")
@@ -151,7 +151,7 @@ def test_a_predictor_that_fails_is_mended_and_a_resume_registers(told: Typed, pr
     assert Store(home).query("select name, version from model_versions") == [("slopes", 1)]
 
 
-def test_a_resume_without_the_package_says_so(told: Typed, project: Path) -> None:
+def test_resume_without_the_workload_package_is_refused(told: Typed, project: Path) -> None:
     edit(project / "linreg" / "predictor.py", 'config["columns"]', 'config["colums"]')
     assert told("run", "linreg", "epochs=2", "--local", "--name", "first").returncode == 1
     shutil.rmtree(project)

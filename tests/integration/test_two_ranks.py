@@ -48,7 +48,7 @@ def test_a_failure_of_one_rank_ends_both(function: Callable[[int], None], said: 
     assert run_on_ranks(whole) == [0, 1]
 
 
-def test_a_hang_names_rank_and_line(tmp_path: Path) -> None:
+def test_timeout_error_names_the_hung_rank_and_its_function(tmp_path: Path) -> None:
     run_on_ranks(whole)
     with pytest.raises(TimeoutError, match=r"(?s)not done after 5 s:\nrank 1: .*in hanging"):
         run_on_ranks(hanging, str(tmp_path), seconds=5)

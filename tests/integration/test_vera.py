@@ -13,7 +13,7 @@ from orchestrator.registry import prediction
 from orchestrator.storage.settings import resolve
 
 
-def test_a_registered_model_ranks_and_says_when_not_to_trust_it(database: Path, tmp_path: Path) -> None:
+def test_registered_vera_model_ranks_and_abstains_below_the_threshold(database: Path, tmp_path: Path) -> None:
     trained = orchestrator.run(
         "vera", local=True, register="answers", epochs=4, eval_candidates=8, hidden=16, eval_resamples=20, lr=5e-3
     )

@@ -33,7 +33,7 @@ def check(home: Path) -> None:
     assert {tuple(steps) for steps in store.steps().values()} == {tuple(range(1, EPOCHS + 1))}, "a row lost or doubled"
 
 
-def test_a_run_of_two_workers(home: Path, start: Start) -> None:
+def test_run_of_two_workers_completes_with_every_epoch_logged(home: Path, start: Start) -> None:
     run = start("run", "toy", "--workers", "2", "--cpus-per-worker", "1")
     assert run.end() == 0, run.text()
     assert "toy on 2 workers" in run.text()
@@ -48,7 +48,9 @@ def test_a_run_of_two_workers(home: Path, start: Start) -> None:
     ],
     ids=["flat", "packs"],
 )
-def test_a_sweep_and_its_winner(words: list[str], at_once: int, home: Path, start: Start) -> None:
+def test_flat_and_packed_sweeps_complete_and_save_the_winners_model(
+    words: list[str], at_once: int, home: Path, start: Start
+) -> None:
     """There is room for one process: of a flat trial, or of a pack."""
     sweep = start("sweep", *words, "--trials", "3", "--scheduler", "none", "--cpus-per-worker", "2")
     assert sweep.end() == 0, sweep.text()

@@ -1,4 +1,4 @@
-"""The calls of a notebook: the command line's names, its checks, and errors that speak of keywords."""
+"""The Python calls run and sweep: the command line's options and checks, and errors that name keywords."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Parsed(Exception):
 
 
 @pytest.mark.parametrize(("call", "verb"), VERBS)
-def test_the_notebook_the_command_and_its_plan_have_the_same_options(
+def test_python_call_command_and_plan_have_the_same_options(
     call: Any, verb: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     declared = options_of(call)
@@ -111,7 +111,7 @@ def test_a_calls_signature_has_types_and_defaults() -> None:
         api.run("toy", workload="toy")
 
 
-def test_a_run_with_a_storage_of_its_own_and_its_resume(toy_workload: str, tmp_path: Path) -> None:
+def test_run_uses_the_given_storage_and_resume_refuses_other_options(toy_workload: str, tmp_path: Path) -> None:
     result = api.run(toy_workload, storage=str(tmp_path / "here"), experiment="mine", name="first", **HERE)
     assert result.folder == tmp_path / "here" / "first"
     again = {"resume": "latest", "storage": str(tmp_path / "here"), "tracking": "none"}
@@ -124,7 +124,7 @@ def test_a_run_with_a_storage_of_its_own_and_its_resume(toy_workload: str, tmp_p
     refused(lambda: api.sweep(**again, trials=2), "got trials. It takes only more_trials and retry_failed")
 
 
-def test_options_have_their_types(toy_workload: str, tmp_path: Path) -> None:
+def test_option_values_are_checked_against_their_types(toy_workload: str, tmp_path: Path) -> None:
     result = api.run(toy_workload, storage=tmp_path / "here", seed=np.int64(3), **HERE)
     assert result.folder.parent == tmp_path / "here"
     assert '"seed": 3' in (result.folder / "record.json").read_text()
@@ -160,13 +160,13 @@ def test_runs_of_two_threads_train_one_after_the_other(
         assert other.result().status == "finished"
 
 
-def test_the_seed_of_a_file_counts_where_none_is_given(toy_workload: str, tmp_path: Path) -> None:
+def test_seed_of_the_config_file_is_used_when_none_is_given(toy_workload: str, tmp_path: Path) -> None:
     (tmp_path / "exp.yaml").write_text(f"workload: {toy_workload}\nseed: 5\n")
     result = api.run(config=tmp_path / "exp.yaml", name="seeded", **HERE)
     assert '"seed": 5' in (result.folder / "record.json").read_text()
 
 
-def test_an_option_of_the_other_call_or_a_misspelt_one(toy_workload: str) -> None:
+def test_misspelt_option_or_option_of_another_call_is_refused(toy_workload: str) -> None:
     refused(
         lambda: api.run(toy_workload, trials=3, **HERE),
         "trials=3 is an option of sweep, not of run. Remove it, or call sweep.",
@@ -175,7 +175,7 @@ def test_an_option_of_the_other_call_or_a_misspelt_one(toy_workload: str) -> Non
     refused(lambda: api.sweep(toy_workload, trails=3, **HERE), "got 'trails'. Did you mean 'trials'?")
 
 
-def test_errors_speak_of_keywords(toy_workload: str) -> None:
+def test_errors_name_keyword_arguments_instead_of_flags(toy_workload: str) -> None:
     words = ("local=True runs in one process: got workers=2. Set local=False.",)
     refused(lambda: api.run(toy_workload, workers=2, **HERE), *words)
     refused(lambda: api.sweep(toy_workload, workers=2, space=f"{SPACES}:space", **HERE), *words)
@@ -185,7 +185,7 @@ def test_errors_speak_of_keywords(toy_workload: str) -> None:
     refused(lambda: api.sweep(toy_workload, retry_failed=True, **HERE), "Name it with resume=ID")
 
 
-def test_text_that_is_not_utf_8(toy_workload: str) -> None:
+def test_argument_that_is_not_utf_8_is_refused(toy_workload: str) -> None:
     words = ("An argument is not UTF-8: got 'a\\udcff'. Write it in UTF-8.",)
     refused(lambda: api.run(toy_workload, note="a\udcff", **HERE), *words)
     refused(lambda: api.run(toy_workload, register="a\udcff", **HERE), *words)

@@ -1,4 +1,4 @@
-"""What a terminal shows: throughput and the time left are of the time that work has taken."""
+"""Console output: throughput, time left, the live view, and the log."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ def shown(clock: Clock) -> tuple[Console, io.StringIO]:
     return found, out
 
 
-def test_what_ends_together_took_the_time_since_it_began(shown: tuple[Console, io.StringIO], clock: Clock) -> None:
+def test_throughput_of_units_ending_together_is_measured_since_begin(
+    shown: tuple[Console, io.StringIO], clock: Clock
+) -> None:
     lines, out = shown
     lines.begin("trial")
     clock.sleep(10.0)
@@ -39,7 +41,7 @@ def test_what_ends_together_took_the_time_since_it_began(shown: tuple[Console, i
     assert out.getvalue().splitlines()[3] == "trial 4/8, 0.399 trials/s, 10 s left"
 
 
-def test_few_long_units_are_counted_by_the_hour(shown: tuple[Console, io.StringIO], clock: Clock) -> None:
+def test_rate_of_long_units_is_shown_per_hour(shown: tuple[Console, io.StringIO], clock: Clock) -> None:
     lines, out = shown
     lines.begin("trial")
     clock.sleep(1200.0)
@@ -53,7 +55,7 @@ def test_few_long_units_are_counted_by_the_hour(shown: tuple[Console, io.StringI
     ]
 
 
-def test_what_was_done_before_took_none_of_this_time(shown: tuple[Console, io.StringIO], clock: Clock) -> None:
+def test_throughput_excludes_units_done_before_the_start(shown: tuple[Console, io.StringIO], clock: Clock) -> None:
     lines, out = shown
     lines.begin("trial", 6)
     clock.sleep(4.0)
@@ -61,7 +63,7 @@ def test_what_was_done_before_took_none_of_this_time(shown: tuple[Console, io.St
     assert out.getvalue() == "trial 8/8, 0.5 trials/s\n"
 
 
-def test_there_is_no_rate_before_time_has_passed(shown: tuple[Console, io.StringIO], clock: Clock) -> None:
+def test_no_rate_is_shown_in_the_first_half_second(shown: tuple[Console, io.StringIO], clock: Clock) -> None:
     lines, out = shown
     lines.begin("trial")
     clock.sleep(0.5)
@@ -69,7 +71,7 @@ def test_there_is_no_rate_before_time_has_passed(shown: tuple[Console, io.String
     assert out.getvalue() == "trial 2/4\n"
 
 
-def test_other_units_have_another_clock(shown: tuple[Console, io.StringIO], clock: Clock) -> None:
+def test_throughput_of_each_kind_of_unit_is_timed_separately(shown: tuple[Console, io.StringIO], clock: Clock) -> None:
     """After the trials the winner is refitted; who does not say when work began is timed from the first report on."""
     lines, out = shown
     lines.begin("trial")
@@ -94,7 +96,9 @@ def on_terminal(monkeypatch: pytest.MonkeyPatch, term: str = "xterm") -> Termina
     return terminal
 
 
-def test_lines_stand_above_the_live_view(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_are_printed_and_logged_while_the_live_view_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     terminal = on_terminal(monkeypatch)
     lines = Console(every=0.0)
     lines.log_to(tmp_path / "log.txt")
@@ -145,7 +149,9 @@ def test_a_dumb_terminal_and_a_pipe_get_lines(monkeypatch: pytest.MonkeyPatch) -
         assert out.getvalue() == "trial 1 started\n"
 
 
-def test_output_that_cannot_be_written_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_is_still_written_when_the_output_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As of a full disk behind the output, a closed terminal or a closed pipe."""
 
     class Unwritable(io.StringIO):

@@ -1,4 +1,4 @@
-"""What, got, allowed, do this: one sentence each, across process borders too."""
+"""Error messages: problem, value, allowed values and fix in one line, also after pickling."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from orchestrator.errors import Interrupted, RunFailed, UserError, nearest, one_
         (UserError("It is wrong", fix="Did you mean 'a'?"), "It is wrong. Did you mean 'a'?"),
     ],
 )
-def test_one_sentence(error: UserError, text: str) -> None:
+def test_user_error_text_has_problem_value_allowed_values_and_fix(error: UserError, text: str) -> None:
     assert str(error) == text
 
 
-def test_exit_codes() -> None:
+def test_exit_codes_have_fixed_values() -> None:
     codes = (errors.DONE, errors.FAILED, errors.USAGE, errors.UNAVAILABLE, errors.PARTIAL, errors.REFUSED)
     assert codes == (0, 1, 2, 3, 4, 5)
     assert errors.INTERRUPTED == 130
     assert (UserError("x").code, RunFailed("t", "c").code, Interrupted("r").code) == (2, 1, 130)
 
 
-def test_errors_cross_process_borders() -> None:
+def test_errors_keep_their_fields_when_pickled() -> None:
     error = UserError("It is wrong", got=1, allowed=["a"], fix="Mend it", code=errors.UNAVAILABLE)
     copy = pickle.loads(pickle.dumps(error))
     assert (str(copy), copy.code, copy.got, copy.allowed, copy.fix) == (str(error), 3, 1, ["a"], "Mend it")
@@ -54,17 +54,17 @@ def test_errors_cross_process_borders() -> None:
 @pytest.mark.parametrize(
     ("name", "expected"), [("recomender", "recommender"), ("simcrl", "simclr"), ("zzz", None), ("", None)]
 )
-def test_the_nearest_name(name: str, expected: str | None) -> None:
+def test_nearest_returns_the_closest_name_or_none(name: str, expected: str | None) -> None:
     assert nearest(name, ["recommender", "simclr", "vera"]) == expected
 
 
-def test_an_unknown_name_comes_with_all_known_and_the_nearest() -> None:
+def test_unknown_name_error_lists_known_names_and_the_nearest() -> None:
     error = unknown("dataset", "ml100k", ["synthetic", "ml-100k"])
     assert str(error) == "Unknown dataset: got 'ml100k'; allowed: ml-100k, synthetic. Did you mean 'ml-100k'?"
     assert str(unknown("dataset", "zzz", ["b", "a"])) == "Unknown dataset: got 'zzz'; allowed: a, b."
 
 
-def test_of_many_names_only_the_nearest_is_given_if_there_is_one() -> None:
+def test_error_lists_only_the_nearest_of_many_names_if_there_is_one() -> None:
     names = ["epochs", *(f"name_{number:02}" for number in range(40))]
     assert str(unknown("parameter", "epoch", names)) == "Unknown parameter: got 'epoch'. Did you mean 'epochs'?"
     error = unknown("parameter", "epoch", names, listed_by="orchestrator workloads toy")
@@ -87,7 +87,7 @@ def test_any_error_is_one_line(error: Exception, text: str) -> None:
     assert one_line(error) == text
 
 
-def test_of_a_failed_validation_all_is_told() -> None:
+def test_one_line_includes_all_errors_of_a_failed_validation() -> None:
     class Model(BaseModel):
         lr: float
         dim: int

@@ -1,4 +1,4 @@
-"""Rules that import-linter cannot hold: what an import pulls in at run time, and who calls what."""
+"""Rules that import-linter cannot check: packages loaded at run time, and callers of functions."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def loaded(statement: str, names: tuple[str, ...]) -> list[str]:
 
 
 @pytest.mark.parametrize("statement", LIGHT)
-def test_the_start_is_light(statement: str) -> None:
+def test_import_loads_no_heavy_packages(statement: str) -> None:
     assert loaded(statement, LIGHT[statement]) == []
 
 
@@ -92,14 +92,14 @@ def dotted(node: ast.expr) -> str:
     return ".".join([*([node.id] if isinstance(node, ast.Name) else []), *reversed(names)])
 
 
-def test_the_probe_sees_imports_and_calls() -> None:
+def test_source_scan_finds_imports_and_calls() -> None:
     tree = ast.parse("def f():\n    from torch import distributed as d\n    import pickle\n    ray.train.report({})\n")
     assert {"torch.distributed", "pickle"} <= imports(tree)
     assert [name for name, _ in calls(tree)] == ["ray.train.report"]
 
 
 @pytest.mark.slow
-def test_torch_distributed_has_one_importer_beside_the_suite_that_makes_process_groups() -> None:
+def test_only_two_modules_import_torch_distributed() -> None:
     importers = {
         path for path, tree in sources() if any(name.startswith("torch.distributed") for name in imports(tree))
     }
@@ -107,11 +107,11 @@ def test_torch_distributed_has_one_importer_beside_the_suite_that_makes_process_
 
 
 @pytest.mark.parametrize(("name", "place"), [("ray.train.report", "orchestrator/runs/train.py")])
-def test_reports_leave_by_one_door(name: str, place: str) -> None:
+def test_ray_train_report_is_called_from_one_module(name: str, place: str) -> None:
     assert {path for path, tree in sources() if any(called == name for called, _ in calls(tree))} == {place}
 
 
-def test_views_do_not_lie_under_drivers() -> None:
+def test_among_driver_packages_only_winner_imports_the_report_package() -> None:
     """Of sweeps, the end alone calls a view: it writes the page. A search or a run calls none."""
     drivers = ("orchestrator/sweeps/", "orchestrator/runs/", "orchestrator/search/")
     importers = {
@@ -122,7 +122,7 @@ def test_views_do_not_lie_under_drivers() -> None:
     assert importers == {"orchestrator/sweeps/winner.py"}
 
 
-def test_no_module_imports_itself_by_others() -> None:
+def test_imports_between_modules_have_no_cycle() -> None:
     """Imports within functions and for types included. A package's own ``__init__`` is not counted."""
     trees = {path.removesuffix(".py").removesuffix("/__init__").replace("/", "."): tree for path, tree in sources()}
     imported = {name: imports(tree) & trees.keys() - {name} for name, tree in trees.items()}
@@ -142,7 +142,7 @@ def test_no_module_imports_itself_by_others() -> None:
     assert {name: needs & imported.keys() for name, needs in imported.items()} == {}
 
 
-def test_nothing_is_pickled() -> None:
+def test_only_the_image_archive_reader_imports_pickle() -> None:
     """But CIFAR's own archives, which are read with every name refused that is not an array's."""
     pickling = {"pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}
     assert {path for path, tree in sources() if imports(tree) & pickling} == {"workloads/data/images/archives.py"}
@@ -153,7 +153,7 @@ def test_nothing_is_pickled() -> None:
                 assert keywords.get("weights_only") == "True", f"{path}: {ast.unparse(call)}"
 
 
-def test_a_workload_knows_no_other() -> None:
+def test_workloads_do_not_import_each_other() -> None:
     names = set(catalog())
     for path, tree in sources():
         package, _, rest = path.partition("/")
@@ -163,7 +163,7 @@ def test_a_workload_knows_no_other() -> None:
             assert not imports(tree) & others, path
 
 
-def test_the_orchestrator_finds_workloads_in_the_catalog() -> None:
+def test_orchestrator_does_not_import_workloads_of_the_catalog() -> None:
     names = {f"workloads.{name}" for name in catalog()}
     for path, tree in sources():
         if path.startswith("orchestrator/"):

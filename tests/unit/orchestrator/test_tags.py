@@ -1,4 +1,4 @@
-"""MLflow tags are a format: renaming one loses what earlier runs say of themselves."""
+"""Names of MLflow tags are fixed: earlier runs have the names of today."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ TAGS = {
 }
 
 
-def test_the_names_of_tags_stay() -> None:
+def test_names_of_mlflow_tags_are_unchanged() -> None:
     root = Path(orchestrator.__file__).parent
     texts = {
         node.value

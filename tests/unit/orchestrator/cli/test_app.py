@@ -1,4 +1,4 @@
-"""Wrong command lines: one sentence on standard error, the right exit code, no traceback, within a second."""
+"""Wrong command lines: one line on standard error, the right exit code and no traceback."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def hold(stderr: str, found: int, code: int, *words: str) -> None:
 
 
 @pytest.mark.parametrize("line", ["run mine.py:train", RUN, SWEEP, f"plan {RUN}"])
-def test_a_working_directory_that_was_removed(
+def test_command_in_a_removed_working_directory_is_refused(
     line: str, refused: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "gone").mkdir()
@@ -196,7 +196,7 @@ def test_a_working_directory_that_was_removed(
         ("submit -- swep recommender", ("Unknown verb to submit: got 'swep'", "Did you mean 'sweep'?")),
     ],
 )
-def test_arguments(
+def test_invalid_arguments_are_refused_before_anything_is_stored(
     line: str, words: tuple[str, ...], refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("ORCHESTRATOR_DATA", str(tmp_path / "data"))
@@ -213,7 +213,9 @@ def test_arguments(
         ["logs", "a\udcffb"],
     ],
 )
-def test_a_word_that_is_not_utf_8(words: list[str], refused: Callable[..., str], home: Path) -> None:
+def test_command_line_word_that_is_not_utf_8_is_refused(
+    words: list[str], refused: Callable[..., str], home: Path
+) -> None:
     """Python gives bytes that it cannot decode as lone surrogates, which neither MLflow nor a page takes."""
     refused(words, 2, f"A word of the command line is not UTF-8: got {words[-1]!r}. Write it in UTF-8.")
     assert not (home / "storage").exists()
@@ -227,7 +229,7 @@ def test_a_word_that_is_not_utf_8(words: list[str], refused: Callable[..., str],
         (["run", "recommender"], "The setting experiment is not UTF-8: got 'a\\udcff'"),
     ],
 )
-def test_a_text_that_is_not_utf_8(
+def test_setting_that_is_not_utf_8_is_refused(
     words: list[str], says: str, refused: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -256,12 +258,14 @@ def test_a_text_that_is_not_utf_8(
         ("1: 2\n", ("exp.yaml, line 1: a key must be a name: got 1",)),
     ],
 )
-def test_a_configuration(text: str, words: tuple[str, ...], refused: Callable[..., str], tmp_path: Path) -> None:
+def test_invalid_configuration_file_is_refused(
+    text: str, words: tuple[str, ...], refused: Callable[..., str], tmp_path: Path
+) -> None:
     (tmp_path / "exp.yaml").write_text(text)
     refused(f"run --local {NONE} --config {tmp_path}/exp.yaml", 2, *words)
 
 
-def test_a_configuration_that_is_not_there(refused: Callable[..., str], tmp_path: Path) -> None:
+def test_missing_configuration_file_is_refused(refused: Callable[..., str], tmp_path: Path) -> None:
     refused(f"run --config {tmp_path}/none.yaml", 2, f"The file {tmp_path}/none.yaml does not exist")
 
 
@@ -278,7 +282,7 @@ GOOD = "user,item,rating\n0,1,5\n"
         (GOOD, ("the checksum differs", "sha256")),
     ],
 )
-def test_a_damaged_dataset(
+def test_error_of_a_damaged_dataset_names_the_file(
     train: str, words: tuple[str, ...], refused: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "data" / "ml-100k"
@@ -291,7 +295,7 @@ def test_a_damaged_dataset(
     refused(f"{SWEEP} dataset=ml-100k", 2, *place, *words)
 
 
-def test_more_noise_than_there_are_free_pairs(refused: Callable[..., str], tmp_path: Path) -> None:
+def test_more_noise_than_free_pairs_is_refused(refused: Callable[..., str], tmp_path: Path) -> None:
     table = tmp_path / "own.csv"
     table.write_text("user,item\n" + "".join(f"{row % 4},{row // 4}\n" for row in range(19)))
     words = ("too few pairs without an interaction for the noise: got 1; expected 15", "at most 0.0666")
@@ -316,7 +320,9 @@ def test_more_noise_than_there_are_free_pairs(refused: Callable[..., str], tmp_p
         ("def spaec(trial):\n    return {}\n", ("Unknown function in", "got 'space'; allowed: spaec")),
     ],
 )
-def test_a_search_space(text: str, words: tuple[str, ...], refused: Callable[..., str], tmp_path: Path) -> None:
+def test_invalid_search_space_file_is_refused(
+    text: str, words: tuple[str, ...], refused: Callable[..., str], tmp_path: Path
+) -> None:
     (tmp_path / "mine.py").write_text(text)
     refused(f"{SWEEP} --space {tmp_path}/mine.py:space", 2, *words)
 
@@ -348,7 +354,7 @@ def test_a_search_space(text: str, words: tuple[str, ...], refused: Callable[...
         ),
     ],
 )
-def test_a_service_that_is_not_there(
+def test_unavailable_resources_and_services_exit_with_code_3(
     line: str, words: tuple[str, ...], refused: Callable[..., str], tmp_path: Path
 ) -> None:
     file = tmp_path / "regular"
@@ -359,7 +365,7 @@ def test_a_service_that_is_not_there(
     assert not storage.exists() or list(storage.iterdir()) == [], "nothing was begun"
 
 
-def test_a_home_that_can_not_be_written(
+def test_home_below_a_regular_file_exits_with_code_3(
     refused: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "regular").write_text("")
@@ -383,26 +389,26 @@ def interrupted(kind: Any = "run", identity: dict[str, str] | None = None) -> Ru
     return folder
 
 
-def test_a_truncated_checkpoint(refused: Callable[..., str]) -> None:
+def test_resume_from_a_truncated_checkpoint_is_refused(refused: Callable[..., str]) -> None:
     folder = interrupted()
     os.truncate(folder.checkpoints / checkpoint.name(1) / TENSORS, 20)
     refused("run --resume latest", 2, str(folder.checkpoints), "is truncated: got 20 bytes; allowed: ", "Remove it")
 
 
-def test_a_checkpoint_of_another_workload(refused: Callable[..., str]) -> None:
+def test_resume_from_a_checkpoint_of_another_workload_is_refused(refused: Callable[..., str]) -> None:
     folder = interrupted(identity={"workload": "simclr", "fingerprint": "aa"})
     words = ("belongs to another workload: got simclr; allowed: recommender", "Resume the run it was written by")
     refused(f"run --resume {folder.id}", 2, str(folder.checkpoints), *words)
 
 
-def test_a_run_that_has_finished(refused: Callable[..., str]) -> None:
+def test_resume_of_a_finished_run_is_refused(refused: Callable[..., str]) -> None:
     folder = interrupted()
     folder.acquire()
     folder.release("finished", 0)
     refused(f"run --resume {folder.id}", 2, f"{folder.id} has already finished", "Start a new run")
 
 
-def test_a_run_that_another_process_drives(refused: Callable[..., str]) -> None:
+def test_resume_of_a_run_with_an_active_driver_is_refused(refused: Callable[..., str]) -> None:
     folder = interrupted()
     folder.acquire()
     words = ("is being driven by another process", f"orchestrator stop {folder.id}")
@@ -410,18 +416,18 @@ def test_a_run_that_another_process_drives(refused: Callable[..., str]) -> None:
 
 
 @pytest.mark.parametrize("verb", ["run --resume", "sweep --resume", "status", "logs", "stop", "sync"])
-def test_an_unknown_id(verb: str, refused: Callable[..., str], database: Path) -> None:
+def test_error_of_an_unknown_id_suggests_the_nearest_id(verb: str, refused: Callable[..., str], database: Path) -> None:
     kind = verb.partition(" ")[0] if "--resume" in verb else "run"
     folder = interrupted(kind)
     refused(f"{verb} {folder.id[:-1]}x", 2, f"got '{folder.id[:-1]}x'", f"Did you mean {folder.id}?")
 
 
 @pytest.mark.parametrize("verb", ["run", "sweep"])
-def test_nothing_to_resume(verb: str, refused: Callable[..., str]) -> None:
+def test_resume_latest_without_any_run_is_refused(verb: str, refused: Callable[..., str]) -> None:
     refused(f"{verb} --resume latest", 2, f"There is no {verb} yet")
 
 
-def test_a_run_resumed_as_a_sweep(refused: Callable[..., str]) -> None:
+def test_resume_of_a_run_with_the_sweep_verb_is_refused(refused: Callable[..., str]) -> None:
     folder = interrupted()
     refused(f"sweep --resume {folder.id}", 2, f"orchestrator run --resume {folder.id}")
 
@@ -442,7 +448,7 @@ def test_a_run_resumed_as_a_sweep(refused: Callable[..., str]) -> None:
         ),
     ],
 )  # fmt: skip
-def test_resume_stands_alone(verb: str, more: str, refused: Callable[..., str]) -> None:
+def test_resume_with_further_arguments_is_refused(verb: str, more: str, refused: Callable[..., str]) -> None:
     word = more.split()[0]
     takes = f"It takes only {'--more-trials and --retry-failed' if verb == 'sweep' else '--workers, '}"
     refused(f"{verb} --resume latest {more}", 2, "--resume continues with the recorded options", f"got {word}", takes)
@@ -452,13 +458,13 @@ def test_resume_stands_alone(verb: str, more: str, refused: Callable[..., str]) 
 
 
 @pytest.mark.parametrize("line", ["", "data", "reproduce"])
-def test_no_word_at_all_is_answered_with_the_help(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_without_arguments_prints_its_usage(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert app.run(line.split()) == 2
     assert capsys.readouterr().err.startswith("Usage: ")
 
 
 @pytest.mark.parametrize("group", ["", "data"])
-def test_every_summary_is_whole(group: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_shows_untruncated_summaries_within_80_columns(group: str, capsys: pytest.CaptureFixture[str]) -> None:
     app.run([*group.split(), "--help"])
     text = capsys.readouterr().out
     assert "..." not in text.partition("Commands:")[2]
@@ -475,12 +481,12 @@ def test_every_verb_has_an_example() -> None:
         assert example.startswith(f"{words} ") or example == words, words
 
 
-def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_option_prints_the_installed_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert app.run(["--version"]) == 0
     assert capsys.readouterr().out == f"orchestrator {version('ray-experiment-orchestrator')}\n"
 
 
-def test_the_version_of_sources_on_the_path(
+def test_version_option_without_an_installation_is_refused(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def absent(name: str) -> str:
@@ -492,7 +498,7 @@ def test_the_version_of_sources_on_the_path(
 
 
 @pytest.mark.parametrize(("one", "names"), [("thesis-5.2", ("BPR; ", "InfoNCE; ")), ("thesis-fig4.2", ("RNS. ",))])
-def test_the_help_of_what_is_published_names_its_methods(
+def test_reproduce_help_names_the_methods_of_the_publication(
     one: str, names: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     app.run(["reproduce", one, "--help"])
@@ -500,7 +506,7 @@ def test_the_help_of_what_is_published_names_its_methods(
     assert all(name in text for name in names), text
 
 
-def test_a_job_is_no_id_for_sync(capsys: pytest.CaptureFixture[str]) -> None:
+def test_sync_help_does_not_mention_jobs(capsys: pytest.CaptureFixture[str]) -> None:
     app.run(["sync", "--help"])
     assert "job" not in capsys.readouterr().out
 
@@ -511,14 +517,14 @@ def test_a_job_is_no_id_for_sync(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     "line", ["promote recc --to champion", "predict recc@champion --input -", "predict recc --input -"]
 )
-def test_an_unknown_model(line: str, refused: Callable[..., str], database: Path) -> None:
+def test_unknown_registered_model_is_refused(line: str, refused: Callable[..., str], database: Path) -> None:
     refused(line, 2, "There is no registered model yet: got 'recc'", "--register recc")
 
 
 # As processes
 
 
-def test_without_an_output_a_verb_does_its_work(home: Path) -> None:
+def test_ls_with_closed_standard_output_exits_with_code_0(home: Path) -> None:
     command = f"{sys.executable} -m orchestrator ls >&-"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
@@ -542,7 +548,9 @@ def orchestrator(*words: str) -> subprocess.CompletedProcess[str]:
         (f"{SWEEP} --space spce", 2, ("Unknown search space",)),
     ],
 )
-def test_a_process_ends_with_one_line_and_its_code(line: str, code: int, words: tuple[str, ...]) -> None:
+def test_process_prints_one_error_line_and_exits_with_the_error_code(
+    line: str, code: int, words: tuple[str, ...]
+) -> None:
     done = orchestrator(*line.split())
     hold(done.stderr, done.returncode, code, *words)
     assert done.stdout == ""
@@ -561,7 +569,9 @@ HEAVY = {"matplotlib", "mlflow", "numpy", "optuna", "pandas", "pyarrow", "pydant
         ("run --resume nothing", {"pydantic"}, ("There is no run yet",)),
     ],
 )
-def test_help_and_errors_of_a_command_import_little(line: str, allowed: set[str], words: tuple[str, ...]) -> None:
+def test_help_and_usage_errors_import_only_allowed_heavy_packages(
+    line: str, allowed: set[str], words: tuple[str, ...]
+) -> None:
     """So that they are there at once: benchmarks/startup.py measures the seconds."""
     command = [sys.executable, "-X", "importtime", "-m", "orchestrator", *line.split()]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -574,7 +584,7 @@ def test_help_and_errors_of_a_command_import_little(line: str, allowed: set[str]
         assert done.stdout == ""
 
 
-def test_a_sweeps_driver_starts_without_pytorch() -> None:
+def test_sweep_module_imports_neither_torch_nor_ray_nor_mlflow() -> None:
     """Its trials need it; it would cost each sweep and each resume a second."""
     code = "import sys; from orchestrator.sweeps import sweep; print({'torch', 'ray', 'mlflow'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -66,7 +66,7 @@ VERBS: list[tuple[list[str], int, str]] = [
 """Each with its exit code and what it says."""
 
 
-def test_each_module_is_of_a_package_of_the_extra() -> None:
+def test_training_modules_match_the_packages_of_the_train_extra() -> None:
     def names(requirements: list[str]) -> set[str]:
         return {canonicalize_name(Requirement(each).name) for each in requirements}
 
@@ -78,7 +78,7 @@ def test_each_module_is_of_a_package_of_the_extra() -> None:
     assert not extra & names(PROJECT["dependencies"])
 
 
-def test_what_pinned_packages_require_is_pinned() -> None:
+def test_requirements_of_pinned_packages_are_pinned() -> None:
     """Of the packages that are installed in another version, as the lowest one, the requirements may be others."""
     lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line]
     pins = {canonicalize_name(name): pinned for name, _, pinned in (line.partition("==") for line in lines)}
@@ -97,7 +97,7 @@ def test_what_pinned_packages_require_is_pinned() -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("database")  # to make a store takes seconds
-def test_a_verb_works_or_names_what_it_needs() -> None:
+def test_client_verbs_work_or_name_the_missing_package() -> None:
     """One after the other in one process: imports take most of a verb's time."""
     command = [sys.executable, "-c", WITHOUT, json.dumps([words for words, _, _ in VERBS])]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=HANG_SECONDS, check=True)
@@ -110,7 +110,7 @@ def test_a_verb_works_or_names_what_it_needs() -> None:
         assert "a bug of orchestrator" not in said
 
 
-def test_the_cause_is_found_below_what_mlflow_raises() -> None:
+def test_missing_module_is_found_in_the_cause_of_an_error() -> None:
     wrapped = RuntimeError("Failed to import the model's code")
     wrapped.__cause__ = ModuleNotFoundError("No module named 'torch'", name="torch")
     assert load_probe.missing_module(wrapped) == "torch"
@@ -120,7 +120,7 @@ def test_the_cause_is_found_below_what_mlflow_raises() -> None:
 @pytest.mark.parametrize(
     ("verb", "says"), [("report", INSTALL), ("sweep", ON_THE_CLUSTER), ("promote", ON_THE_CLUSTER)]
 )
-def test_a_job_is_offered_for_verbs_that_can_be_submitted(
+def test_missing_package_error_suggests_submit_for_submittable_verbs(
     verb: str, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fails() -> None:
@@ -132,7 +132,9 @@ def test_a_job_is_offered_for_verbs_that_can_be_submitted(
     assert f"error: This command needs matplotlib, {CLIENT} {says}" in capsys.readouterr().err
 
 
-def test_no_gate_is_decided_by_a_module_that_the_client_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_check_raises_user_error_if_the_client_lacks_the_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A model that does not load here is not refused: nothing is known about it."""
     probe = tmp_path / "probe.py"
     probe.write_text(

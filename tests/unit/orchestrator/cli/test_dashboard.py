@@ -22,7 +22,7 @@ from tests.support.ports import free_port
 MISSING = importlib.util.find_spec("optuna_dashboard") is None
 
 
-def test_the_copy_follows_the_original_until_it_is_changed(home: Path, tmp_path: Path) -> None:
+def test_journal_copy_follows_the_original_until_the_copy_is_changed(home: Path, tmp_path: Path) -> None:
     folder = finished.sweep(home / "storage", "s", [[0.5], [0.2]]).path
     copy = JournalCopy(folder / JOURNAL, tmp_path / "copy.jsonl")
     try:
@@ -75,7 +75,7 @@ def test_the_page_shows_the_trials_and_deletes_only_the_copy(home: Path) -> None
     assert f"Trials of s, a copy: http://127.0.0.1:{port}" in served.text()
 
 
-def test_bad_input_is_one_sentence(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_sweep_or_trials_is_refused(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "optuna_dashboard" else real(name))
     missing = typed(home, "dashboard", "s")

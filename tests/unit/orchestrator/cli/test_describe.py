@@ -1,4 +1,4 @@
-"""What can be chosen: shown completely, truthfully, within 100 columns, and without a heavy import."""
+"""Listings of workloads, parameters and datasets: complete, correct, within 100 columns, no heavy import."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def rows_of(text: str) -> dict[str, str]:
     return {line.split()[0]: line for line in text.splitlines() if line.strip()}
 
 
-def test_workloads_are_the_catalog(toy_workload: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_workload_listing_matches_the_catalog(toy_workload: str, capsys: pytest.CaptureFixture[str]) -> None:
     describe.print_workloads(as_json=True)
     assert {row["name"]: row["summary"] for row in printed(capsys)} == {
         name: entry.summary for name, entry in catalog.catalog().items()
@@ -106,7 +106,7 @@ def test_every_parameter_and_every_plan_key_is_shown_once(capsys: pytest.Capture
     assert [name for name in shown if name in defaults] == [row["name"] for row in rows]
 
 
-def test_the_bounds_that_are_shown_are_those_that_hold(capsys: pytest.CaptureFixture[str]) -> None:
+def test_shown_bounds_match_the_validation(capsys: pytest.CaptureFixture[str]) -> None:
     describe.print_parameters("recommender", as_json=True)
     tried = 0
     for row in printed(capsys):
@@ -131,7 +131,7 @@ def _errors(model: type[BaseModel], name: str, value: object) -> list[str]:
     return []
 
 
-def test_odd_parameters_are_told_in_words(odd: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_types_bounds_and_choices_of_unusual_parameters_are_shown(odd: str, capsys: pytest.CaptureFixture[str]) -> None:
     describe.print_parameters(odd, as_json=False)
     rows = {name: line.split("  ") for name, line in rows_of(capsys.readouterr().out).items()}
     cells = {name: [cell.strip() for cell in line if cell.strip()] for name, line in rows.items()}
@@ -142,7 +142,7 @@ def test_odd_parameters_are_told_in_words(odd: str, capsys: pytest.CaptureFixtur
     assert cells["sizes"] == ["sizes", "list", "[3, 4]"]
 
 
-def test_presets_are_shown_with_source_and_settings(capsys: pytest.CaptureFixture[str]) -> None:
+def test_presets_are_shown_with_their_settings(capsys: pytest.CaptureFixture[str]) -> None:
     describe.print_parameters("bi_encoder", as_json=True)
     (preset,) = [row for row in printed(capsys) if row["section"] == "preset"]
     assert (preset["name"], preset["settings"]["lowest_cosine"], preset["settings"]["epochs"]) == ("note", -1.0, 5)
@@ -177,7 +177,7 @@ def test_a_pipe_gets_at_most_100_columns_without_trailing_blanks(
     assert [line for line in lines if line != line.rstrip()] == []
 
 
-def test_an_unknown_workload_gets_the_nearest_name() -> None:
+def test_error_of_an_unknown_workload_suggests_the_nearest_name() -> None:
     with pytest.raises(UserError, match=r"Did you mean 'recommender'\?"):
         describe.print_parameters("recomender", as_json=False)
 
@@ -195,7 +195,7 @@ def test_showing_parameters_imports_nothing_heavy() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_the_state_of_datasets(
+def test_dataset_state_is_present_damaged_or_missing(
     tiny: Path, settings: Settings, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def states() -> dict[str, str]:
@@ -223,7 +223,9 @@ def test_the_state_of_datasets(
     assert "glue-stsb is missing: pip install datasets" in capsys.readouterr().out
 
 
-def test_nothing_to_fetch_is_said_so(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fetch_of_a_generated_dataset_reports_that_it_has_no_files(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     data_fetch("synthetic")
     assert capsys.readouterr().out == "synthetic has no files to fetch: it is generated\n"
     monkeypatch.setitem(sys.modules, "datasets", None)
@@ -231,7 +233,7 @@ def test_nothing_to_fetch_is_said_so(capsys: pytest.CaptureFixture[str], monkeyp
         data_fetch("glue-stsb")
 
 
-def test_verify_reads_what_is_present_and_names_file_and_line(
+def test_verify_reads_present_datasets_and_names_file_and_line(
     tiny: Path, settings: Settings, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert describe.verify_datasets(settings, []) == 0
@@ -245,7 +247,9 @@ def test_verify_reads_what_is_present_and_names_file_and_line(
     assert re.fullmatch(r"synthetic: 0 of [\d,]+ test interactions are also in the training part", repeated)
 
 
-def test_verify_of_a_missing_or_unknown_dataset(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_reports_missing_and_refuses_unknown_datasets(
+    settings: Settings, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert describe.verify_datasets(settings, []) == 0
     assert capsys.readouterr().out == f"No dataset is present below {settings.data}\n"
     assert describe.verify_datasets(settings, ["ml-100k"]) == 2

@@ -1,4 +1,4 @@
-"""The doctor: every check a line, nothing stops it, no secret leaves it, and its exit code is the truth."""
+"""The doctor: each check prints a line, errors do not stop it, secrets are masked, the exit code is correct."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def one(check: Callable[[Settings], Iterable[Check]], settings: Settings) -> tup
 
 
 @pytest.mark.slow
-def test_the_whole_report(tmp_path: Path) -> None:
+def test_json_report_holds_setting_sources_and_levels_of_all_checks(tmp_path: Path) -> None:
     """As a user runs it, with a setting from each kind of source."""
     home = tmp_path / "home"
     home.mkdir()
@@ -100,7 +100,7 @@ def test_the_whole_report(tmp_path: Path) -> None:
     assert (report["status"], done.returncode) == ("problem", 3)
 
 
-def test_the_printed_report_has_a_line_a_check(
+def test_printed_report_has_one_line_per_check(
     settings: Settings, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fine(_: Settings) -> Iterator[Check]:
@@ -116,7 +116,7 @@ def test_the_printed_report_has_a_line_a_check(
     assert [line.split()[0] for line in tail.splitlines()] == ["setting", *NAMES]
 
 
-def test_whatever_stops_a_check_is_a_line(settings: Settings) -> None:
+def test_exception_in_a_check_is_reported_as_a_line(settings: Settings) -> None:
     def told(_: Settings) -> Iterator[Check]:
         yield Check("told", "ok", "so far")
         raise UserError("The cellar is full", got="http://me:pw@cellar", fix="Dig")
@@ -150,11 +150,13 @@ def test_whatever_stops_a_check_is_a_line(settings: Settings) -> None:
         ("No MLflow answers at http://me:pw@host (refused)", "No MLflow answers at http://me:***@host (refused)"),
     ],
 )
-def test_no_address_shows_its_secret(text: str, shown: str) -> None:
+def test_secrets_in_addresses_are_masked(text: str, shown: str) -> None:
     assert mask(text) == shown
 
 
-def test_packages_are_held_against_their_bounds(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packages_outside_their_version_bounds_are_problems(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bounds = ["numpy>=2,<99", "pydantic>=99", "no-such-package>=1", 'no-such-tool>=1; extra == "dev"']
     bounds += ['scipy>=99; extra == "train"']
     monkeypatch.setattr(doctor, "requires", lambda _: bounds)
@@ -180,7 +182,9 @@ def test_a_package_that_is_required_twice_is_one_line_with_its_extras(
     assert packages == [("problem", text)]
 
 
-def test_the_client_is_no_damaged_installation(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_of_the_train_extra_is_a_note_not_a_problem(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bounds = ["numpy>=2", 'torch>=99; extra == "train"']
     monkeypatch.setattr(doctor, "requires", lambda _: bounds)
     monkeypatch.setattr(doctor, "_installed", lambda name: None if name == "torch" else "2.1")
@@ -188,7 +192,7 @@ def test_the_client_is_no_damaged_installation(settings: Settings, monkeypatch: 
     assert list(doctor._gpu(settings)) == []
 
 
-def test_gpus_as_pytorch_tells_them(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_check_reports_devices_compiler_and_cuda_build(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     answer: dict[str, Any] = {"torch": "2.15.0", "build": "13.2", "gpus": [["H200", 141 * 2**30]]}
     monkeypatch.setattr(doctor, "_probe", lambda _: answer)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -208,7 +212,7 @@ def test_gpus_as_pytorch_tells_them(settings: Settings, monkeypatch: pytest.Monk
         assert (level, "CUDA_VISIBLE_DEVICES=''" in text, "faster in fp32" in text) == ("ok", True, not fast)
 
 
-def test_a_probe_that_fails_or_hangs_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_or_hanging_probe_raises_runtime_error(monkeypatch: pytest.MonkeyPatch) -> None:
     assert doctor._probe("import sys; print('noise'); print('[1, \"' + sys.argv[1] + '\"]')", "two") == [1, "two"]
     with pytest.raises(RuntimeError, match=r"^KeyError: 'torch'$"):
         doctor._probe("raise KeyError('torch')")
@@ -217,7 +221,7 @@ def test_a_probe_that_fails_or_hangs_says_so(monkeypatch: pytest.MonkeyPatch) ->
         doctor._probe("import time; time.sleep(60)")
 
 
-def test_ray_without_an_address_tells_what_would_start(
+def test_ray_check_without_address_reports_the_local_cluster(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
@@ -232,7 +236,7 @@ def test_ray_without_an_address_tells_what_would_start(
     assert (level, " GPU" in text, "/dev/shm" in text) == ("ok", True, False)
 
 
-def test_ray_where_nothing_listens(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ray_address_where_nothing_listens_is_a_problem(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
@@ -250,7 +254,7 @@ def test_ray_where_nothing_listens(settings: Settings, monkeypatch: pytest.Monke
         (None, "problem", "no cluster at "),
     ],
 )
-def test_ray_joins_only_its_own_version(
+def test_ray_check_requires_equal_ray_and_python_versions(
     theirs: dict[str, str] | None, level: str, words: str, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mine = {"ray_version": version("ray"), "python_version": platform.python_version(), "gpus": 0}
@@ -263,7 +267,7 @@ def test_ray_joins_only_its_own_version(
     assert (found_level, words in text) == (level, True)
 
 
-def test_the_token_and_where_it_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ray_token_check_reports_mode_and_location(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     token = tmp_path / "token"
     for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):
         monkeypatch.delenv(name, raising=False)
@@ -277,7 +281,9 @@ def test_the_token_and_where_it_lies(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert doctor._token().text == "mode token, token in RAY_AUTH_TOKEN"
 
 
-def test_the_embedded_store_before_its_first_use_and_after(settings: Settings, request: pytest.FixtureRequest) -> None:
+def test_embedded_store_is_reported_before_and_after_its_first_use(
+    settings: Settings, request: pytest.FixtureRequest
+) -> None:
     assert one(doctor._mlflow, settings) == (
         "ok", f"{version('mlflow')}; the store is created at its first use: {settings.home / 'mlflow.db'}. "
     )  # fmt: skip
@@ -289,14 +295,14 @@ def test_the_embedded_store_before_its_first_use_and_after(settings: Settings, r
     assert "holds 1 run and 0 registered models" in one(doctor._mlflow, settings)[1]
 
 
-def test_a_damaged_store(settings: Settings) -> None:
+def test_damaged_embedded_store_is_a_problem(settings: Settings) -> None:
     settings.home.mkdir()
     (settings.home / "mlflow.db").write_bytes(b"no database" * 1000)
     level, text = one(doctor._mlflow, settings)
     assert (level, "file is not a database" in text) == ("problem", True)
 
 
-def test_mlflow_servers(server: Any) -> None:
+def test_mlflow_server_of_another_version_or_refusing_is_a_problem(server: Any) -> None:
     settings = resolve({"tracking": server.uri})
     assert one(doctor._mlflow, settings)[0] == "ok"
     server.version = "2.22.0"
@@ -309,18 +315,22 @@ def test_mlflow_servers(server: Any) -> None:
     assert (level, "--allowed-hosts" in text) == ("problem", True)
 
 
-def test_an_mlflow_server_with_passwords_is_asked_with_ones_own(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mlflow_server_is_requested_with_the_configured_credentials(
+    server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "me")
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "secret")
     assert one(doctor._mlflow, resolve({"tracking": server.uri}))[0] == "ok"
     assert server.seen == ["Basic bWU6c2VjcmV0"]
 
 
-def test_tracking_that_is_off(settings: Settings) -> None:
+def test_disabled_tracking_is_reported(settings: Settings) -> None:
     assert one(doctor._mlflow, resolve({"tracking": "none"}))[1].endswith("tracking is off. ")
 
 
-def test_storage(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_storage_check_reports_low_space_and_unusable_folders(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert one(doctor._storage, settings)[0] == "ok"
     monkeypatch.setattr(doctor, "LOW_SPACE", 2**60)
     assert one(doctor._storage, settings)[0] == "warning"
@@ -329,14 +339,14 @@ def test_storage(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert (level, "is a file, not a folder" in text) == ("problem", True)
 
 
-def test_a_storage_without_conditional_writes(settings: Settings, tmp_path: Path) -> None:
+def test_storage_without_conditional_writes_is_a_warning(settings: Settings, tmp_path: Path) -> None:
     object.__setattr__(settings, "storage", remote.mirror_of(f"file://{tmp_path}/bucket", tmp_path / "home"))
     lines = found(doctor._storage, settings)
     assert [level for level, _ in lines] == ["ok", "warning"]
     assert "no conditional writes" in lines[1][1]
 
 
-def test_data(settings: Settings) -> None:
+def test_missing_and_damaged_datasets_are_reported(settings: Settings) -> None:
     assert found(doctor._data, settings)[:2] == [
         ("ok", "synthetic is present. "), ("note", "ml-100k is missing. orchestrator data fetch ml-100k")
     ]  # fmt: skip
@@ -349,7 +359,7 @@ def test_data(settings: Settings) -> None:
 
 
 @pytest.mark.parametrize(("busy", "level"), [(0.4, "ok"), (0.9, "warning")])
-def test_a_driver_that_is_busy_with_reports(busy: float, level: str, settings: Settings) -> None:
+def test_driver_with_high_utilisation_is_a_warning_while_it_runs(busy: float, level: str, settings: Settings) -> None:
     folder = records.create(settings.storage, "sweep", "toy", {}, "orchestrator ...")
     with StatusPublisher(folder) as publisher:
         publisher.set_source(lambda: DriverStatus(driver_utilisation=busy))
@@ -360,7 +370,7 @@ def test_a_driver_that_is_busy_with_reports(busy: float, level: str, settings: S
     assert not any("busy" in text for _, text in found(doctor._runs, settings))
 
 
-def test_runs_whose_driver_died(settings: Settings) -> None:
+def test_runs_of_dead_drivers_are_warnings_with_resume_commands(settings: Settings) -> None:
     assert one(doctor._runs, settings)[0] == "ok"
 
     def drive(kind: Any) -> None:

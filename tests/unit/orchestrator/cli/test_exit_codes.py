@@ -1,4 +1,4 @@
-"""Ctrl-C before a run or sweep has begun: what is printed."""
+"""Exit codes and messages of commands after Ctrl-C, system errors and outages."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from orchestrator.storage import records
         (["logs", "-f"], set(), ""),
     ],
 )
-def test_ctrl_c_before_the_first_line(
+def test_ctrl_c_before_a_run_is_driven_prints_whether_it_can_resume(
     words: list[str],
     driven: set[str],
     line: str,
@@ -55,7 +55,7 @@ def test_ctrl_c_before_the_first_line(
     assert capsys.readouterr().err == line
 
 
-def test_ctrl_c_after_it_names_the_command_that_continues(capsys: pytest.CaptureFixture[str]) -> None:
+def test_interrupted_error_prints_the_command_that_continues(capsys: pytest.CaptureFixture[str]) -> None:
     def call() -> Any:
         raise Interrupted("orchestrator run --resume r1 --storage /mnt/a")
 
@@ -65,7 +65,7 @@ def test_ctrl_c_after_it_names_the_command_that_continues(capsys: pytest.Capture
 
 @pytest.mark.parametrize("named", [None, "/data/list.csv"])
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EMFILE])
-def test_a_full_disk_a_right_or_a_limit_is_no_bug(
+def test_os_error_is_reported_as_a_failure_and_not_as_a_bug(
     number: int, named: str | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def call() -> Any:
@@ -82,7 +82,9 @@ def test_a_full_disk_a_right_or_a_limit_is_no_bug(
         MlflowException("API request to http://mlflow/api failed with exception Max retries exceeded"),
     ],
 )
-def test_an_outage_in_the_middle_of_a_command_is_no_bug(error: Exception, capsys: pytest.CaptureFixture[str]) -> None:
+def test_outage_during_a_command_is_reported_as_unavailable(
+    error: Exception, capsys: pytest.CaptureFixture[str]
+) -> None:
     def call() -> Any:
         raise error
 
@@ -90,7 +92,7 @@ def test_an_outage_in_the_middle_of_a_command_is_no_bug(error: Exception, capsys
     assert capsys.readouterr().err.startswith("error: MLflow, or the store of its artifacts, did not answer: got ")
 
 
-def test_a_driver_is_known_as_such(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_created_folder_is_registered_as_driven(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(records, "DRIVEN", set())
     folder = records.create(tmp_path, "run", "toy", {}, "orchestrator run toy")
     assert {folder.id} == records.DRIVEN

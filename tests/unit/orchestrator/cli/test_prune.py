@@ -1,4 +1,4 @@
-"""What can go and what must stay: real folders as killed drivers leave them, a real MLflow store."""
+"""Removal of orphaned files and MLflow runs: folders of killed drivers and a real MLflow store."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_an_empty_storage_has_nothing_to_clean(settings: Settings) -> None:
         ("failed", "winner", True, False),
     ],
 )
-def test_trials_checkpoints_go_when_their_sweep_is_settled(
+def test_trial_checkpoints_are_removed_depending_on_status_and_keep(
     status: Any, keep: str, kept: bool, goes: bool, settings: Settings
 ) -> None:
     folder = create(settings, "one", "sweep", keep)
@@ -104,7 +104,7 @@ def test_trials_checkpoints_go_when_their_sweep_is_settled(
     assert (folder.path / "study.jsonl").exists()
 
 
-def test_what_runs_is_left_alone(settings: Settings) -> None:
+def test_files_of_a_driven_sweep_are_not_removed(settings: Settings) -> None:
     folder = create(settings, "one", "sweep")
     write(folder, "trials/00000/.checkpoint-00000001.7.partial/tensors", "tracking.jsonl", content="")
     assert orphans(settings, kept=True) == []
@@ -120,7 +120,7 @@ def test_what_runs_is_left_alone(settings: Settings) -> None:
 @pytest.mark.parametrize(
     "name", ["checkpoints/.checkpoint-00000002.7.partial", "train/.selection.7.partial", "start/.state.7.partial"]
 )
-def test_a_lost_run_keeps_what_its_resume_needs(name: str, settings: Settings) -> None:
+def test_only_half_written_checkpoints_of_a_lost_run_are_removed(name: str, settings: Settings) -> None:
     folder = create(settings, "one")
     needed = ["history.jsonl", "events.jsonl", "checkpoints/checkpoint-00000001/checkpoint.json", "log.txt"]
     write(folder, *needed, f"{name}/tensors", "tracking.jsonl")
@@ -134,7 +134,7 @@ def test_a_lost_run_keeps_what_its_resume_needs(name: str, settings: Settings) -
 
 
 @pytest.mark.parametrize("holding", ["study.jsonl", "history.jsonl", "tracking.jsonl", "train/checkpoint-00000001/x"])
-def test_a_lost_run_goes_only_when_it_holds_nothing(holding: str, settings: Settings) -> None:
+def test_folder_of_a_lost_run_is_removed_only_if_it_holds_nothing(holding: str, settings: Settings) -> None:
     empty, full = create(settings, "empty"), create(settings, "full")
     write(full, holding)
     write(empty, "log.txt")
@@ -146,7 +146,7 @@ def test_a_lost_run_goes_only_when_it_holds_nothing(holding: str, settings: Sett
 
 
 @pytest.mark.parametrize("content", ["", '{"format": 1', "[]"])
-def test_a_damaged_record_goes(content: str, settings: Settings) -> None:
+def test_folder_with_a_damaged_record_is_removed(content: str, settings: Settings) -> None:
     folder = create(settings, "one")
     lose(folder)
     (folder.path / "record.json").write_text(content)
@@ -155,7 +155,9 @@ def test_a_damaged_record_goes(content: str, settings: Settings) -> None:
     assert remove([orphan]) == ([orphan], [])
 
 
-def test_a_record_that_may_not_be_read_is_not_damaged(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_whose_record_may_not_be_read_is_not_an_orphan(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lose(create(settings, "one"))
 
     def denied(*_: Any, **__: Any) -> str:
@@ -165,7 +167,7 @@ def test_a_record_that_may_not_be_read_is_not_damaged(settings: Settings, monkey
     assert orphans(settings) == []
 
 
-def test_what_is_half_written_goes_from_a_sweep_that_keeps_all(settings: Settings) -> None:
+def test_half_written_checkpoint_of_a_sweep_with_keep_all_is_removed(settings: Settings) -> None:
     folder = create(settings, "one", "sweep", "all")
     half = "trials/00000/.checkpoint-00000002.7.partial"
     write(folder, "trials/00000/checkpoint-00000001/tensors", f"{half}/tensors")
@@ -176,7 +178,7 @@ def test_what_is_half_written_goes_from_a_sweep_that_keeps_all(settings: Setting
     assert (folder.path / "trials/00000/checkpoint-00000001/tensors").exists()
 
 
-def test_another_format_and_somebody_elses_folder_stay(settings: Settings) -> None:
+def test_folders_of_a_newer_format_and_foreign_folders_are_kept(settings: Settings) -> None:
     newer = create(settings, "newer")
     newer.update(format=99)
     lose(newer)
@@ -186,7 +188,9 @@ def test_another_format_and_somebody_elses_folder_stay(settings: Settings) -> No
     assert orphans(settings) == []
 
 
-def test_what_another_host_may_drive_stays_for_a_day(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_written_checkpoint_of_another_host_is_kept_for_a_day(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A file system may have locks of each host."""
     with monkeypatch.context() as there:
         there.setattr(socket, "gethostname", lambda: "another")
@@ -200,7 +204,7 @@ def test_what_another_host_may_drive_stays_for_a_day(settings: Settings, monkeyp
     assert [orphan.kind for orphan in orphans(settings)] == ["half-written checkpoint"]
 
 
-def test_a_delivered_journal_goes_and_one_that_is_not_stays(settings: Settings) -> None:
+def test_only_the_delivered_journal_is_an_orphan(settings: Settings) -> None:
     for name, content in (("delivered", ""), ("waiting", "{}\n")):
         folder = create(settings, name)
         write(folder, "tracking.jsonl", content=content)
@@ -209,7 +213,7 @@ def test_a_delivered_journal_goes_and_one_that_is_not_stays(settings: Settings) 
     assert (orphan.kind, orphan.run.name) == ("delivered journal", "delivered")
 
 
-def test_only_what_is_old(settings: Settings) -> None:
+def test_older_than_excludes_recently_changed_sweeps(settings: Settings) -> None:
     folder = create(settings, "one", "sweep")
     write(folder, "trials/0")
     folder.release("finished", 0)
@@ -219,7 +223,7 @@ def test_only_what_is_old(settings: Settings) -> None:
     assert len(orphans(settings, older_than=1)) == 1
 
 
-def test_a_copy_goes_only_when_all_of_it_is_stored(mirrored: Settings, tmp_path: Path) -> None:
+def test_local_copy_is_removed_only_if_all_of_it_is_stored(mirrored: Settings, tmp_path: Path) -> None:
     folder = half_stored(mirrored)
     assert orphans(mirrored) == []
     (folder.path / "late").unlink()
@@ -234,7 +238,7 @@ def test_a_copy_goes_only_when_all_of_it_is_stored(mirrored: Settings, tmp_path:
     assert run_lookup.find(mirrored.storage, "one").status() == "finished"
 
 
-def test_what_is_removed_here_is_removed_from_the_storage(mirrored: Settings, tmp_path: Path) -> None:
+def test_journal_removed_locally_is_removed_from_the_object_store(mirrored: Settings, tmp_path: Path) -> None:
     half_stored(mirrored, "tracking.jsonl")
     (orphan,) = orphans(mirrored)
     assert orphan.kind == "delivered journal"
@@ -243,7 +247,7 @@ def test_what_is_removed_here_is_removed_from_the_storage(mirrored: Settings, tm
     assert not (tmp_path / "bucket" / "one" / "tracking.jsonl").exists()
 
 
-def test_the_folder_of_a_driver_that_was_overtaken_goes_when_its_successor_has_ended(
+def test_folder_of_an_overtaken_driver_is_removed_after_its_successor_ended(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: "one")
@@ -261,7 +265,7 @@ def test_the_folder_of_a_driver_that_was_overtaken_goes_when_its_successor_has_e
     assert orphans(settings) == []
 
 
-def test_what_a_run_needs_again_by_now_stays(settings: Settings) -> None:
+def test_folder_of_a_run_resumed_after_the_search_is_not_removed(settings: Settings) -> None:
     folder = create(settings, "one")
     lose(folder)
     found = orphans(settings)
@@ -274,7 +278,7 @@ def test_what_a_run_needs_again_by_now_stays(settings: Settings) -> None:
     assert (folder.path / "history.jsonl").exists()
 
 
-def test_what_another_machine_drives_by_now_stays(mirrored: Settings, tmp_path: Path) -> None:
+def test_run_leased_by_another_machine_after_the_search_is_not_removed(mirrored: Settings, tmp_path: Path) -> None:
     folder = half_stored(mirrored, "tracking.jsonl", status="interrupted", code=130)
     found = orphans(mirrored)
     assert [orphan.kind for orphan in found] == ["delivered journal"]
@@ -287,9 +291,7 @@ def test_what_another_machine_drives_by_now_stays(mirrored: Settings, tmp_path: 
     assert remove(found) == (found, [])
 
 
-def test_what_another_process_removes_during_the_search_is_no_orphan(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folder_removed_during_the_search_is_not_an_orphan(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as there:
         there.setattr(socket, "gethostname", lambda: "another")
         lose(create(settings, "one"))
@@ -304,9 +306,7 @@ def test_what_another_process_removes_during_the_search_is_no_orphan(
     assert orphans(settings) == []
 
 
-def test_an_early_copy_of_a_run_goes_without_what_its_driver_has_stored_since(
-    mirrored: Settings, tmp_path: Path
-) -> None:
+def test_removal_of_an_outdated_copy_keeps_later_files_in_the_storage(mirrored: Settings, tmp_path: Path) -> None:
     storage = remote.mirror_of(f"file://{tmp_path}/bucket", tmp_path / "elsewhere")
     there = records.create(storage, "run", "toy", {}, "orchestrator run toy", "one")
     following = there.start_sync()
@@ -324,7 +324,7 @@ def test_an_early_copy_of_a_run_goes_without_what_its_driver_has_stored_since(
     assert run_lookup.find(mirrored.storage, "one").status() == "finished"
 
 
-def test_a_run_whose_record_is_damaged_here_alone_stays_in_the_storage(mirrored: Settings, tmp_path: Path) -> None:
+def test_run_whose_local_record_is_damaged_is_kept_in_the_object_store(mirrored: Settings, tmp_path: Path) -> None:
     folder = half_stored(mirrored)
     (folder.path / "record.json").write_text("")
     (orphan,) = orphans(mirrored)
@@ -335,14 +335,14 @@ def test_a_run_whose_record_is_damaged_here_alone_stays_in_the_storage(mirrored:
     assert run_lookup.find(mirrored.storage, "one").status() == "finished"
 
 
-def test_what_another_process_has_removed_meanwhile_is_no_trouble(settings: Settings) -> None:
+def test_orphan_that_is_already_removed_is_skipped_without_error(settings: Settings) -> None:
     lose(create(settings, "one"))
     found = orphans(settings)
     assert remove(found) == (found, [])
     assert remove(found) == ([], [])
 
 
-def test_what_can_not_be_removed_is_named_and_the_rest_goes(
+def test_failed_removal_is_reported_and_other_orphans_are_removed(
     settings: Settings, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("first", "second"):
@@ -411,7 +411,7 @@ def test_runs_left_running_are_found_and_killed(running: Callable[..., str], set
     del alive
 
 
-def test_a_wrong_clock_here_kills_no_run(
+def test_run_with_a_lease_is_not_stale_under_a_wrong_local_clock(
     running: Callable[..., str], mirrored: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lose(create(mirrored, "one"))
@@ -425,7 +425,7 @@ def test_a_wrong_clock_here_kills_no_run(
     assert [one.run_id for one in stale(mirrored)] == [run]
 
 
-def test_a_run_that_mlflow_does_not_end_is_named(
+def test_mlflow_run_that_cannot_be_ended_is_reported(
     running: Callable[..., str], settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from mlflow.exceptions import MlflowException
@@ -442,7 +442,7 @@ def test_a_run_that_mlflow_does_not_end_is_named(
 # The verb
 
 
-def test_it_is_shown_first_and_removed_when_asked(
+def test_clean_lists_orphans_and_removes_them_only_with_yes(
     running: Callable[..., str], settings: Settings, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = create(settings, "one", "sweep")
@@ -493,5 +493,5 @@ def test_without_mlflow_the_storage_is_cleaned(
         (2**52, "4096 TiB"),
     ],
 )
-def test_sizes(count: int, said: str) -> None:
+def test_sizes_are_formatted_in_binary_units(count: int, said: str) -> None:
     assert prune.size(count) == said

@@ -1,4 +1,4 @@
-"""``ls``, ``best``, ``compare``, ``report`` and ``accounts`` as they are typed: one line for machines, exit codes."""
+"""``ls``, ``best``, ``compare``, ``report`` and ``accounts`` as typed commands: JSON output and exit codes."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def storage(home: Path) -> Path:
     ["ls", "best", "best s --top 2", "compare r0.1-0 r0.2-0", "compare s --by momentum", "accounts --by day",
      "status s", "status s/1"],
 )  # fmt: skip
-def test_a_machine_gets_one_line(line: str, storage: Path, typed: Callable[..., Any]) -> None:
+def test_json_option_prints_one_line(line: str, storage: Path, typed: Callable[..., Any]) -> None:
     code, out, err = typed(f"{line} --json")
     assert (code, err) == (0, "")
     assert out.count("\n") == 1
@@ -66,7 +66,7 @@ def test_a_machine_gets_one_line(line: str, storage: Path, typed: Callable[..., 
     assert out.strip()
 
 
-def test_status_and_log_of_a_trial(storage: Path, typed: Callable[..., Any]) -> None:
+def test_status_and_logs_of_a_trial_are_shown(storage: Path, typed: Callable[..., Any]) -> None:
     code, out, _ = typed("status s/1 --wait --json")
     values = json.loads(out)
     assert (code, values["id"], values["kind"], values["status"]) == (0, "s/1", "trial", "complete")
@@ -85,7 +85,7 @@ def test_status_and_log_of_a_trial(storage: Path, typed: Callable[..., Any]) -> 
     assert typed("logs other/1")[0] == 2
 
 
-def test_compare_writes_what_it_is_told_to(storage: Path, typed: Callable[..., Any], tmp_path: Path) -> None:
+def test_compare_writes_the_requested_format_and_file(storage: Path, typed: Callable[..., Any], tmp_path: Path) -> None:
     file = tmp_path / "out.md"
     ids = "r0.1-0 r0.1-1 r0.2-0 r0.2-1"
     assert typed(f"compare {ids} --format markdown --output {file}") == (0, "", "")
@@ -95,7 +95,7 @@ def test_compare_writes_what_it_is_told_to(storage: Path, typed: Callable[..., A
     assert out.startswith("<!doctype html>")
 
 
-def test_report_of_one_and_of_several(
+def test_report_is_written_for_one_sweep_and_for_several_runs(
     storage: Path, typed: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -136,7 +136,9 @@ def test_the_best_so_far_has_the_keys_of_a_winner(home: Path, typed: Callable[..
         ("report s --output /nowhere/report.html", "/nowhere/report.html cannot be written"),
     ],
 )
-def test_what_is_wrong_is_one_sentence(line: str, words: str, storage: Path, typed: Callable[..., Any]) -> None:
+def test_invalid_arguments_are_refused_with_one_error_line(
+    line: str, words: str, storage: Path, typed: Callable[..., Any]
+) -> None:
     code, out, err = typed(line)
     assert (code, out) == (2, "")
     assert err.startswith("error: ")
@@ -144,7 +146,7 @@ def test_what_is_wrong_is_one_sentence(line: str, words: str, storage: Path, typ
     assert words in err
 
 
-def test_status_of_a_sweep_that_runs_says_how_far_it_is(home: Path, typed: Callable[..., Any]) -> None:
+def test_status_of_a_running_sweep_shows_its_progress(home: Path, typed: Callable[..., Any]) -> None:
     held = sweep(home / "storage", "s", [(3.0,), None], settled=False)
     told = json.loads(typed("status s --json")[1])
     assert told["search"]["trials"] == {"complete": 1, "fail": 1}
@@ -152,7 +154,9 @@ def test_status_of_a_sweep_that_runs_says_how_far_it_is(home: Path, typed: Calla
     assert held.status() == "running"
 
 
-def test_a_trial_that_has_not_ended_is_no_success_when_its_sweep_has(home: Path, typed: Callable[..., Any]) -> None:
+def test_wait_for_unfinished_trial_of_an_interrupted_sweep_exits_with_130(
+    home: Path, typed: Callable[..., Any]
+) -> None:
     held = sweep(home / "storage", "s", [(3.0,)], settled=False)
     open_study(held.path).add_trial(create_trial(state=TrialState.RUNNING))
     held.release("interrupted", 130)
@@ -162,7 +166,7 @@ def test_a_trial_that_has_not_ended_is_no_success_when_its_sweep_has(home: Path,
 
 
 @pytest.mark.parametrize("version", ["3", None])
-def test_what_comes_next_after_a_resume_too(
+def test_promote_command_is_shown_only_for_a_registered_version(
     version: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The name is the record's: a resume cannot be asked for another. What could not be registered is not promoted."""
@@ -177,7 +181,7 @@ def test_what_comes_next_after_a_resume_too(
 @pytest.mark.parametrize(
     ("tracking", "more"), [("here", ""), (None, ""), ("http://x:5000", " --tracking http://x:5000")]
 )
-def test_what_comes_next_names_the_tracking_store_of_the_model(
+def test_promote_command_names_a_tracking_store_other_than_the_default(
     tracking: str | None, more: str, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if tracking == "here":
@@ -191,7 +195,7 @@ def test_what_comes_next_names_the_tracking_store_of_the_model(
 
 
 @pytest.mark.parametrize(("run_id", "comes"), [("a1", True), (None, False)])
-def test_a_run_that_is_not_in_mlflow_is_not_shown_there(
+def test_ui_command_is_shown_only_for_a_run_in_mlflow(
     run_id: str | None, comes: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     result = Result("r", run_id, "finished", {}, "/model", 1.0, 1.0, 1.0, tmp_path)
@@ -200,7 +204,7 @@ def test_a_run_that_is_not_in_mlflow_is_not_shown_there(
 
 
 @pytest.mark.parametrize("verb", ["status", "stop"])
-def test_a_run_in_another_storage_is_continued_there(verb: str, typed: Callable[..., Any], tmp_path: Path) -> None:
+def test_resume_command_names_the_storage_of_the_run(verb: str, typed: Callable[..., Any], tmp_path: Path) -> None:
     there = tmp_path / "elsewhere"
     records.create(there, "run", "toy", {}, "orchestrator run toy", "r1").release("interrupted", 130)
     out = typed(f"{verb} r1 --storage {there}")[1]
@@ -211,7 +215,7 @@ def test_a_run_in_another_storage_is_continued_there(verb: str, typed: Callable[
     ("status", "code", "when"),
     [("running", None, ""), ("interrupted", 130, ", when it is resumed: orchestrator sweep --resume s1")],
 )
-def test_add_says_when_the_trial_starts(
+def test_add_prints_when_the_trial_starts(
     status: str, code: int | None, when: str, home: Path, typed: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(steering, "add", lambda *_: {"lr": 0.1})

@@ -67,7 +67,7 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     return resolve()
 
 
-def test_a_run_that_saves_after_a_signal_runs(settings: Settings) -> None:
+def test_run_with_a_provisional_end_is_still_running(settings: Settings) -> None:
     folder = records.create(settings.storage, "run", "recommender", {}, "orchestrator run recommender")
     folder.provisional_end("interrupted", 130)
     told = run_control._run(folder)
@@ -114,7 +114,7 @@ def _told(capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
     return json.loads(capsys.readouterr().out)  # type: ignore[no-any-return]
 
 
-def test_status_tells_a_live_driver_from_a_dead_one(
+def test_status_is_running_for_a_live_driver_and_lost_for_a_dead_one(
     settings: Settings, driver: Driver, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_control.status(settings, driver.id, wait=False, address=None, as_json=True) == 0
@@ -172,7 +172,7 @@ def test_status_shows_devices_and_micro_batches(
 @pytest.mark.parametrize(
     ("kind", "done", "expected"), [("run", 11, "epoch 11 of 600"), ("run", 0, None), ("sweep", 11, None)]
 )
-def test_status_shows_how_far_an_ended_run_had_come(
+def test_status_shows_the_epoch_reached_by_an_unfinished_run(
     kind: records.Kind, done: int, expected: str | None, settings: Settings, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = records.create(settings.storage, kind, "recommender", {}, "orchestrator run recommender")
@@ -192,7 +192,9 @@ def test_status_shows_how_far_an_ended_run_had_come(
     assert run_control._run(folder)["progress"] is None
 
 
-def test_of_the_metrics_the_objectives_are_told(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_shows_only_the_metrics_of_the_objectives(
+    settings: Settings, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = records.create(settings.storage, "run", "simclr", {}, "orchestrator run simclr")
     metrics = {f"{split}/{name}": 0.5 for split in ("validation", "test") for name in ("uniformity", "knn_top1")}
     folder.update(objectives=[["knn_top1", "max"]])
@@ -213,7 +215,7 @@ def test_of_the_metrics_the_objectives_are_told(settings: Settings, capsys: pyte
         ("failed", 2, False),
     ],
 )
-def test_resume_is_offered_where_it_helps(
+def test_resume_command_is_shown_only_for_resumable_runs(
     settings: Settings, capsys: pytest.CaptureFixture[str], status: records.Status, code: int, resumable: bool
 ) -> None:
     folder = _ended(settings, status, code)
@@ -222,7 +224,7 @@ def test_resume_is_offered_where_it_helps(
 
 
 @pytest.mark.parametrize(("started", "found"), [("2020-01-01T00:00:00", "run"), ("2099-01-01T00:00:00", "job")])
-def test_with_an_address_in_the_environment_latest_is_the_newest_of_both(
+def test_latest_is_the_newest_of_runs_and_jobs_with_a_cluster_address(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, started: str, found: str
 ) -> None:
     folder = _ended(settings, "finished", 0)
@@ -254,7 +256,7 @@ def test_logs_follow_until_the_driver_ends(
     assert following.returncode == 0
 
 
-def test_stop_reaches_a_running_driver_and_only_that(
+def test_stop_is_requested_only_from_a_running_driver(
     settings: Settings, driver: Driver, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_control.stop(settings, driver.id, address=None)
@@ -270,7 +272,7 @@ def test_stop_reaches_a_running_driver_and_only_that(
     assert f"orchestrator run --resume {ended.id}" in out
 
 
-def test_an_unknown_id_names_where_was_looked(settings: Settings) -> None:
+def test_error_of_an_unknown_id_names_the_searched_places(settings: Settings) -> None:
     known = _ended(settings, "finished", 0)
     with pytest.raises(UserError) as caught:
         run_control.find(settings, known.id[:-1], None)
@@ -279,7 +281,9 @@ def test_an_unknown_id_names_where_was_looked(settings: Settings) -> None:
         assert part in str(caught.value)
 
 
-def test_a_named_cluster_that_is_away_is_not_an_unknown_id(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_cluster_of_the_environment_exits_with_code_3(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     address = f"http://127.0.0.1:{free_port()}"
     monkeypatch.setenv("RAY_API_SERVER_ADDRESS", address)
     with pytest.raises(UserError, match=address) as caught:
@@ -298,7 +302,7 @@ class Ailing(QuietHandler):
 
 
 @pytest.mark.parametrize(("named", "code"), [(None, 2), ("flag", 3), ("environment", 3)])
-def test_only_a_cluster_that_was_named_is_missed(
+def test_failing_dashboard_is_unavailable_only_if_its_address_was_given(
     named: str | None, code: int, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether it answers at first or not: what we tell Ray's client is not what the user named."""
@@ -328,7 +332,7 @@ def test_the_address_comes_from_flag_then_environment_then_default(monkeypatch: 
         dashboard.dashboard_address("ray://head:10001")
 
 
-def test_a_port_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dashboard_that_never_answers_raises_user_error_after_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dashboard, "ANSWER_SECONDS", 0.3)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
@@ -339,7 +343,7 @@ def test_a_port_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize(("state", "code"), [("lost", 1), ("failed", 0)])
-def test_a_follower_of_a_lost_job_names_its_resume_command(
+def test_logs_and_status_of_a_lost_job_name_its_resume_command(
     state: str, code: int, settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """``test_jobs.py`` has the same with a real cluster that goes away."""
@@ -362,14 +366,14 @@ def test_a_follower_of_a_lost_job_names_its_resume_command(
         (["run", "recommender", "--tracking", "postgresql://me:hunter2@db/mlflow"], "MLFLOW_TRACKING_URI"),
     ],
 )
-def test_words_are_checked_before_anything_is_sent(words: list[str], said: str) -> None:
+def test_invalid_submission_is_refused_before_anything_is_sent(words: list[str], said: str) -> None:
     with pytest.raises(UserError, match=re.escape(said)) as caught:
         jobs.submit(words, address=f"127.0.0.1:{free_port()}")
     assert caught.value.code == 2
     assert "hunter2" not in str(caught.value)
 
 
-def test_a_submission_id_says_what_runs() -> None:
+def test_submission_id_starts_with_the_verb_and_workload() -> None:
     assert re.fullmatch(r"sweep-recommender-\d{8}-\d{6}-[0-9a-f]{4}", jobs.new_id(["sweep", "recommender", "a=1"]))
     assert re.fullmatch(r"run-\d{8}-\d{6}-[0-9a-f]{4}", jobs.new_id(["run", "--resume", "latest"]))
 
@@ -390,7 +394,7 @@ def test_every_line_is_shown_once_whichever_source_it_comes_from(content: list[s
     assert shown == [line for line in expected if log and not line.startswith(EXIT_RECORD)]
 
 
-def test_the_last_exit_record_counts() -> None:
+def test_last_exit_record_determines_the_exit_code() -> None:
     assert recorded(f"{EXIT_RECORD}2\nsaid: {EXIT_RECORD}3\n{EXIT_RECORD}4\n") == 4
     assert recorded("no record\n") is None
 
@@ -412,7 +416,7 @@ def test_the_last_exit_record_counts() -> None:
         ("FAILED", None, None, "", ("failed", 1)),  # never started
     ],
 )
-def test_how_a_job_ended(
+def test_job_status_and_exit_code_are_derived_from_ray_and_the_log(
     ray_status: str, driver_code: int | None, node: str | None, log: str, expected: tuple[str, int | None]
 ) -> None:
     from ray.dashboard.modules.job.pydantic_models import JobDetails

@@ -1,4 +1,4 @@
-"""What ``submit`` refuses before anything is sent."""
+"""Commands that ``submit`` refuses before anything is sent."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from orchestrator.errors import UNAVAILABLE, USAGE
 from tests.support.commands import typed
 
 
-def test_a_promotion_on_a_cluster_does_not_leave_out_the_gates_of_the_home(
+def test_submitted_promotion_without_the_gates_of_the_home_is_refused(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     submit = ("submit", "--address", "http://127.0.0.1:9", "--", "promote", "rec", "--to", "champion")

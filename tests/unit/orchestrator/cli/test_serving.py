@@ -54,7 +54,7 @@ def serve(home: Path, *words: str) -> Any:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_it_before_and_after_the_replicas_have_started(
+def test_signal_ends_serving_before_and_after_the_replicas_started(
     ray_serve: Any, home: Path, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ray_serve.run = Mock(side_effect=lambda *words, **options: os.kill(os.getpid(), number))
@@ -79,7 +79,7 @@ def test_the_error_of_a_replica_is_reported(ray_serve: Any, home: Path) -> None:
     assert (done.returncode, done.stderr) == (FAILED, "failed: Serving rec/1 failed: RuntimeError: no weights\n")
 
 
-def test_what_cannot_be_served_is_refused(ray_serve: Any, home: Path) -> None:
+def test_serving_without_cpus_or_over_another_application_is_refused(ray_serve: Any, home: Path) -> None:
     done = serve(home, "--replicas", "3")
     assert done.returncode == UNAVAILABLE
     assert "There are too few CPUs for 3 replicas, each of which needs one: got 2." in done.stderr

@@ -1,4 +1,4 @@
-"""The live view: what runs and what ended, from records alone or with a cluster, for people and for machines."""
+"""The live view of running and recently ended runs, from records and from a cluster, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def look_at(monkeypatch: pytest.MonkeyPatch, moment: float) -> None:
     monkeypatch.setattr(top, "time", SimpleNamespace(time=lambda: moment))
 
 
-def test_one_that_runs(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_running_sweep_is_shown_with_progress_and_devices(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     driven = folder(settings, "s", RUNNING, epochs=40)
     look_at(monkeypatch, json.loads((driven.path / STATUS_FILE).read_text())["time"] + 0.5)
     seen = top.snapshot(settings, CLUSTER)
@@ -70,7 +70,7 @@ def test_one_that_runs(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> N
     assert top.snapshot(settings, None)["runs"][0]["status"] == "finished"
 
 
-def test_those_that_run_first_then_what_ended_within_the_hour(
+def test_running_sweeps_precede_those_that_ended_within_the_hour(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = datetime.now(UTC)
@@ -90,7 +90,7 @@ def test_those_that_run_first_then_what_ended_within_the_hour(
     assert lines[-2:] == ["just-now: just-now failed", "early: early failed"]
 
 
-def test_a_dead_driver_is_lost_and_a_frozen_one_silent(settings: Settings) -> None:
+def test_dead_driver_is_lost_and_driver_without_recent_status_is_silent(settings: Settings) -> None:
     lost, silent = folder(settings, "lost", RUNNING), folder(settings, "silent", RUNNING)
     for each in (lost, silent):
         said = json.loads((each.path / STATUS_FILE).read_text())
@@ -102,12 +102,12 @@ def test_a_dead_driver_is_lost_and_a_frozen_one_silent(settings: Settings) -> No
     assert states == {"silent": "silent", "lost": "lost"}
 
 
-def test_nothing_at_all(settings: Settings) -> None:
+def test_view_of_an_empty_storage_shows_zero_running(settings: Settings) -> None:
     (line,) = top.as_text(top.snapshot(settings, None)).splitlines()
     assert line.endswith("0 running  no cluster is configured")
 
 
-def test_where_there_is_no_terminal_it_is_shown_once(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+def test_view_without_a_terminal_is_printed_once(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
     folder(settings, "s", RUNNING)
     top.top(settings, once=False, as_json=False, every=9)
     assert "2/8 trials" in capsys.readouterr().out
@@ -115,7 +115,7 @@ def test_where_there_is_no_terminal_it_is_shown_once(settings: Settings, capsys:
     assert json.loads(capsys.readouterr().out)["runs"][0]["id"] == "s"
 
 
-def test_on_a_terminal_it_goes_on_until_ctrl_c(
+def test_view_on_a_terminal_is_updated_until_ctrl_c(
     settings: Settings, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
@@ -140,13 +140,15 @@ def test_on_a_terminal_it_goes_on_until_ctrl_c(
 # The cluster
 
 
-def test_a_cluster_that_does_not_answer_is_a_line(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cluster_that_does_not_answer_is_reported_in_a_line(
+    settings: Settings, capsys: pytest.CaptureFixture[str]
+) -> None:
     top.top(replace(settings, ray_address="127.0.0.1:1"), once=True, as_json=False, every=9)
     assert "cluster 127.0.0.1:1: No Ray answers at 127.0.0.1:1" in capsys.readouterr().out
     assert usage.as_text(usage.usage("ray://head:10001")).endswith("this wants the cluster's own address, HOST:6379")
 
 
-def test_a_head_that_hangs_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hanging_head_node_does_not_block_the_monitor(monkeypatch: pytest.MonkeyPatch) -> None:
     answer = threading.Event()
 
     def ask(address: str) -> Usage:
@@ -161,6 +163,6 @@ def test_a_head_that_hangs_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> N
     watch.close()
 
 
-def test_a_cluster_without_gpus_is_not_said_to_have_none() -> None:
+def test_gpus_are_omitted_for_a_cluster_without_gpus() -> None:
     without = replace(CLUSTER, nodes=1, total={"CPU": 4.0, "GPU": 0.0}, used={"CPU": 0.0, "GPU": 0.0})
     assert usage.as_text(without) == "1 node at head:6379: 0 of 4 CPUs in use"

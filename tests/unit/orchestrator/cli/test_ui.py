@@ -13,9 +13,7 @@ from orchestrator.cli.ui import on_network
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "gpu-box"])
-def test_pages_from_the_names_and_addresses_of_this_machine_are_answered(
-    host: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_hosts_and_origins_of_this_machine_are_allowed(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: "gpu-box")
     monkeypatch.setattr(socket, "getfqdn", lambda: "gpu-box.lab")
     address = SimpleNamespace(family=socket.AF_INET, address="10.0.0.7")
@@ -28,5 +26,5 @@ def test_pages_from_the_names_and_addresses_of_this_machine_are_answered(
     assert should_block_cors_request("http://evil.example:5000", "POST", origins)
 
 
-def test_on_loopback_mlflow_decides() -> None:
+def test_loopback_host_sets_no_allowed_hosts_or_origins() -> None:
     assert on_network("127.0.0.1", 5000) == {}

@@ -1,4 +1,4 @@
-"""A Ray that does not start is no fault of ours: exit 3, with its reason."""
+"""Start of a local Ray cluster: a failure exits with code 3 and its reason, a slow start is repeated."""
 
 from __future__ import annotations
 

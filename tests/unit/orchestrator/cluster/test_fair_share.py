@@ -1,4 +1,4 @@
-"""How several share a cluster: fair by queue and priority, no less than one, and never at the training's cost."""
+"""Fair share of a cluster: slots by queue and priority, at least one each, also while the head is away."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def claim(name: str, wanted: int = 99, **about: Any) -> ResourceClaim:
 # Shares
 
 
-def test_all_that_is_wanted_where_there_is_room() -> None:
+def test_claims_get_all_wanted_slots_where_there_is_room() -> None:
     assert shares([claim("a", 1), claim("b", 3)], NODE) == {"a": 1, "b": 3}
     assert shares([claim("a")], NODE) == {"a": 4}
     assert shares([], NODE) == {}
 
 
-def test_halves_and_what_one_does_not_want_is_the_others() -> None:
+def test_equal_claims_get_equal_shares_and_unwanted_slots_go_to_others() -> None:
     assert shares([claim("a"), claim("b")], NODE) == {"a": 2, "b": 2}
     assert shares([claim("a"), claim("b", 1)], NODE) == {"a": 3, "b": 1}
     assert shares([claim("a", since=2), claim("b", since=1), claim("c", since=3)], NODE) == {"a": 1, "b": 2, "c": 1}
@@ -45,7 +45,7 @@ def test_priority_is_a_weight_within_a_queue() -> None:
     assert shares([claim("a", priority=100), claim("b")], NODE) == {"a": 3, "b": 1}, "nobody starves"
 
 
-def test_a_queue_of_many_has_no_more_than_a_queue_of_one() -> None:
+def test_queue_of_many_claims_gets_no_more_than_a_queue_of_one() -> None:
     team = [claim(f"t{number}", queue="team") for number in range(3)]
     given = shares([*team, claim("alone", queue="me")], {"CPU": 16, "GPU": 8})
     assert given["alone"] == 4
@@ -53,13 +53,13 @@ def test_a_queue_of_many_has_no_more_than_a_queue_of_one() -> None:
     assert min(given.values()) >= 1
 
 
-def test_the_first_who_come_have_what_there_is_too_little_of() -> None:
+def test_scarce_slots_go_to_higher_priority_and_then_to_earlier_claims() -> None:
     few = [claim("old", since=1), claim("new", since=3), claim("urgent", since=2, priority=2)]
     assert shares(few, {"CPU": 16, "GPU": 2}) == {"urgent": 1, "old": 1, "new": 0}
     assert shares([claim("large", gpus=8), claim("small")], NODE) == {"large": 0, "small": 4}
 
 
-def test_the_example_of_the_paper() -> None:
+def test_shares_match_the_example_of_ghodsi_et_al() -> None:
     """Ghodsi et al., section 4.1: 9 CPUs and 18 GB; tasks of <1 CPU, 4 GB> and <3 CPUs, 1 GB> get 3 and 2."""
     users = [claim("A", cpus=1, gpus=4), claim("B", cpus=3, gpus=1)]
     assert shares(users, {"CPU": 9, "GPU": 18}) == {"A": 3, "B": 2}
@@ -73,7 +73,7 @@ def test_the_example_of_the_paper() -> None:
     st.integers(1, 24),
     st.integers(0, 8),
 )
-def test_within_the_cluster_and_nothing_useful_is_left(asked: list[Any], cpus: int, gpus: int) -> None:
+def test_shares_fit_the_cluster_and_leave_no_usable_slot(asked: list[Any], cpus: int, gpus: int) -> None:
     claims = [
         claim(str(k), wanted, queue=queue, priority=priority, cpus=c, gpus=g)
         for k, (queue, priority, c, g, wanted) in enumerate(asked)
@@ -148,7 +148,7 @@ def test_a_claim_that_is_not_renewed_is_gone(store: Store, monkeypatch: pytest.M
     assert len(store.kept) == 1
 
 
-def test_what_is_no_claim_of_ours_is_passed_over(store: Store) -> None:
+def test_entries_that_are_not_valid_claims_are_ignored(store: Store) -> None:
     board = ClaimStore()
     board.pin(claim("a"), 0)
     store.kept[b"claim-1/odd"] = b'{"id": "odd", "beat": 1}'
@@ -166,7 +166,7 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("fast")
-def test_who_comes_second_has_half_and_gives_it_back(store: Store) -> None:
+def test_second_claim_gets_half_and_returns_it_at_its_end(store: Store) -> None:
     lines: list[str] = []
     with Share(claim("a", 4), ClaimStore(), lines.append) as first:
         assert first.limit(4) == 4
@@ -182,7 +182,7 @@ def test_who_comes_second_has_half_and_gives_it_back(store: Store) -> None:
 
 
 @pytest.mark.usefixtures("fast")
-def test_there_is_always_one_however_many_claim(store: Store) -> None:
+def test_share_is_at_least_one_with_many_claims(store: Store) -> None:
     for number in range(9):
         ClaimStore().pin(claim(f"older {number}", since=-1), 0)
     with Share(claim("a", 4), ClaimStore(), lambda line: None) as share:
@@ -190,7 +190,7 @@ def test_there_is_always_one_however_many_claim(store: Store) -> None:
 
 
 @pytest.mark.usefixtures("fast")
-def test_the_last_process_is_for_a_winner_that_waits(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_last_slot_goes_to_the_waiting_winner_of_the_older_sweep(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray would give it to the newer sweep, and the older one would wait for the end of that."""
     monkeypatch.setattr(ClaimStore, "total", lambda self: {"CPU": 1.0, "GPU": 1.0})
     lines: list[str] = []
@@ -209,7 +209,7 @@ def test_the_last_process_is_for_a_winner_that_waits(store: Store, monkeypatch: 
 
 
 @pytest.mark.usefixtures("fast")
-def test_a_head_that_is_away_costs_nothing(store: Store) -> None:
+def test_share_is_not_limited_while_the_head_is_unreachable(store: Store) -> None:
     with Share(claim("a", 4), ClaimStore(), lambda line: None) as share:
         ClaimStore().pin(claim("b", 4), 0)
         assert until(lambda: share.limit(4) == 2)
@@ -218,7 +218,7 @@ def test_a_head_that_is_away_costs_nothing(store: Store) -> None:
 
 
 @pytest.mark.usefixtures("fast")
-def test_a_cluster_of_ones_own_is_not_shared(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_share_is_claimed_only_on_a_cluster_with_an_address(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     with fair_share.sharing("s", resolve(), Resources(), 4, lambda line: None) as share:
         assert share.limit(4) == 4
         assert store.kept == {}

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and a pipe's end: what they come into may change them, and the exit code tells the truth."""
+"""Ctrl-C, SIGTERM, a closed pipe and a lost node: orderly stops, recorded ends and correct exit codes."""
 
 from __future__ import annotations
 
@@ -70,18 +70,20 @@ def stop_cleanly() -> None:
 
 
 @pytest.mark.parametrize("call", [lambda: signal.raise_signal(signal.SIGINT), import_numpy, wait_for_a_thread, refuse])
-def test_ctrl_c_is_130_whatever_became_of_it(call: Callable[[], None], capsys: pytest.CaptureFixture[str]) -> None:
+def test_ctrl_c_exits_with_130_even_if_it_became_another_error(
+    call: Callable[[], None], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert guarded(call) == INTERRUPTED
     assert capsys.readouterr().err == ""
 
 
-def test_the_command_that_goes_on_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_interrupted_error_prints_the_command_that_continues(capsys: pytest.CaptureFixture[str]) -> None:
     assert guarded(stop_cleanly) == INTERRUPTED
     assert "Continue with: orchestrator run --resume one" in capsys.readouterr().err
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_press_that_a_destructor_swallowed_is_heard_by_what_comes_next(tmp_path: Path) -> None:
+def test_ctrl_c_swallowed_by_a_destructor_still_requests_a_stop(tmp_path: Path) -> None:
     class Swallows:
         def __del__(self) -> None:
             signal.raise_signal(signal.SIGINT)
@@ -95,7 +97,7 @@ def test_a_press_that_a_destructor_swallowed_is_heard_by_what_comes_next(tmp_pat
     assert (tmp_path / "stop").exists()
 
 
-def test_sigterm_before_there_is_a_session_is_130_too(capsys: pytest.CaptureFixture[str]) -> None:
+def test_sigterm_before_a_session_exits_with_130(capsys: pytest.CaptureFixture[str]) -> None:
     before = signal.getsignal(signal.SIGTERM)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
@@ -106,7 +108,7 @@ def test_sigterm_before_there_is_a_session_is_130_too(capsys: pytest.CaptureFixt
     assert capsys.readouterr().err == ""
 
 
-def test_an_error_without_ctrl_c_is_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_import_error_without_ctrl_c_exits_as_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
     def broken() -> None:
         raise ImportError("numpy is too old\nsee below")
 
@@ -114,7 +116,7 @@ def test_an_error_without_ctrl_c_is_one(capsys: pytest.CaptureFixture[str]) -> N
     assert capsys.readouterr().err.startswith("failed: ImportError: numpy is too old (a bug of orchestrator; ")
 
 
-def test_what_was_started_to_ignore_ctrl_c_goes_on_ignoring_it() -> None:
+def test_ignored_sigint_stays_ignored() -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         assert guarded(lambda: signal.raise_signal(signal.SIGINT)) == DONE
@@ -131,7 +133,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def test_once_stops_and_twice_ends(
+def test_first_signal_requests_a_stop_and_second_ends_the_process(
     clock: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ended: list[int] = []
@@ -149,7 +151,7 @@ def test_once_stops_and_twice_ends(
     assert capsys.readouterr().out.count("Press Ctrl-C again") == 1
 
 
-def test_a_press_while_the_console_is_locked_does_not_hang(tmp_path: Path) -> None:
+def test_ctrl_c_while_the_console_is_locked_does_not_hang(tmp_path: Path) -> None:
     """The main thread holds the lock of a line, and the live view's thread one that the line about the stop needs."""
     lock = threading.Lock()
     said: list[str] = []
@@ -167,7 +169,7 @@ def test_a_press_while_the_console_is_locked_does_not_hang(tmp_path: Path) -> No
     assert said == [interrupts.STOPPING]
 
 
-def test_a_second_ctrl_c_ends_a_command_but_no_notebook(
+def test_second_ctrl_c_ends_a_command_and_raises_outside_of_a_command(
     clock: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended: list[int] = []
@@ -187,7 +189,7 @@ def test_a_second_ctrl_c_ends_a_command_but_no_notebook(
 
 
 @pytest.mark.parametrize("number", interrupts.DEFAULTS)
-def test_what_to_record_is_recorded_while_the_main_thread_goes_on(number: int, tmp_path: Path, clock: Any) -> None:
+def test_signal_is_recorded_once_by_a_thread_other_than_main(number: int, tmp_path: Path, clock: Any) -> None:
     recorded: list[threading.Thread] = []
     done = threading.Event()
 
@@ -203,7 +205,7 @@ def test_what_to_record_is_recorded_while_the_main_thread_goes_on(number: int, t
     assert len(recorded) == 1
 
 
-def test_the_record_does_not_wait_for_a_call_of_c(tmp_path: Path) -> None:
+def test_signal_is_recorded_while_the_main_thread_is_in_a_c_call(tmp_path: Path) -> None:
     """As of PyTorch, or of Ray while it connects: other threads run, and the main one looks for no signal."""
     libc = ctypes.CDLL(None)
     mutex = ctypes.create_string_buffer(64)
@@ -229,7 +231,7 @@ def say_and_sleep(pipe: Any) -> None:
 
 
 @pytest.mark.parametrize("number", interrupts.DEFAULTS)
-def test_a_signal_to_a_forked_process_stops_that_one_alone(number: int, tmp_path: Path) -> None:
+def test_signal_to_a_forked_process_does_not_stop_the_parent(number: int, tmp_path: Path) -> None:
     recorded: list[str] = []
     with Interrupts(tmp_path / "stop", Console(), lambda: recorded.append("stop")) as heard:
         ready, send = multiprocessing.Pipe(duplex=False)
@@ -258,7 +260,7 @@ def test_a_process_under_nohup_goes_on_when_its_terminal_closes(tmp_path: Path) 
         signal.signal(signal.SIGHUP, before)
 
 
-def test_a_stop_needs_no_folder_that_can_be_written(tmp_path: Path) -> None:
+def test_signal_requests_a_stop_without_a_writable_folder(tmp_path: Path) -> None:
     with Interrupts(tmp_path / "gone" / "stop", Console()) as heard:
         signal.raise_signal(signal.SIGTERM)
         assert heard.stop_requested()
@@ -275,7 +277,7 @@ def test_without_a_signal_nothing_is_recorded_and_no_thread_stays(tmp_path: Path
     assert not thread.is_alive()
 
 
-def test_the_second_signal_ends_when_the_first_is_recorded(
+def test_second_signal_ends_the_process_after_the_first_is_recorded(
     clock: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     going = threading.Event()
@@ -312,7 +314,7 @@ def ray_init(*signals: int) -> None:
         signal.raise_signal(number)
 
 
-def test_our_handler_is_back_after_ray_init(tmp_path: Path) -> None:
+def test_sigterm_handler_is_restored_after_ray_init(tmp_path: Path) -> None:
     with Interrupts(tmp_path / "stop", Console()) as heard:
         with keep_sigterm_handler():
             ray_init()
@@ -320,7 +322,7 @@ def test_our_handler_is_back_after_ray_init(tmp_path: Path) -> None:
         assert heard.stop_requested()
 
 
-def test_sigterm_in_the_middle_of_ray_init_is_a_stop(tmp_path: Path) -> None:
+def test_sigterm_during_ray_init_requests_a_stop(tmp_path: Path) -> None:
     recorded = threading.Event()
     with Interrupts(tmp_path / "stop", Console(), recorded.set) as heard:
         with pytest.raises(KeyboardInterrupt), keep_sigterm_handler():
@@ -330,7 +332,7 @@ def test_sigterm_in_the_middle_of_ray_init_is_a_stop(tmp_path: Path) -> None:
         assert signal.getsignal(signal.SIGTERM) == heard._handle
 
 
-def test_ray_init_keeps_its_own_way_where_nothing_of_ours_was_set() -> None:
+def test_sigterm_during_ray_init_without_a_session_raises_system_exit() -> None:
     before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
         with pytest.raises(SystemExit), keep_sigterm_handler():
@@ -382,7 +384,7 @@ def test_a_driver_whose_node_is_taken_away_or_dead_stops_without_a_signal(
     assert [thread.name for thread in threading.enumerate() if thread.name in ("leaving", "interrupts")] == []
 
 
-def test_the_cluster_is_asked_now_and_then_whether_this_node_is_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_death_of_this_node_is_polled_at_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
     from orchestrator.cluster import polling, preemption
 
     now, asked = [0.0], []
@@ -402,7 +404,7 @@ def test_the_cluster_is_asked_now_and_then_whether_this_node_is_dead(monkeypatch
     assert answers == [False] * 30 + [True]
 
 
-def test_a_press_in_the_middle_of_a_line_is_no_failure(tmp_path: Path) -> None:
+def test_ctrl_c_during_a_write_to_a_full_pipe_exits_with_code_0(tmp_path: Path) -> None:
     """As on a terminal that is slow: the signal comes into a write, whose stream takes no other one meanwhile."""
     script = f"""if True:
         from pathlib import Path
@@ -439,7 +441,7 @@ def waiting_in(pipe: IO[str]) -> int:
     return int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
-def test_a_reader_who_has_seen_enough_is_no_failure() -> None:
+def test_output_pipe_closed_by_the_reader_exits_with_code_0() -> None:
     words = "from orchestrator.cli.app import main; main()"
     with subprocess.Popen(
         [sys.executable, "-c", words, "workloads", "recommender"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -451,7 +453,7 @@ def test_a_reader_who_has_seen_enough_is_no_failure() -> None:
     assert (process.returncode, told) == (DONE, b"")
 
 
-def test_a_signal_after_ray_has_died_waits_for_no_worker(tmp_path: Path) -> None:
+def test_second_stop_after_the_death_of_ray_does_not_enable_saving(tmp_path: Path) -> None:
     interrupts = Interrupts(tmp_path / "stop", Console())
     interrupts.stop("Ray on the node of this process has died: stopping", saves=False)
     interrupts.stop("Stopping at the end of this epoch and saving.")

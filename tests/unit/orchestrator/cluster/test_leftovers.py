@@ -1,4 +1,4 @@
-"""What a dead driver's cluster has left is ended; a living one's is not."""
+"""Processes left by the clusters of dead drivers are ended, those of living drivers are not."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ def test_only_processes_of_dead_drivers_are_ended() -> None:
     assert leftovers.MARK not in os.environ
 
 
-def test_a_number_that_another_process_has_now_is_no_driver() -> None:
+def test_reused_process_id_is_not_a_living_driver() -> None:
     assert leftovers._is_alive(leftovers._mark(os.getpid()))
     assert not leftovers._is_alive(f"{os.getpid()}:1:{leftovers._namespace()}")
     assert not leftovers._is_alive("nonsense")
 
 
-def test_a_clock_that_is_set_ends_no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_driver_is_alive_after_a_change_of_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     mark = leftovers._mark(os.getpid())
     monkeypatch.setattr(psutil.Process, "create_time", lambda process: 1.0)
     assert leftovers._is_alive(mark)
 
 
-def test_a_container_keeps_its_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_of_another_pid_namespace_is_not_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pid of its namespace is another process here, or none."""
     mark = leftovers._mark(os.getpid()).replace(leftovers._namespace(), "pid:[1]")
     process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""What MLflow's own client reads: the credentials file, certificates, and how the server is checked."""
+"""Login at MLflow: the credentials file, the environment, certificates and the check of the server."""
 
 from __future__ import annotations
 
@@ -39,7 +39,9 @@ def write_login(home: Path) -> None:
     (home / ".mlflow" / "credentials").write_text(text)
 
 
-def test_the_file_is_read_where_the_environment_has_no_login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_credentials_file_is_read_if_the_environment_has_no_login(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert mlflow_login.credentials("http://host:5000") == ("http://host:5000", {})
     assert mlflow_login.user() == "this user"
     write_login(tmp_path)
@@ -51,7 +53,7 @@ def test_the_file_is_read_where_the_environment_has_no_login(tmp_path: Path, mon
     assert mlflow_login.user() == "bob"
 
 
-def test_a_file_that_is_no_ini_file_is_one_sentence(tmp_path: Path) -> None:
+def test_credentials_file_that_is_not_ini_raises_user_error(tmp_path: Path) -> None:
     write_login(tmp_path)
     file = Path(mlflow_login.CREDENTIALS).expanduser()
     file.write_text("mlflow_tracking_username = anna")

@@ -1,4 +1,4 @@
-"""Questions that are asked at intervals."""
+"""Polling of a condition at intervals."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from orchestrator.cluster import polling
 
 
-def test_a_question_is_asked_at_intervals_until_it_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_condition_is_polled_at_intervals_until_it_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(polling.time, "monotonic", lambda: now[0])
     asked: list[float] = []

@@ -1,4 +1,4 @@
-"""What is known before a worker starts: names, data, batches, the machine's size, a server that answers."""
+"""Checks before a worker starts: names, data, batches, the machine's size, storage and tracking servers."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Contradicted(BaseModel):
 # Names and parameters
 
 
-def test_an_unknown_workload_gets_the_nearest() -> None:
+def test_error_of_an_unknown_workload_suggests_the_nearest_name() -> None:
     refused(
         lambda: workload_loader.entry("recomender"), "Unknown workload: got 'recomender'", "Did you mean 'recommender'?"
     )
@@ -65,7 +65,7 @@ def test_parameters_come_complete_and_as_plain_values() -> None:
     assert all(value is None or isinstance(value, str | int | float) for value in found.values())
 
 
-def test_parameters_that_contradict() -> None:
+def test_contradictory_parameters_are_refused() -> None:
     refused(lambda: preflight.parameters("recommender", {"layers": 2}), "layers=2 has no effect with backbone=mf")
 
 
@@ -97,14 +97,16 @@ def test_a_parameter_may_not_have_the_name_of_a_setting(monkeypatch: pytest.Monk
     refused(lambda: request.experiment("taken", resolve(), overrides={"epochs": "7"}), *words)
 
 
-def test_the_names_that_the_contract_reserves_are_the_engines_own() -> None:
+def test_reserved_names_match_plan_resources_seed_and_workload() -> None:
     assert set(RESERVED) == {*Plan.model_fields, *Resources.model_fields, "seed", "workload"}
 
 
 # Data
 
 
-def test_what_a_workload_of_others_calls_a_dataset_is_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_dataset_is_checked_only_for_workloads_that_declare_data(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     own = catalog.Entry("tests.support.toy:Params", "tests.support.toy:Toy", "Brings its data along.")
     monkeypatch.setitem(catalog.BUILT_IN, "own", own)
     monkeypatch.setitem(catalog.BUILT_IN, "ours", replace(own, data=("images",)))
@@ -114,14 +116,14 @@ def test_what_a_workload_of_others_calls_a_dataset_is_its_own(monkeypatch: pytes
     refused(lambda: preflight.dataset("ours", {"dataset": "synthetic"}, tmp_path), message)
 
 
-def test_a_dataset_is_present_and_has_a_fingerprint(tmp_path: Path) -> None:
+def test_dataset_check_returns_the_fingerprint_of_the_dataset(tmp_path: Path) -> None:
     found = preflight.dataset("recommender", {"dataset": "synthetic"}, tmp_path)
     assert found is not None
     assert len(found) == 64
     assert preflight.dataset("recommender", {"lr": 1}, tmp_path) is None
 
 
-def test_an_unknown_dataset_gets_the_nearest(tmp_path: Path) -> None:
+def test_error_of_an_unknown_dataset_suggests_the_nearest_name(tmp_path: Path) -> None:
     words = ("Unknown dataset", "'synthtic'", "'synthetic'?")
     refused(lambda: preflight.dataset("recommender", {"dataset": "synthtic"}, tmp_path), *words)
 
@@ -135,14 +137,14 @@ def test_an_unknown_dataset_gets_the_nearest(tmp_path: Path) -> None:
         ("text_ranker", "stsb", "sentence_pairs", "retrieval: synthetic-retrieval, scifact"),
     ],
 )
-def test_a_dataset_of_another_kind_is_told_apart(workload: str, name: str, holds: str, expected: str) -> None:
+def test_dataset_of_another_kind_of_data_is_refused(workload: str, name: str, holds: str, expected: str) -> None:
     message = f"dataset {name!r} holds another kind of data: got {holds}; expected {expected}"
     refused(lambda: preflight.parameters(workload, {"dataset": name}), message)
     fields = workload_loader.params(workload)
     refused(lambda: validate_part(fields, {"dataset": name}, "parameter"), "Parameter dataset is not valid", message)
 
 
-def test_so_is_ones_own_data_by_what_lies_there(tmp_path: Path) -> None:
+def test_data_files_of_another_kind_of_data_are_refused(tmp_path: Path) -> None:
     class_folders(tmp_path / "photos", {"a": 2, "b": 2})
     (tmp_path / "rows.csv").write_text("user,item\n1,2\n")
     for workload, name, holds in (("recommender", "photos", "images"), ("simclr", "rows.csv", "interactions")):
@@ -187,7 +189,7 @@ def test_a_driver_whose_workers_are_elsewhere_reads_no_large_table(
 @pytest.mark.parametrize(
     ("address", "local", "elsewhere"), [("ray:1", False, True), ("ray:1", True, False), (None, False, False)]
 )
-def test_a_named_cluster_is_elsewhere(
+def test_elsewhere_is_set_only_for_a_cluster_with_an_address(
     address: str | None, local: bool, elsewhere: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     called = []
@@ -197,7 +199,7 @@ def test_a_named_cluster_is_elsewhere(
     assert called == [elsewhere]
 
 
-def test_a_missing_dataset_says_where_it_was_looked_for(tmp_path: Path) -> None:
+def test_error_of_a_missing_dataset_names_the_searched_folder(tmp_path: Path) -> None:
     words = ("100k_train.csv", "missing", "orchestrator data fetch ml-100k", "ORCHESTRATOR_DATA", str(tmp_path))
     refused(lambda: preflight.dataset("recommender", {"dataset": "ml-100k"}, tmp_path), *words)
 
@@ -206,7 +208,7 @@ def test_a_missing_dataset_says_where_it_was_looked_for(tmp_path: Path) -> None:
 
 
 @given(size=st.integers(1, 5000), workers=st.integers(1, 16), accumulate=st.integers(1, 8))
-def test_a_batch_divides_or_the_nearest_that_does_is_named(size: int, workers: int, accumulate: int) -> None:
+def test_indivisible_batch_size_is_refused_with_the_nearest_valid_one(size: int, workers: int, accumulate: int) -> None:
     parts = workers * accumulate
 
     def check(batch_size: int) -> None:
@@ -221,7 +223,7 @@ def test_a_batch_divides_or_the_nearest_that_does_is_named(size: int, workers: i
 
 
 @pytest.mark.parametrize(("least", "most", "fits"), [(1, 3, 2), (3, 3, 1), (3, 5, 4)])
-def test_a_resume_is_told_a_number_of_workers_that_divides_the_batch(least: int, most: int, fits: int) -> None:
+def test_error_of_a_resume_names_workers_that_divide_the_batch(least: int, most: int, fits: int) -> None:
     def check(least: int, most: int) -> None:
         resources = Resources(workers=most, min_workers=least if least < most else None)
         preflight.batch({"batch_size": 1024}, resources, Plan(), resuming=True)
@@ -230,7 +232,7 @@ def test_a_resume_is_told_a_number_of_workers_that_divides_the_batch(least: int,
     check(fits, fits)
 
 
-def test_parameters_may_refuse_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_check_data_of_the_parameters_can_refuse_the_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked = []
 
     def check_data(_self: Any, root: Path, holdout: bool) -> None:
@@ -244,7 +246,7 @@ def test_parameters_may_refuse_data(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert asked == [(tmp_path, True), (tmp_path, False)]
 
 
-def test_a_workload_without_batches_has_nothing_to_divide() -> None:
+def test_batch_check_passes_for_a_workload_without_batch_size() -> None:
     preflight.batch({}, Resources(workers=3), Plan())
 
 
@@ -254,7 +256,9 @@ def test_a_workload_without_batches_has_nothing_to_divide() -> None:
 @pytest.mark.parametrize(
     ("visible", "gpus"), [(None, 2), ("1", 1), ("0,1", 2), ("0,1,2", 2), ("", 0), ("-1", 0), ("NoDevFiles", 0)]
 )
-def test_a_gpu_that_is_hidden_is_not_had(visible: str | None, gpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_hidden_by_cuda_visible_devices_are_not_counted(
+    visible: str | None, gpus: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(cluster.Path, "glob", lambda path, pattern: iter(["/dev/nvidia0", "/dev/nvidia1"]))
     if visible is None:
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -276,7 +280,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, cpus: float, gpus: float) -> None:
         ({"workers": 2, "gpus_per_worker": 1}, ("got 2 worker(s) of 1 CPU + 1 GPU each",)),
     ],
 )
-def test_more_than_the_machine_has(
+def test_request_larger_than_the_machine_is_refused(
     asked: dict[str, Any], words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine(monkeypatch, 4, 1)
@@ -290,7 +294,7 @@ def test_more_than_the_machine_has(
 @pytest.mark.parametrize(
     "asked", [{"workers": 4}, {"cpus_per_worker": 4}, {"gpus_per_worker": 0.5, "cpus_per_worker": 2}]
 )
-def test_what_the_machine_has(asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_request_within_the_machine_is_accepted(asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     machine(monkeypatch, 4, 1)
     preflight.services(resolve({"tracking": "none"}), Resources(**asked), ray=True)
 
@@ -308,14 +312,12 @@ def test_what_the_machine_has(asked: dict[str, Any], monkeypatch: pytest.MonkeyP
         ([], {}, 0),
     ],
 )
-def test_trials_are_counted_node_by_node(
-    nodes: list[tuple[float, float]], asked: dict[str, Any], expected: int
-) -> None:
+def test_slots_are_counted_node_by_node(nodes: list[tuple[float, float]], asked: dict[str, Any], expected: int) -> None:
     available = [{"CPU": float(cpus), "GPU": float(gpus)} for cpus, gpus in nodes]
     assert cluster.slots(available, Resources(**asked)) == expected
 
 
-def test_a_cluster_elsewhere_is_not_judged_by_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remote_cluster_is_not_limited_by_the_size_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     machine(monkeypatch, 1, 0)
     monkeypatch.setattr(preflight, "check_is_ray", lambda address: None)
     large = Resources(cpus_per_worker=64)
@@ -326,14 +328,14 @@ def test_a_cluster_elsewhere_is_not_judged_by_this_machine(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:9", "ray://127.0.0.1:9", "127.0.0.1:port", "nowhere.invalid:6379"])
-def test_a_cluster_that_does_not_answer(address: str) -> None:
+def test_unreachable_ray_cluster_is_refused(address: str) -> None:
     settings = resolve({"tracking": "none", "ray_address": address})
     words = (f"No Ray answers at {address} (", "ray start --head", "--ray-address")
     refused(lambda: preflight.services(settings, Resources(), ray=True), *words, code=UNAVAILABLE)
     preflight.services(settings, Resources(), ray=False)
 
 
-def test_a_probe_of_ray_that_gets_sigterm_is_a_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sigterm_to_the_probe_of_ray_raises_keyboard_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray, which stops a job, signals each of its processes."""
     monkeypatch.setattr(cluster, "RAY_PROBE", "import os, signal; os.kill(os.getpid(), signal.SIGTERM)")
     with pytest.raises(KeyboardInterrupt):
@@ -344,7 +346,7 @@ def test_a_probe_of_ray_that_gets_sigterm_is_a_stop(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("setting", ["storage", "tracking"])
-def test_a_store_that_can_not_be_written(setting: str, tmp_path: Path) -> None:
+def test_storage_or_tracking_store_below_a_file_is_refused(setting: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
     places = {"storage": f"{tmp_path}/file/runs", "tracking": f"sqlite:///{tmp_path}/file/mlflow.db"}
     settings = resolve({"tracking": "none", setting: places[setting]})
@@ -371,7 +373,7 @@ def check(uri: str) -> None:
     preflight.tracking(resolve({"tracking": uri}))
 
 
-def test_a_server_that_answers_is_asked_for_what_the_writer_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tracking_check_sends_the_configured_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
     handler = answers(200)
     with serving(handler) as uri:
         check(f"{uri}/")
@@ -394,7 +396,7 @@ def test_a_server_that_answers_is_asked_for_what_the_writer_needs(monkeypatch: p
         (500, ("HTTP 500", "Check the address and the server's log")),
     ],
 )
-def test_a_server_that_refuses(status: int, words: tuple[str, ...]) -> None:
+def test_http_error_of_a_tracking_server_is_reported(status: int, words: tuple[str, ...]) -> None:
     with serving(answers(status)) as uri:
         refused(lambda: check(uri), f"MLflow at {uri} refuses", *words, code=UNAVAILABLE)
 
@@ -419,7 +421,7 @@ class Experiments(QuietHandler):
 
 
 @pytest.mark.parametrize("may_write", [True, False])
-def test_an_experiment_that_one_may_not_write_to_is_told_before_training(
+def test_experiment_without_write_permission_is_refused_before_training(
     may_write: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "me")
@@ -460,13 +462,13 @@ def listener(answer: bytes | None) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("answer", [b"", b"SSH-2.0-OpenSSH_9.6\r\n", b"HTTP/1.1 nonsense\r\n\r\n"])
-def test_another_service_at_the_address(answer: bytes) -> None:
+def test_tracking_address_of_another_service_is_refused(answer: bytes) -> None:
     with listener(answer) as port:
         uri = f"http://127.0.0.1:{port}"
         refused(lambda: check(uri), f"No MLflow answers at {uri} (", "MLFLOW_TRACKING_URI", code=UNAVAILABLE)
 
 
-def test_nobody_at_the_address() -> None:
+def test_tracking_address_without_a_server_is_refused() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         uri = f"http://127.0.0.1:{unused.getsockname()[1]}"
@@ -474,24 +476,22 @@ def test_nobody_at_the_address() -> None:
 
 
 @pytest.mark.parametrize("uri", ["http://127.0.0.1:port", "http://", "http://[::1", "http://no such host"])
-def test_an_address_that_is_none(uri: str) -> None:
+def test_malformed_tracking_address_is_refused(uri: str) -> None:
     refused(lambda: check(uri), f"No MLflow answers at {uri.rstrip('/')}", code=UNAVAILABLE)
 
 
-def test_a_server_that_says_nothing_is_given_up_within_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_tracking_server_is_refused_after_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     assert preflight.SERVER_SECONDS <= 5
     monkeypatch.setattr(preflight, "SERVER_SECONDS", 0.3)
     with listener(None) as port:
         refused(lambda: check(f"http://127.0.0.1:{port}"), "timed out", code=UNAVAILABLE)
 
 
-def test_tracking_that_is_off_needs_nothing() -> None:
+def test_disabled_tracking_passes_the_check() -> None:
     check("none")
 
 
-def test_what_does_not_fit_into_this_machines_memory_is_refused_here(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_model_larger_than_the_free_memory_is_refused(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight, "free_bytes", lambda: 20 * 123**2 + 1)
     settings = resolve({"tracking": "none"})
     ease = {"backbone": "ease", "epochs": 1}
@@ -504,7 +504,7 @@ def test_what_does_not_fit_into_this_machines_memory_is_refused_here(
     refused(lambda: request.experiment("recommender", settings, overrides=ncl, local=True), "clusters=500 is more than")
 
 
-def test_a_copy_of_an_object_store_is_fetched_before_its_digest(
+def test_input_file_of_an_object_store_is_fetched_before_its_digest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copy = tmp_path / "weights.pt"
@@ -530,7 +530,7 @@ def test_a_deleted_experiment_is_refused_before_training(tmp_path: Path) -> None
         refused(begin, *words, code=UNAVAILABLE)
 
 
-def test_patience_is_refused_where_metrics_change_at_the_end_of_a_session_only() -> None:
+def test_patience_is_refused_if_metrics_change_only_at_the_session_end() -> None:
     with pytest.raises(UserError, match=r"metrics change at the end of a session only.*got patience=2"):
         preflight.limits("lifelong", {}, Resources(), Plan(epochs=10, patience=2))
     preflight.limits("lifelong", {}, Resources(), Plan(epochs=10))

@@ -1,4 +1,4 @@
-"""What Ray does not document is there and does what :mod:`orchestrator.cluster.ray_compat` says, on every version."""
+"""Ray's undocumented parts exist and behave as :mod:`orchestrator.cluster.ray_compat` requires."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ ALLOWED = {
 KILLED = OutOfMemoryError("1 worker(s) were killed due to the node running low on memory.")
 
 
-def test_tune_takes_every_death_of_a_process_for_an_actors(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_error_is_converted_to_a_retried_actor_error(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
     monkeypatch.setattr(RayActorManager, "_actor_task_failed", lambda self, task, error: seen.append(error))
     usual = tune_controller.RayActorManager
@@ -60,7 +60,7 @@ def test_tune_takes_every_death_of_a_process_for_an_actors(monkeypatch: pytest.M
     assert str(pickle.loads(pickle.dumps(seen[0]))).startswith("out of memory")
 
 
-def test_the_trainer_starts_no_cleaner() -> None:
+def test_torch_trainer_omits_the_placement_group_cleaner() -> None:
     from ray.train.torch import TorchTrainer
 
     def names(trainer: Any) -> list[str]:
@@ -71,7 +71,7 @@ def test_the_trainer_starts_no_cleaner() -> None:
     ]
 
 
-def test_a_workers_death_is_told_from_its_error() -> None:
+def test_worker_death_is_recognised_in_the_error_of_ray_train() -> None:
     """Train wraps a death in an exception of its own, with Ray's public error in ``health_check_failure``."""
     assert lost_a_process(WorkerGroupError("lost", {1: WorkerHealthCheckFailedError("failed", ActorDiedError())}))
 
@@ -83,7 +83,7 @@ def test_prometheus_reads_the_file_that_ray_writes() -> None:
     assert found["files"] == [f"/tmp/ray/{PROMETHEUS_SERVICE_DISCOVERY_FILE}"]
 
 
-def test_ray_clients_error_of_other_versions_comes_before_the_record(
+def test_version_mismatch_of_ray_client_is_refused_before_the_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there = {"ray_version": "2.1.0", "python_version": "3.11.1", "ray_commit": "0"}
@@ -109,7 +109,7 @@ def test_ray_clients_error_of_other_versions_comes_before_the_record(
         "psutil.ZombieProcess: PID still exists but it's a zombie (pid=28321)",
     ],
 )
-def test_ray_client_is_asked_again_where_its_server_did_not_start(
+def test_ray_client_probe_is_retried_if_its_server_did_not_start(
     error: str, failures: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The errors are Ray's, word for word; a process of its own answers each attempt."""
@@ -134,13 +134,13 @@ print(json.dumps({answer}))
     assert len(attempts.read_text()) == connection.CLIENT_ATTEMPTS
 
 
-def test_the_module_is_short() -> None:
+def test_ray_compat_module_has_at_most_80_lines() -> None:
     lines = (ROOT / "orchestrator/cluster/ray_compat.py").read_text().splitlines()
     assert len(lines) <= 80
 
 
 @pytest.mark.slow
-def test_nothing_else_touches_the_libraries_own_parts() -> None:
+def test_private_parts_of_libraries_are_used_only_where_allowed() -> None:
     files = [file for package in PACKAGES for file in sorted((ROOT / package).rglob("*.py"))]
     sources = {file.relative_to(ROOT).as_posix(): file.read_text() for file in files}
     own = defined(sources.values())
@@ -183,7 +183,7 @@ def test_nothing_else_touches_the_libraries_own_parts() -> None:
         "from ray import tune\nclass Mine(tune.Trainable):\n    def step(self):\n        self._iteration += 1",
     ],
 )
-def test_the_check_sees_what_it_forbids(code: str) -> None:
+def test_check_reports_uses_of_private_parts(code: str) -> None:
     assert list(Source(ast.parse(code), {"_storage", "_group"}).uses())
 
 
@@ -197,11 +197,11 @@ def test_the_check_sees_what_it_forbids(code: str) -> None:
         "import torch\ntorch._dynamo.reset()",
     ],
 )
-def test_the_check_lets_the_rest_pass(code: str) -> None:
+def test_check_reports_nothing_for_permitted_code(code: str) -> None:
     assert not list(Source(ast.parse(code), set()).uses())
 
 
-def test_an_exit_by_which_ray_ends_a_worker_is_passed_on() -> None:
+def test_system_exit_of_ray_is_passed_on_and_others_become_errors() -> None:
     """Ray marks it with an attribute, by which it differs from a workload's own sys.exit."""
     with pytest.raises(SystemExit), exits_as_errors():
         raise_sys_exit_with_custom_error_message("The process receives a SIGTERM.", exit_code=1)

@@ -31,7 +31,7 @@ ELASTIC = Resources(workers="1:4")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("written", "least", "most"), [("1:4", 1, 4), ("2:2", 2, 2), ("3", 3, 3), (3, 3, 3)], ids=str)
-def test_a_number_or_two(written: Any, least: int, most: int) -> None:
+def test_workers_are_parsed_from_a_number_or_a_range(written: Any, least: int, most: int) -> None:
     resources = validate(Resources, {"workers": written}, "resource")
     assert (resources.fewest_workers, resources.workers) == (least, most)
     assert resources.min_workers == (least if least < most else None)
@@ -39,7 +39,7 @@ def test_a_number_or_two(written: Any, least: int, most: int) -> None:
 
 
 @pytest.mark.parametrize("written", ["4:1", "0:2", ":3", "2:", "1:2:3", "a:b", "1.5:2"])
-def test_what_is_no_range_is_one_sentence(written: str) -> None:
+def test_malformed_range_of_workers_raises_user_error(written: str) -> None:
     with pytest.raises(UserError, match=r"workers=.* is not valid; allowed: a number, or MIN:MAX") as caught:
         validate(Resources, {"workers": written}, "resource")
     assert "\n" not in str(caught.value)
@@ -48,19 +48,19 @@ def test_what_is_no_range_is_one_sentence(written: str) -> None:
 @pytest.mark.parametrize(
     "text", ["resources: {workers: 1:4}", "resources:\n  workers: 1:4", "resources: {workers: '1:4'}"]
 )
-def test_a_file_says_it_as_the_command_line_does(text: str, tmp_path: Path) -> None:
+def test_range_of_workers_in_yaml_is_not_read_as_base_60(text: str, tmp_path: Path) -> None:
     """To YAML it were 64, a number of base 60."""
     file = tmp_path / "experiment.yaml"
     file.write_text(text)
     assert validate(Resources, read_experiment(file).values["resources"], "resource") == ELASTIC
 
 
-def test_more_than_all_can_not_be_the_least() -> None:
+def test_min_workers_above_workers_is_refused() -> None:
     with pytest.raises(ValidationError, match="min_workers=3 is more than workers=2"):
         Resources(workers=2, min_workers=3)
 
 
-def test_the_command_repeats_it() -> None:
+def test_command_of_a_spec_contains_the_range_of_workers() -> None:
     spec = ExperimentSpec(workload="toy", params={}, resources=ELASTIC)
     assert "--workers=1:4" in shlex.split(spec.command())
     assert spec.fingerprint() == ExperimentSpec(workload="toy", params={}).fingerprint()
@@ -86,7 +86,7 @@ def test_every_number_of_workers_divides_the_batch(size: int, least: int, more: 
     assert not any(divides(n) for n in range(1, 6000) if abs(n - size) < abs(offered - size))
 
 
-def test_the_least_must_fit() -> None:
+def test_fewest_workers_must_fit_the_cluster() -> None:
     assert check_fit([{"CPU": 1.0, "GPU": 0.0}], ELASTIC) == 1
     two = Resources(workers=4, min_workers=2)
     with pytest.raises(UserError, match=r"too small: got at least 2 worker\(s\) of 1 CPU each") as caught:
@@ -94,12 +94,14 @@ def test_the_least_must_fit() -> None:
     assert caught.value.code == UNAVAILABLE
 
 
-def test_a_sweep_has_none(toy_workload: str) -> None:
+def test_sweep_with_a_range_of_workers_is_refused(toy_workload: str) -> None:
     with pytest.raises(UserError, match=r"fixed number of workers: got workers=1:4\. Use --workers 4"):
         request.sweep("toy", resolve({}), resources={"workers": "1:4"}, search={"space": f"{SPACES}:space"})
 
 
-def test_this_machines_cores_are_shared_among_the_most(toy_workload: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_cpus_are_divided_by_the_largest_number_of_workers(
+    toy_workload: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(request, "this_machine", lambda: [{"CPU": 8.0, "GPU": 0.0}])
     for words in ({"resources": {"workers": "1:4"}}, {"overrides": read_overrides(["resources.workers=1:4"])}):
         overrides = {"batch_size": "12", **words.get("overrides", {})}
@@ -159,22 +161,20 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
 
 
 @pytest.mark.parametrize(("free", "asked"), [(6, [4]), (4, [4]), (3, [4, 3]), (1, [4, 1])])
-def test_all_are_asked_for_and_then_what_fits(free: int, asked: list[int], cluster: Cluster) -> None:
+def test_all_workers_are_requested_first_and_then_as_many_as_fit(free: int, asked: list[int], cluster: Cluster) -> None:
     cluster.free = free
     assert reservation.wait_for_room(ELASTIC, lambda: True) == Resources(workers=asked[-1])
     assert (cluster.asked, cluster.held) == (asked, 0), "something is left"
 
 
-def test_what_is_still_being_given_back_is_waited_for(cluster: Cluster) -> None:
+def test_reservation_waits_for_resources_that_are_being_released(cluster: Cluster) -> None:
     cluster.free = 0
     cluster.changes = lambda cluster: setattr(cluster, "free", 4 if cluster.now >= 1 else 0)
     assert reservation.wait_for_room(ELASTIC, lambda: True) == Resources(workers=4)
     assert cluster.asked == [4]
 
 
-def test_what_fits_in_sum_and_does_not_come_is_asked_for_with_one_fewer(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_request_that_stays_pending_is_reduced_by_one_worker(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster.free = 2
     monkeypatch.setattr(reservation, "room", lambda resources: 3)
     assert reservation.wait_for_room(ELASTIC, lambda: True) == Resources(workers=2)
@@ -182,19 +182,19 @@ def test_what_fits_in_sum_and_does_not_come_is_asked_for_with_one_fewer(
     assert cluster.now > reservation.TRY_SECONDS
 
 
-def test_the_least_is_waited_for_until_a_stop(cluster: Cluster) -> None:
+def test_reservation_waits_for_the_fewest_workers_until_a_stop(cluster: Cluster) -> None:
     cluster.free = 0
     assert reservation.wait_for_room(Resources(workers=4, min_workers=2), lambda: cluster.now < 30) is None
     assert (cluster.asked, cluster.held) == ([4, 2], 0)
 
 
-def test_a_fixed_number_is_what_it_is(cluster: Cluster) -> None:
+def test_fixed_number_of_workers_is_not_reduced(cluster: Cluster) -> None:
     cluster.free = 3
     assert reservation.wait_for_room(Resources(workers=4), lambda: cluster.now < 30) is None
     assert cluster.asked == [4]
 
 
-def test_room_for_more_is_looked_for_now_and_then(cluster: Cluster) -> None:
+def test_room_for_more_workers_is_checked_at_intervals(cluster: Cluster) -> None:
     cluster.free = 0
     more = reservation.has_room_for_more(ELASTIC)
     assert not more()
@@ -209,7 +209,7 @@ def test_room_for_more_is_looked_for_now_and_then(cluster: Cluster) -> None:
 # What was held
 
 
-def test_devices_are_counted_as_they_were_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mean_devices_are_weighted_by_the_time_they_were_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = records.create(tmp_path, "run", "toy", {}, "command")
     now = [1000.0]
     for clock in ("time", "monotonic"):
@@ -225,7 +225,7 @@ def test_devices_are_counted_as_they_were_held(tmp_path: Path, monkeypatch: pyte
 # Nodes that are taken away
 
 
-def test_a_node_that_is_taken_away_is_a_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_draining_node_of_the_run_requests_a_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     going: set[str] = set()
     now = [0.0]
     monkeypatch.setattr(preemption, "draining_nodes", lambda: going)

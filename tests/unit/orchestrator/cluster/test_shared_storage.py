@@ -51,7 +51,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch, answers: Mapping[str, Any], lost: s
         ({"far": ray.exceptions.WorkerCrashedError(), "cold": ""}, "by every node: got far: The worker died"),
     ],
 )
-def test_a_node_has_its_time_to_start_the_check_of_the_storage(
+def test_storage_not_shared_or_not_checked_by_a_node_is_refused(
     answers: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A node that is silent is no node that does not see the storage."""
@@ -66,7 +66,7 @@ def test_a_node_has_its_time_to_start_the_check_of_the_storage(
 
 
 @pytest.mark.parametrize("answer", [ray.exceptions.TaskUnschedulableError("no such node"), None], ids=str)
-def test_a_node_that_turns_out_to_be_lost_is_left_out(
+def test_lost_node_is_excluded_from_the_storage_check(
     answer: Exception | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A node that was killed seconds ago is alive to Ray, and a check on it fails once Ray has noticed."""

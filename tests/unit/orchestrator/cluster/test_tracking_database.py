@@ -1,4 +1,4 @@
-"""Whether a database server answers."""
+"""The check that a tracking database answers."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from tests.support.waiting import FOR_EVER
         ("postgresql+psycopg2://me:s3cret@host:port/db", "No database answers at "),
     ],
 )
-def test_an_address_without_an_answer(uri: str, message: str) -> None:
+def test_unreachable_database_raises_user_error_without_the_password(uri: str, message: str) -> None:
     with pytest.raises(UserError, match=message) as caught:
         tracking_database.check(uri)
     assert caught.value.code == UNAVAILABLE
     assert "s3cret" not in str(caught.value)
 
 
-def test_a_database_that_is_there() -> None:
+def test_reachable_database_passes_the_check() -> None:
     tracking_database.check("sqlite://")
 
 
-def test_a_server_that_accepts_and_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_database_server_raises_user_error_after_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     import sqlalchemy
 
     answered = threading.Event()

@@ -1,4 +1,4 @@
-"""``objective=``: whose direction counts, what is refused, and what an unknown one is told."""
+"""``objective=``: the chosen direction, refused values and the error of an unknown metric."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NDCG = Objective("ndcg_at_20", "max", refit=True, test_epochs=(3, 6))
 LOSS = Objective("loss", "min")
 
 
-def test_a_declared_direction() -> None:
+def test_declared_direction_is_used_and_the_opposite_one_is_refused() -> None:
     """It need not be given, and the other one is refused."""
     declared = {"gini_at_20": "min"}
     for given in ("gini_at_20", "gini_at_20:min"):
@@ -35,7 +35,7 @@ def test_a_pattern_declares_the_direction_of_several_metrics() -> None:
         objectives.chosen(NDCG, ("gini",), declared)
 
 
-def test_unasked_the_workloads_own_stand() -> None:
+def test_objectives_of_the_workload_are_the_default() -> None:
     assert objectives.chosen(NDCG, ()) == (NDCG,)
     assert objectives.chosen((NDCG, LOSS), ()) == (NDCG, LOSS)
 
@@ -49,24 +49,24 @@ def test_unasked_the_workloads_own_stand() -> None:
         (("loss", "ndcg_at_20"), [("loss", "min"), ("ndcg_at_20", "max")]),
     ],
 )
-def test_the_direction_is_the_workloads_or_the_users(asked: tuple[str, ...], expected: list[tuple[str, str]]) -> None:
+def test_direction_comes_from_the_workload_or_the_user(asked: tuple[str, ...], expected: list[tuple[str, str]]) -> None:
     found = objectives.chosen((NDCG, LOSS), asked)
     assert [(objective.metric, objective.direction) for objective in found] == expected
 
 
-def test_what_is_not_the_direction_stays_the_workloads() -> None:
+def test_refit_and_test_epochs_are_kept_for_another_metric() -> None:
     (found,) = objectives.chosen(NDCG, ("recall_at_20:max",))
     assert (found.refit, found.test_epochs) == (True, (3, 6))
 
 
 @pytest.mark.parametrize("asked", ["recall_at_20:", "recall_at_20:up", "ndcg_at_20:mx"])
-def test_a_direction_that_is_unknown(asked: str) -> None:
+def test_unknown_direction_is_refused(asked: str) -> None:
     metric = asked.partition(":")[0]
     with pytest.raises(UserError, match=f"The direction of the objective {metric} is not valid: got '{asked}'; "):
         objectives.chosen(NDCG, (asked,))
 
 
-def test_a_metric_that_is_not_declared() -> None:
+def test_undeclared_metric_without_a_direction_is_refused() -> None:
     with pytest.raises(UserError) as caught:
         objectives.chosen(NDCG, ("ndcg",), {"gini_at_20": "min"})
     assert str(caught.value) == (
@@ -79,7 +79,7 @@ def test_a_metric_that_is_not_declared() -> None:
 
 
 @pytest.mark.parametrize("text", ["validation/ndcg_at_20,validation/loss:min", "ndcg_at_20, loss:min"])
-def test_the_name_that_outputs_print(text: str) -> None:
+def test_validation_prefix_and_spaces_are_removed_from_objectives(text: str) -> None:
     """``validation/`` may be given, and does not make another plan."""
     assert Plan(objective=text).objective == ("ndcg_at_20", "loss:min")  # type: ignore[arg-type]
     assert [one.metric for one in objectives.chosen((NDCG, LOSS), tuple(text.replace(" ", "").split(",")))] == [
@@ -89,22 +89,22 @@ def test_the_name_that_outputs_print(text: str) -> None:
 
 
 @pytest.mark.parametrize("asked", ["", ":max"])
-def test_one_without_a_name(asked: str) -> None:
+def test_objective_without_a_name_is_refused(asked: str) -> None:
     with pytest.raises(UserError, match="An objective has no name"):
         objectives.chosen(LOSS, ("loss", asked))
 
 
-def test_one_named_twice() -> None:
+def test_objective_named_twice_is_refused() -> None:
     with pytest.raises(UserError, match="An objective is named twice: got loss:min, loss"):
         objectives.chosen(LOSS, ("loss:min", "loss"))
 
 
-def test_its_value_is_validations() -> None:
+def test_value_of_an_objective_is_read_from_validation() -> None:
     metrics = {"validation/loss": 0.5, "train/loss": 9.0, "test/loss": 7.0}
     assert objectives.value(LOSS, metrics) == 0.5
 
 
-def test_one_that_validation_does_not_report() -> None:
+def test_objective_that_validation_does_not_report_is_refused() -> None:
     with pytest.raises(UserError) as caught:
         objectives.value(Objective("ndgc_at_20", "max"), {"validation/ndcg_at_20": 0.5, "train/loss": 9.0})
     message = str(caught.value)

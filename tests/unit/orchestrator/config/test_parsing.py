@@ -1,4 +1,4 @@
-"""From YAML and ``key=value`` to checked values: each mistake in one sentence, with file and line."""
+"""From YAML and ``key=value`` to checked values; an error names the setting, the file and the line."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def file(folder: Path, text: str, name: str = "exp.yaml") -> Path:
 # YAML
 
 
-def test_values_and_their_lines(tmp_path: Path) -> None:
+def test_yaml_values_are_read_with_their_lines(tmp_path: Path) -> None:
     found = read_yaml(file(tmp_path, "# a comment\nseed: 3\nparams:\n  lr: 0.1\n\n  deep: {a: 1}\nplan: {epochs: 5}\n"))
     assert found.values == {"seed": 3, "params": {"lr": 0.1, "deep": {"a": 1}}, "plan": {"epochs": 5}}
     lines = {"seed": 2, "params": 3, "params.lr": 4, "params.deep": 6, "params.deep.a": 6, "plan": 7, "plan.epochs": 7}
@@ -61,7 +61,7 @@ def test_words_that_yaml_1_1_has_for_booleans_are_text(tmp_path: Path) -> None:
     assert found.values == {"a": "off", "b": ["yes", True, True, False], "c": {"d": "on", "e": "1:4", "2:30": "x"}}
 
 
-def test_a_boolean_is_no_number() -> None:
+def test_boolean_is_refused_for_an_integer_setting() -> None:
     places = {"epochs": "exp.yaml, line 2", "refit": "exp.yaml, line 3"}
     words = "Plan key epochs (exp.yaml, line 2) is not valid: got True"
     refused(lambda: validate(Plan, {"epochs": True}, "plan key", places), words)
@@ -92,17 +92,17 @@ def test_an_empty_file_sets_nothing(text: str, tmp_path: Path) -> None:
         ("params: &a {x: *a}\n", ("nested too deeply, or a part holds itself",)),
     ],
 )
-def test_what_is_wrong_with_a_file_comes_with_its_line(text: str, words: tuple[str, ...], tmp_path: Path) -> None:
+def test_invalid_yaml_file_is_refused_with_its_path(text: str, words: tuple[str, ...], tmp_path: Path) -> None:
     path = file(tmp_path, text)
     refused(lambda: read_yaml(path), str(path), *words)
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_missing_file_and_folder_are_refused(tmp_path: Path) -> None:
     refused(lambda: read_yaml(tmp_path / "none.yaml"), f"{tmp_path}/none.yaml does not exist")
     refused(lambda: read_yaml(tmp_path), f"The file {tmp_path} cannot be read")
 
 
-def test_a_file_that_is_no_text(tmp_path: Path) -> None:
+def test_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "exp.yaml").write_bytes(b"\xff\xfe\x00a")
     refused(lambda: read_yaml(tmp_path / "exp.yaml"), "cannot be read")
 
@@ -110,18 +110,18 @@ def test_a_file_that_is_no_text(tmp_path: Path) -> None:
 # Experiments
 
 
-def test_an_unknown_section_has_its_line_and_the_nearest(tmp_path: Path) -> None:
+def test_error_of_an_unknown_section_names_line_and_nearest_name(tmp_path: Path) -> None:
     path = file(tmp_path, "seed: 1\nparms:\n  lr: 1\n")
     refused(lambda: read_experiment(path), f"Unknown key in {path}, line 2: got 'parms'", "Did you mean 'params'?")
 
 
 @pytest.mark.parametrize("section", ["params", "plan", "resources", "search"])
-def test_a_section_is_a_mapping(section: str, tmp_path: Path) -> None:
+def test_section_that_is_not_a_mapping_is_refused(section: str, tmp_path: Path) -> None:
     path = file(tmp_path, f"seed: 1\n{section}: [1]\n")
     refused(lambda: read_experiment(path), f"{path}, line 2: {section} must be a mapping: got [1]")
 
 
-def test_a_file_extends_another(tmp_path: Path) -> None:
+def test_extends_merges_the_values_and_places_of_base_files(tmp_path: Path) -> None:
     (tmp_path / "bases").mkdir()
     file(tmp_path / "bases", "workload: toy\nseed: 1\nparams: {lr: 0.1, dim: 4}\n", "root.yaml")
     file(tmp_path / "bases", "extends: root.yaml\nparams: {dim: 8}\nplan: {epochs: 3}\n", "base.yaml")
@@ -135,7 +135,7 @@ def test_a_file_extends_another(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_a_base_that_is_not_there(tmp_path: Path) -> None:
+def test_missing_base_file_is_refused(tmp_path: Path) -> None:
     path = file(tmp_path, "seed: 1\nextends: none.yaml\n")
     what = f"{path}, line 2: the file that it extends does not exist: got {tmp_path}/none.yaml"
     refused(lambda: read_experiment(path), what)
@@ -146,7 +146,7 @@ def test_several_bases_are_refused(tmp_path: Path) -> None:
     refused(lambda: read_experiment(path), f"{path}, line 1: extends names one file: got ['a.yaml', 'b.yaml']")
 
 
-def test_files_that_extend_each_other(tmp_path: Path) -> None:
+def test_files_that_extend_each_other_are_refused(tmp_path: Path) -> None:
     path = file(tmp_path, "extends: b.yaml\n", "a.yaml")
     file(tmp_path, "extends: a.yaml\n", "b.yaml")
     refused(lambda: read_experiment(path), "extends itself", "a.yaml", "b.yaml")
@@ -166,7 +166,7 @@ def test_files_that_extend_each_other(tmp_path: Path) -> None:
         (["scheduler=none", "pooling=None"], {"scheduler": "none", "pooling": "None"}),
     ],
 )
-def test_words(words: list[str], expected: dict[str, Any]) -> None:
+def test_overrides_are_read_from_words(words: list[str], expected: dict[str, Any]) -> None:
     assert read_overrides(words) == expected
 
 
@@ -183,11 +183,11 @@ def test_words(words: list[str], expected: dict[str, Any]) -> None:
         (["sizes=[1,"], "The value of sizes is not a JSON list or object: got '[1,'"),
     ],
 )
-def test_words_that_are_none(words: list[str], message: str) -> None:
+def test_malformed_overrides_are_refused(words: list[str], message: str) -> None:
     refused(lambda: read_overrides(words), message)
 
 
-def test_keys_find_their_section() -> None:
+def test_keys_are_split_into_params_and_plan() -> None:
     values = {"lr": "1", "params.dim": "2", "epochs": "3", "plan.patience": "4"}
     assert split_keys(values, ["lr", "dim"], PLAN_KEYS) == ({"lr": "1", "dim": "2"}, {"epochs": "3", "patience": "4"})
 
@@ -211,7 +211,7 @@ def test_keys_find_their_section() -> None:
         ("params.dim.in", ("The parameter dim is set as a whole: got params.dim.in.",)),
     ],
 )
-def test_keys_that_have_none(key: str, words: tuple[str, ...]) -> None:
+def test_unknown_and_misplaced_keys_are_refused(key: str, words: tuple[str, ...]) -> None:
     refused(lambda: split_keys({key: "1"}, ["lr", "dim"], PLAN_KEYS), *words)
 
 
@@ -238,7 +238,7 @@ class Choices(BaseModel):
     size: Size = Size.SMALL
 
 
-def test_text_becomes_a_number_that_a_field_can_be() -> None:
+def test_text_is_converted_to_numeric_literals_and_enum_values() -> None:
     words = {"degree": "2", "skip": "1", "size": "2"}
     assert validate(Choices, words, "parameter") == Choices(degree=2, skip=1, size=Size.LARGE)
     assert validate_part(Choices, words, "parameter") == {"degree": 2, "skip": 1, "size": 2}
@@ -266,12 +266,12 @@ def test_text_becomes_a_number_that_a_field_can_be() -> None:
         ({"sizes": [1, "x"]}, "Parameter sizes is not valid: got 'x'"),
     ],
 )
-def test_the_first_problem_in_one_sentence(values: dict[str, Any], message: str) -> None:
+def test_first_invalid_value_is_reported(values: dict[str, Any], message: str) -> None:
     assert str(refused(lambda: validate(Model, values, "parameter"))).startswith(message)
 
 
 @pytest.mark.parametrize("name", ["table", "part"])
-def test_how_an_object_is_written(name: str) -> None:
+def test_error_of_text_for_an_object_shows_an_example(name: str) -> None:
     class Nested(BaseModel):
         table: dict[str, int] = {}
         part: Model = Model()
@@ -287,7 +287,7 @@ def test_a_problem_from_a_file_has_its_line(values: dict[str, Any]) -> None:
     )
 
 
-def test_some_fields_are_checked_without_the_others() -> None:
+def test_validate_part_checks_only_the_given_fields() -> None:
     assert validate_part(Model, {"layers": "9", "kind": "mf"}, "parameter") == {"layers": 9, "kind": "mf"}
     assert validate_part(Model, {}, "parameter") == {}
     refused(
@@ -309,14 +309,14 @@ class Careless(BaseModel):
         return value
 
 
-def test_what_a_validator_raises_and_json_lacks_is_the_users_to_mend() -> None:
+def test_validator_errors_and_values_without_json_form_are_refused() -> None:
     message = "Careless has failed: TypeError: no such rate. It refuses a value by a ValueError"
     refused(lambda: validate(Careless, {"rate": 2}, "parameter"), message)
     assert as_json(Careless()) == {"rate": 0.1, "call": None}
     refused(lambda: as_json(Careless(call=abs)), "The parameters cannot be recorded", "can be named by a Literal")
 
 
-def test_all_ways_to_refit_are_allowed_and_named() -> None:
+def test_refit_accepts_true_false_only_and_null() -> None:
     for text, expected in (("true", True), ("false", False), ("only", "only"), (None, None)):
         assert validate(Plan, {"refit": text}, "plan setting").refit == expected
     refused(lambda: validate(Plan, {"refit": "never"}, "plan setting"), "Plan setting refit", "got 'never'", "only")

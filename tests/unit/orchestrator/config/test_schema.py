@@ -66,7 +66,9 @@ def accepted(file: Path) -> bool:
 
 
 @pytest.mark.parametrize(("text", "valid"), FILES.items())
-def test_the_schema_decides_as_the_commands_do(text: str, valid: bool, recommender: Any, tmp_path: Path) -> None:
+def test_schema_accepts_the_same_files_as_the_commands(
+    text: str, valid: bool, recommender: Any, tmp_path: Path
+) -> None:
     (tmp_path / "run.yaml").write_text(text)
     assert recommender.is_valid(yaml.safe_load(text)) == valid, list(recommender.iter_errors(yaml.safe_load(text)))
     if text == "resources: {workers: '4'}":  # a number as text: the command is more lenient than an editor
@@ -89,7 +91,7 @@ def test_every_workload_has_a_schema_with_all_its_settings(workload: str) -> Non
         jsonschema.validate(json.loads(json.dumps({"params": params, "plan": plan})), document)
 
 
-def test_the_files_of_the_pages_name_their_schema_and_are_valid() -> None:
+def test_yaml_examples_of_the_docs_name_their_schema_and_are_valid() -> None:
     """Each has the line by which an editor finds the schema."""
     seen = 0
     for page in [*ROOT.glob("docs/**/*.md"), ROOT / "README.md"]:
@@ -102,7 +104,7 @@ def test_the_files_of_the_pages_name_their_schema_and_are_valid() -> None:
     assert seen
 
 
-def test_the_verb_writes_it(home: Path, tmp_path: Path) -> None:
+def test_schema_command_writes_the_schema(home: Path, tmp_path: Path) -> None:
     written = typed(home, "schema", "simclr", "--output", str(tmp_path / "simclr.schema.json"))
     assert written.returncode == 0
     assert json.loads((tmp_path / "simclr.schema.json").read_text()) == schema.json_schema("simclr")

@@ -1,4 +1,4 @@
-"""Plan and spec: frozen, no name twice, and a fingerprint of what changes the numbers alone."""
+"""Plan and spec are frozen, share no names, and have a fingerprint of the settings that change the results."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ def test_every_setting_is_described(model: Any) -> None:
         (Plan(epochs=7, evaluate_every=4, decide_at=(1, 2)), [1, 2, 4, 7]),
     ],
 )
-def test_epochs_that_are_evaluated(plan: Plan, expected: list[int]) -> None:
+def test_evaluated_epochs_follow_evaluate_every_and_decide_at(plan: Plan, expected: list[int]) -> None:
     assert [epoch for epoch in range(1, 8) if plan.evaluates(epoch)] == expected
 
 
-def test_decide_at_is_no_key_of_the_command_line() -> None:
+def test_plan_keys_of_the_command_line_exclude_decide_at() -> None:
     assert set(PLAN_KEYS) == set(Plan.model_fields) - {"decide_at"}
 
 
@@ -73,13 +73,13 @@ def test_decide_at_is_no_key_of_the_command_line() -> None:
     "values",
     [{"epochs": 0}, {"patience": -1}, {"accumulate": 0}, {"precision": "fp16"}, {"refit": "never"}, {"epoch": 1}],
 )
-def test_a_plan_out_of_its_bounds(values: dict[str, Any]) -> None:
+def test_invalid_plan_values_are_refused(values: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         Plan(**values)
 
 
 @pytest.mark.parametrize("spec", [SPEC, SWEEP, SPEC.plan, SPEC.resources, SWEEP.search], ids=lambda s: type(s).__name__)
-def test_frozen_and_no_extra_keys(spec: Any) -> None:
+def test_specs_are_frozen_and_refuse_unknown_keys(spec: Any) -> None:
     with pytest.raises(ValidationError):
         setattr(spec, next(iter(type(spec).model_fields)), None)
     with pytest.raises(ValidationError):
@@ -101,7 +101,7 @@ def test_frozen_and_no_extra_keys(spec: Any) -> None:
         {"params": {"dim": 4, "lr": 0.1}},
     ],
 )
-def test_placement_is_no_identity(values: dict[str, Any]) -> None:
+def test_placement_and_logging_do_not_change_the_fingerprint(values: dict[str, Any]) -> None:
     assert (changed(SPEC, **values) == SPEC) is ("params" in values), "the order of parameters alone is no change"
     assert changed(SPEC, **values).fingerprint() == SPEC.fingerprint()
     assert changed(SPEC, **values).identity == SPEC.identity
@@ -125,15 +125,15 @@ OTHER = {
         *({"plan": SPEC.plan.model_dump() | {name: value}} for name, value in OTHER.items()),
     ],
 )
-def test_what_changes_the_numbers_changes_the_fingerprint(values: dict[str, Any]) -> None:
+def test_settings_that_change_the_results_change_the_fingerprint(values: dict[str, Any]) -> None:
     assert changed(SPEC, **values).fingerprint() != SPEC.fingerprint()
 
 
-def test_every_plan_setting_was_tried() -> None:
+def test_fingerprint_cases_cover_every_plan_setting() -> None:
     assert set(OTHER) | {"checkpoint_every", "log_every"} == set(Plan.model_fields)
 
 
-def test_a_fingerprint_is_the_same_on_every_machine_and_day() -> None:
+def test_fingerprint_is_the_digest_of_the_canonical_json() -> None:
     text = (
         '{"params": {"dim": 4, "lr": 0.1}, "plan": {"accumulate": 1, "decide_at": [], "epochs": 9, '
         '"evaluate_every": 1, "patience": 0, "precision": "fp32", "refit": true, '
@@ -143,7 +143,7 @@ def test_a_fingerprint_is_the_same_on_every_machine_and_day() -> None:
     assert SPEC.identity == {"workload": "toy", "fingerprint": SPEC.fingerprint()}
 
 
-def test_members_of_a_population_can_go_on_from_each_others_checkpoints() -> None:
+def test_members_of_a_population_share_one_checkpoint_identity() -> None:
     search = SWEEP.search.model_dump() | {"scheduler": "pbt", "trials": 4}
     population = changed(SWEEP, search=search)
     one, other = (population.trial(number, {"lr": number / 8}) for number in (1, 2))
@@ -156,7 +156,7 @@ def test_members_of_a_population_can_go_on_from_each_others_checkpoints() -> Non
     ("text", "expected"),
     [("ndcg", ("ndcg",)), ("ndcg:max, loss", ("ndcg:max", "loss")), (["a:min", "b"], ("a:min", "b")), ("", ("",))],
 )
-def test_an_objective_is_named_by_a_word(text: str | list[str], expected: tuple[str, ...]) -> None:
+def test_objectives_are_parsed_from_text_or_a_list(text: str | list[str], expected: tuple[str, ...]) -> None:
     assert Plan.model_validate({"objective": text}).objective == expected
 
 
@@ -169,7 +169,7 @@ def test_the_command_that_repeats_a_run_names_its_objective() -> None:
     assert Plan.model_validate(read_overrides([word])).objective == ("x:max", "error")
 
 
-def test_the_command_that_repeats_a_run_sets_to_null_what_has_another_default(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeat_command_sets_null_only_where_the_default_is_not_null(monkeypatch: pytest.MonkeyPatch) -> None:
     class Params(BaseModel):
         warmup: int | None = 100
         decay: int | None = None
@@ -182,7 +182,7 @@ def test_the_command_that_repeats_a_run_sets_to_null_what_has_another_default(mo
     assert not [word for word in words if word.startswith("decay")]
 
 
-def test_a_sweeps_fingerprint_is_what_it_searches() -> None:
+def test_sweep_fingerprint_depends_on_the_search_and_not_on_its_budget() -> None:
     search = SWEEP.search.model_dump()
     for same in ({"trials": 99}, {"concurrency": 3}, {"time_budget": 5.0}):
         assert changed(SWEEP, search=search | same).fingerprint() == SWEEP.fingerprint()
@@ -195,7 +195,7 @@ def test_a_sweeps_fingerprint_is_what_it_searches() -> None:
 # Trials
 
 
-def test_trials_have_seeds_of_their_own_that_follow_from_the_sweeps() -> None:
+def test_trial_seeds_are_distinct_and_derived_from_the_sweep_seed() -> None:
     seeds = [SWEEP.trial(number, {}).seed for number in range(5000)]
     assert len(set(seeds)) == 5000
     assert SWEEP.trial(17, {}).seed == seeds[17]
@@ -203,7 +203,7 @@ def test_trials_have_seeds_of_their_own_that_follow_from_the_sweeps() -> None:
     assert changed(SWEEP, seed=2**31 - 1).trial(4999, {}).seed < 2**31
 
 
-def test_a_trial_is_an_experiment_of_the_sweep() -> None:
+def test_trial_has_the_workload_plan_and_resources_of_the_sweep() -> None:
     trial = SWEEP.trial(2, {"lr": 0.3})
     assert (trial.workload, trial.params, trial.plan, trial.resources) == (
         "toy",
@@ -227,7 +227,7 @@ def test_a_trial_is_an_experiment_of_the_sweep() -> None:
         ({"gpus_per_worker": -1}, "greater than or equal to 0"),
     ],
 )
-def test_resources_that_no_cluster_has(values: dict[str, Any], message: str) -> None:
+def test_invalid_resources_are_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         Resources(**values)
 

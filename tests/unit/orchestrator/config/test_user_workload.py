@@ -162,7 +162,7 @@ def test_a_sweep_of_a_function_resumes_and_needs_consent(
     assert f"{mine} has changed since the sweep began" in capsys.readouterr().out
 
 
-def test_what_only_a_record_names_is_not_run(mine: Path, home: Path, tmp_path: Path) -> None:
+def test_workload_file_named_only_by_a_record_is_not_run(mine: Path, home: Path, tmp_path: Path) -> None:
     trained = run(f"{mine}:train", name="theirs")
     canary = tmp_path / "canary"
     (tmp_path / "attack.py").write_text(f"open({str(canary)!r}, 'w')\n{EXAMPLE}")
@@ -180,7 +180,9 @@ def test_what_only_a_record_names_is_not_run(mine: Path, home: Path, tmp_path: P
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_and_is_repeated(mine: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_of_a_function_is_continued_and_reproduced_with_equal_metrics(
+    mine: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole = run(f"{mine}:train", epochs=6, seed=3)
     run(f"{mine}:train", seed=3, name="first")
     assert run(None, origin="first", epochs=6).metrics == whole.metrics
@@ -200,7 +202,9 @@ def test_a_run_goes_on_and_is_repeated(mine: Path, home: Path, monkeypatch: pyte
         ({"steps_per_epoch": 3}, ("a function yields once an epoch", "steps_per_epoch=3")),
     ],
 )
-def test_what_a_function_cannot_do_is_refused(mine: Path, asked: dict[str, Any], words: tuple[str, ...]) -> None:
+def test_settings_that_a_function_does_not_support_are_refused(
+    mine: Path, asked: dict[str, Any], words: tuple[str, ...]
+) -> None:
     refused(lambda: run(f"{mine}:train", **asked), *words)
 
 
@@ -216,18 +220,20 @@ def test_what_a_function_cannot_do_is_refused(mine: Path, asked: dict[str, Any],
         ("mine.py:train", "import nosuchpackage", ("line 1 cannot be imported", "nosuchpackage")),
     ],
 )
-def test_a_bad_name_is_one_sentence(mine: Path, named: str, text: str | None, words: tuple[str, ...]) -> None:
+def test_workload_that_cannot_be_loaded_is_refused(
+    mine: Path, named: str, text: str | None, words: tuple[str, ...]
+) -> None:
     if text is not None:
         mine.write_text(text)
     refused(lambda: run(named if "." in named.partition(":")[0][:3] else str(mine.parent / named)), *words)
 
 
-def test_a_file_without_a_name_and_an_object_without_one(mine: Path) -> None:
+def test_file_without_a_name_and_unnamed_object_are_refused(mine: Path) -> None:
     refused(lambda: run("mine.py"), "The workload is named by its file alone", "Write mine.py:NAME")
     refused(lambda: run(object), "not given by its name", "got <class 'object'>", "mine.py:Mine")  # type: ignore[arg-type]
 
 
-def test_own_modules_where_python_does_not_look(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_import_error_of_a_local_module_suggests_pythonpath(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     project = mine.parent
     (project / "digits").mkdir()
     (project / "digits" / "model.py").write_text("")
@@ -283,7 +289,9 @@ class Mine:
         ("def servable", "def sevrable", ("the class Mine has no servable",)),
     ],
 )
-def test_a_class_that_does_not_meet_the_contract(mine: Path, right: str, wrong: str, words: tuple[str, ...]) -> None:
+def test_class_that_violates_the_contract_is_refused(
+    mine: Path, right: str, wrong: str, words: tuple[str, ...]
+) -> None:
     assert right in CLASS
     mine.write_text(CLASS.replace(right, wrong))
     refused(lambda: run(f"{mine}:Mine"), *words)
@@ -300,13 +308,13 @@ def test_a_function_without_metrics_of_validation_is_refused(mine: Path) -> None
     refused(lambda: run(f"{mine}:train"), "No metric of validation", "use @ctx.evaluate", "begin with validation/")
 
 
-def test_a_failing_function_fails_its_run_alone(mine: Path) -> None:
+def test_function_that_ends_before_the_last_epoch_fails_its_run(mine: Path) -> None:
     mine.write_text("def train(params, ctx):\n    yield {'loss': 1.0, 'validation/loss': 2.0}\n")
     with pytest.raises(RunFailed, match="has ended before epoch 2; it yields once for each"):
         run(f"{mine}:train")
 
 
-def test_labels_are_short() -> None:
+def test_workload_labels_are_shortened_to_file_and_name() -> None:
     assert user_code.label("/home/me/nets.py:train") == "nets-train"
     assert user_code.label("package.nets:train") == "nets-train"
     assert user_code.label("recommender") == "recommender"

@@ -1,4 +1,4 @@
-"""Checkpoints: what goes in comes out, a damaged one is refused in a sentence, and a killed writer harms nothing."""
+"""Checkpoints are read back as written, damaged ones are refused, and a killed writer leaves an intact one."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def same(first: Any, second: Any) -> bool:
 # Content
 
 
-def test_what_goes_in_comes_out(tmp_path: Path) -> None:
+def test_state_is_read_back_as_written(tmp_path: Path) -> None:
     found = checkpoint.read(write(tmp_path / "checkpoint-1"), IDENTITY)
     assert (found.identity, found.epoch) == (IDENTITY, 7)
     assert same(STATE, found.state)
@@ -75,23 +75,23 @@ states = st.recursive(
     max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 @given(state=st.dictionaries(keys, states, max_size=4))
-def test_any_nested_state_of_tensors_and_json_scalars(state: dict[Any, Any], tmp_path: Path) -> None:
+def test_any_nested_state_of_tensors_and_scalars_is_read_back(state: dict[Any, Any], tmp_path: Path) -> None:
     assert same(state, checkpoint.read(write(tmp_path / "checkpoint-1", state)).state)
 
 
-def test_keys_that_look_alike_are_apart(tmp_path: Path) -> None:
+def test_similar_keys_are_kept_apart(tmp_path: Path) -> None:
     one, two, three, four = (torch.full((2,), float(n)) for n in range(4))
     state = {1: one, "1": two, "a/b": three, "a": {"b": four}}
     assert same(state, checkpoint.read(write(tmp_path / "checkpoint-1", state)).state)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64, torch.int8, torch.int64, torch.bool])
-def test_every_kind_of_number_keeps_its_bits(dtype: torch.dtype, tmp_path: Path) -> None:
+def test_tensors_of_each_dtype_are_read_back_exactly(dtype: torch.dtype, tmp_path: Path) -> None:
     tensor = torch.tensor([0.1, -3.3, 7]).to(dtype)
     assert same({"t": tensor}, checkpoint.read(write(tmp_path / "checkpoint-1", {"t": tensor})).state)
 
 
-def test_tensors_may_share_memory_and_lie_in_any_order(tmp_path: Path) -> None:
+def test_shared_and_strided_tensors_are_read_back(tmp_path: Path) -> None:
     base = torch.arange(24.0).reshape(4, 6)
     one = base[:1, :1].T  # of one element, whose stride is 6
     state = {"tied": base, "again": base, "part": base[1:3], "turned": base.T, "wide": base[0].expand(5, 6)}
@@ -102,7 +102,7 @@ def test_tensors_may_share_memory_and_lie_in_any_order(tmp_path: Path) -> None:
     assert found["again"][0, 0] == 0
 
 
-def test_not_a_number_survives_in_scalars(tmp_path: Path) -> None:
+def test_nan_and_infinity_in_scalars_are_read_back(tmp_path: Path) -> None:
     found = checkpoint.read(write(tmp_path / "checkpoint-1", {"x": math.nan, "y": math.inf})).state
     assert math.isnan(found["x"])
     assert found["y"] == math.inf
@@ -116,7 +116,7 @@ def test_parameters_are_saved_as_plain_tensors(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [b"bytes", {1, 2}, object(), 1j, torch.Generator()])
-def test_what_would_need_pickle_is_refused_with_its_place(value: Any, tmp_path: Path) -> None:
+def test_value_that_would_need_pickle_is_refused_with_its_place(value: Any, tmp_path: Path) -> None:
     with pytest.raises(TypeError, match=rf"state_dict holds a {type(value).__name__} at .*deep.*0"):
         write(tmp_path / "checkpoint-1", {"deep": [value]})
     assert checkpoint.latest(tmp_path) is None
@@ -169,21 +169,21 @@ def refused(folder: Path, *words: str, identity: Mapping[str, str] | None = None
 
 
 @pytest.mark.parametrize("left", [0.0, 0.5, 0.99])
-def test_a_truncated_tensor_file(left: float, tmp_path: Path) -> None:
+def test_truncated_tensor_file_is_refused(left: float, tmp_path: Path) -> None:
     file = write(tmp_path / "checkpoint-1") / TENSORS
     size = file.stat().st_size
     os.truncate(file, int(size * left))
     refused(file.parent, "is truncated", f"got {int(size * left)} bytes", f"allowed: {size} bytes")
 
 
-def test_a_missing_tensor_file(tmp_path: Path) -> None:
+def test_missing_tensor_file_is_refused(tmp_path: Path) -> None:
     folder = write(tmp_path / "checkpoint-1")
     (folder / TENSORS).unlink()
     refused(folder, "is truncated", "got 0 bytes")
 
 
 @pytest.mark.parametrize("place", [12, -1])
-def test_a_flipped_bit(place: int, tmp_path: Path) -> None:
+def test_flipped_bit_in_the_tensor_file_is_refused(place: int, tmp_path: Path) -> None:
     file = write(tmp_path / "checkpoint-1") / TENSORS
     content = bytearray(file.read_bytes())
     content[place] ^= 1
@@ -192,13 +192,15 @@ def test_a_flipped_bit(place: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("left", [0.0, 0.3, 0.99])
-def test_a_truncated_description(left: float, tmp_path: Path) -> None:
+def test_truncated_checkpoint_json_is_refused(left: float, tmp_path: Path) -> None:
     file = write(tmp_path / "checkpoint-1") / META
     os.truncate(file, int(file.stat().st_size * left))
     refused(file.parent, f"its {META} cannot be read")
 
 
-def test_a_checkpoint_that_may_not_be_read_is_not_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoint_without_read_permission_is_not_called_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its fix is not to remove it."""
     folder = write(tmp_path / "checkpoint-1")
 
@@ -211,14 +213,14 @@ def test_a_checkpoint_that_may_not_be_read_is_not_damaged(tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize("content", [b"[]", b"{}", b"\xff\xfe", b"null"])
-def test_a_description_of_something_else(content: bytes, tmp_path: Path) -> None:
+def test_checkpoint_json_with_other_content_is_refused(content: bytes, tmp_path: Path) -> None:
     folder = write(tmp_path / "checkpoint-1")
     (folder / META).write_bytes(content)
     refused(folder, f"its {META} cannot be read")
 
 
 @pytest.mark.parametrize("key", ["identity", "epoch", "state", "files", "sha256"])
-def test_a_description_that_lacks_something(key: str, tmp_path: Path) -> None:
+def test_checkpoint_json_with_a_missing_key_is_refused(key: str, tmp_path: Path) -> None:
     folder = write(tmp_path / "checkpoint-1")
     meta = json.loads((folder / META).read_text())
     del meta[key]
@@ -226,7 +228,7 @@ def test_a_description_that_lacks_something(key: str, tmp_path: Path) -> None:
     refused(folder, f"the content of {META} changed", identity=IDENTITY)
 
 
-def test_a_flipped_digit_of_the_description(tmp_path: Path) -> None:
+def test_changed_digit_in_checkpoint_json_is_refused(tmp_path: Path) -> None:
     file = write(tmp_path / "checkpoint-1") / META
     content = file.read_text()
     assert '"epoch": 7' in content
@@ -234,14 +236,14 @@ def test_a_flipped_digit_of_the_description(tmp_path: Path) -> None:
     refused(file.parent, f"the content of {META} changed")
 
 
-def test_no_description(tmp_path: Path) -> None:
+def test_missing_checkpoint_json_is_refused(tmp_path: Path) -> None:
     folder = write(tmp_path / "checkpoint-1")
     (folder / META).unlink()
     refused(folder, f"is incomplete: it has no {META}")
     refused(tmp_path / "nowhere", f"is incomplete: it has no {META}")
 
 
-def test_another_format(tmp_path: Path) -> None:
+def test_checkpoint_of_another_format_is_refused(tmp_path: Path) -> None:
     folder = write(tmp_path / "checkpoint-1")
     meta = json.loads((folder / META).read_text())
     (folder / META).write_text(json.dumps(meta | {"format": 99}))
@@ -249,7 +251,7 @@ def test_another_format(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("key", ["workload", "fingerprint"])
-def test_another_workload_or_configuration(key: str, tmp_path: Path) -> None:
+def test_checkpoint_of_another_workload_or_fingerprint_is_refused(key: str, tmp_path: Path) -> None:
     folder = write(tmp_path / "checkpoint-1")
     refused(
         folder, f"belongs to another {key}: got {IDENTITY[key]}; allowed: other", identity=IDENTITY | {key: "other"}
@@ -273,7 +275,7 @@ def test_latest_falls_back_past_a_damaged_one(damage: str, tmp_path: Path) -> No
     assert checkpoint.latest(tmp_path) == tmp_path / checkpoint.name(1)
 
 
-def test_latest_skips_a_description_that_is_nested_too_deeply_or_a_folder(tmp_path: Path) -> None:
+def test_latest_skips_checkpoint_json_that_is_too_nested_or_a_folder(tmp_path: Path) -> None:
     for order in (1, 2, 3):
         write(tmp_path / checkpoint.name(order))
     (tmp_path / checkpoint.name(2) / META).write_text("[" * 100_000)
@@ -282,14 +284,14 @@ def test_latest_skips_a_description_that_is_nested_too_deeply_or_a_folder(tmp_pa
     assert checkpoint.latest(tmp_path) == tmp_path / checkpoint.name(1)
 
 
-def test_when_all_are_damaged_latest_says_so(tmp_path: Path) -> None:
+def test_latest_raises_user_error_if_all_checkpoints_are_damaged(tmp_path: Path) -> None:
     for order in (1, 2):
         os.truncate(write(tmp_path / checkpoint.name(order)) / TENSORS, 10)
     with pytest.raises(UserError, match="checkpoint-00000002 is truncated"):
         checkpoint.latest(tmp_path)
 
 
-def test_there_may_be_none(tmp_path: Path) -> None:
+def test_latest_of_an_empty_or_missing_folder_is_none(tmp_path: Path) -> None:
     assert checkpoint.latest(tmp_path) is None
     assert checkpoint.latest(tmp_path / "nowhere") is None
 
@@ -309,7 +311,7 @@ def test_names_sort_in_the_order_of_writing() -> None:
 # Killed writers
 
 
-def test_a_writer_that_fails_leaves_the_old_one_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_write_leaves_the_earlier_checkpoint_intact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write(tmp_path / "checkpoint-1")
 
     def full(*_: Any) -> None:
@@ -321,13 +323,13 @@ def test_a_writer_that_fails_leaves_the_old_one_whole(tmp_path: Path, monkeypatc
     assert same(STATE, checkpoint.read(folder).state)
 
 
-def test_a_writer_that_is_refused_leaves_nothing(tmp_path: Path) -> None:
+def test_refused_write_leaves_no_files(tmp_path: Path) -> None:
     with pytest.raises(TypeError):
         write(tmp_path / "checkpoint-1", {"set": {1, 2}})
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_killed_writers_left_goes_and_what_another_thread_writes_stays(tmp_path: Path) -> None:
+def test_keep_removes_partial_folders_except_those_of_this_process(tmp_path: Path) -> None:
     for name in (".checkpoint-00000009.0.partial", ".selection.0.partial", f".selection.{os.getpid()}.partial"):
         (tmp_path / name).mkdir()
     checkpoint.keep(tmp_path)
@@ -350,7 +352,7 @@ def _write_for_ever(folder: Path) -> None:
         checkpoint.keep(folder)
 
 
-def test_a_writer_that_is_killed_leaves_a_whole_one(tmp_path: Path) -> None:
+def test_killed_writer_leaves_an_intact_checkpoint(tmp_path: Path) -> None:
     for round_ in range(6):
         folder = tmp_path / str(round_)
         kill_while_writing(_write_for_ever, folder, 0.004 * round_)

@@ -38,7 +38,7 @@ def table(folder: Path) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", tensor_file.DTYPES)
-def test_a_file_is_as_safetensors_would_write_it(name: str, tmp_path: Path) -> None:
+def test_tensor_file_is_read_by_safetensors_with_equal_values(name: str, tmp_path: Path) -> None:
     dtype = getattr(torch, name)
     tensor = torch.arange(6).to(dtype)
     tensors = {"matrix": tensor.view(2, 3), "scalar": tensor[1], "nothing": tensor[:0], "columns": tensor.view(2, 3).T}
@@ -52,7 +52,7 @@ def test_a_file_is_as_safetensors_would_write_it(name: str, tmp_path: Path) -> N
         assert torch.equal(found[key].reshape(-1).view(torch.uint8), expected.reshape(-1).view(torch.uint8))
 
 
-def test_what_the_format_has_no_name_for_is_refused(tmp_path: Path) -> None:
+def test_unsupported_dtype_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="cannot hold the tensor z of type complex128"):
         tensor_file.write(tmp_path / "file", {"z": torch.zeros(1, dtype=torch.complex128)})
 
@@ -75,7 +75,7 @@ def test_checkpoints_of_one_best_epoch_share_a_file(tmp_path: Path) -> None:
     assert "ndcg" not in str(load_file(folders[1] / TENSORS).keys())
 
 
-def test_a_small_one_is_in_the_same_file(tmp_path: Path) -> None:
+def test_small_best_epoch_is_stored_in_the_tensor_file(tmp_path: Path) -> None:
     folder = checkpoint.write(tmp_path / "checkpoint-1", state(1, BestEpoch(), units={"id": torch.arange(9)}))
     assert {file.name for file in folder.iterdir()} == {TENSORS, META}
     assert torch.equal(checkpoint.read(folder).state["units"]["id"], torch.arange(9))
@@ -86,7 +86,7 @@ def _no_links(*_: Any) -> None:
 
 
 @pytest.mark.parametrize("trouble", ["no links", "gone", "another file"])
-def test_without_the_earlier_file_it_is_written_again(
+def test_best_epoch_file_is_rewritten_if_it_cannot_be_linked(
     trouble: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     best_epoch = BestEpoch()
@@ -102,7 +102,7 @@ def test_without_the_earlier_file_it_is_written_again(
     assert torch.equal(checkpoint.read(second).state["units"]["ndcg"], UNITS["ndcg"])
 
 
-def test_a_flipped_bit_of_it_is_found(tmp_path: Path) -> None:
+def test_flipped_bit_in_the_best_epoch_file_is_refused(tmp_path: Path) -> None:
     folder = checkpoint.write(tmp_path / "checkpoint-1", state(1, BestEpoch()))
     content = bytearray((folder / SELECTED).read_bytes())
     content[-1] ^= 1
@@ -125,7 +125,7 @@ def test_format_1_is_read(tmp_path: Path) -> None:
     assert torch.equal(found.state["w"], torch.arange(3.0))
 
 
-def test_an_intact_file_is_read_once_a_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_digest_of_an_intact_file_is_computed_once_per_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = checkpoint.write(tmp_path / checkpoint.name(1), state(1))
     for file in folder.iterdir():
         os.utime(file, (1, 1))
@@ -159,7 +159,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 
 
 @pytest.mark.usefixtures("background")
-def test_training_goes_on_and_does_not_change_what_is_written(tmp_path: Path, held: threading.Event) -> None:
+def test_background_write_is_unaffected_by_later_changes_of_the_state(tmp_path: Path, held: threading.Event) -> None:
     saved = state(1)
     with CheckpointWriter(tmp_path, 2) as writer:
         writer.save(saved, 1)
@@ -170,7 +170,7 @@ def test_training_goes_on_and_does_not_change_what_is_written(tmp_path: Path, he
 
 
 @pytest.mark.usefixtures("background")
-def test_one_is_written_at_a_time_and_the_last_before_the_end(tmp_path: Path, held: threading.Event) -> None:
+def test_background_writes_are_sequential_and_can_be_awaited(tmp_path: Path, held: threading.Event) -> None:
     with CheckpointWriter(tmp_path, 2) as writer:
         writer.save(state(1), 1)
         threading.Timer(0.1, held.set).start()
@@ -181,7 +181,7 @@ def test_one_is_written_at_a_time_and_the_last_before_the_end(tmp_path: Path, he
     assert sorted(path.name for path in tmp_path.iterdir()) == [checkpoint.name(2), checkpoint.name(3)]
 
 
-def test_a_small_state_is_written_at_once(tmp_path: Path) -> None:
+def test_small_state_is_written_synchronously(tmp_path: Path) -> None:
     with CheckpointWriter(tmp_path, 2) as writer:
         writer.save(state(1), 1)
         assert checkpoint.latest(tmp_path) == tmp_path / checkpoint.name(1)
@@ -201,7 +201,7 @@ def _save(folder: Path, count: int, error: Exception | None = None) -> None:
 
 @pytest.mark.usefixtures("background")
 @pytest.mark.parametrize("count", [1, 2])
-def test_an_error_is_that_of_the_next_save_or_of_the_end(
+def test_write_error_is_raised_by_the_next_save_or_at_the_end(
     count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tensor_file, "write", _full)
@@ -221,7 +221,7 @@ def _train_for_ever(folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("background")
-def test_a_kill_at_any_byte_leaves_one_of_the_two_newest(tmp_path: Path) -> None:
+def test_kill_during_writes_leaves_one_of_the_two_newest_checkpoints(tmp_path: Path) -> None:
     for round_ in range(5):
         folder = tmp_path / str(round_)
         kill_while_writing(_train_for_ever, folder, 0.003 * round_)

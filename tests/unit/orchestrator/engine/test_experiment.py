@@ -1,4 +1,4 @@
-"""Select, refit, open test once; and from any checkpoint on, the same numbers as without an interruption."""
+"""Selection, refit and one evaluation on test; a resume from any checkpoint gives the uninterrupted results."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def error_on_test(workload: Toy) -> float:
 # Selection, refit, test
 
 
-def test_with_a_refit_test_is_opened_on_a_model_of_all_the_data_and_the_best_number_of_epochs() -> None:
+def test_refit_model_of_the_best_number_of_epochs_is_evaluated_on_test() -> None:
     bench = Bench()
     outcome = finish(bench.experiment(True))
     selection, refit = bench.built
@@ -85,7 +85,7 @@ def test_with_a_refit_test_is_opened_on_a_model_of_all_the_data_and_the_best_num
     assert outcome.workload is refit
 
 
-def test_without_a_refit_test_is_opened_on_the_best_epochs_state() -> None:
+def test_best_epoch_is_evaluated_on_test_without_a_refit() -> None:
     bench = Bench()
     outcome = finish(bench.experiment(False))
     by_hand = toy(epochs=BEST_EPOCH)
@@ -96,7 +96,7 @@ def test_without_a_refit_test_is_opened_on_the_best_epochs_state() -> None:
     assert outcome.test.units["error"][0] == error_on_test(by_hand)
 
 
-def test_one_rank_keeps_the_best_state_for_all() -> None:
+def test_only_rank_0_keeps_the_best_state() -> None:
     sent: list[Any] = []
 
     def send(value: Any) -> Any:
@@ -123,7 +123,7 @@ def test_the_last_epoch_may_be_the_best() -> None:
 
 
 @pytest.mark.parametrize("refit", [False, True])
-def test_pretrained_weights_that_training_makes_worse_are_the_model(refit: bool) -> None:
+def test_pretrained_weights_are_selected_if_training_makes_them_worse(refit: bool) -> None:
     bench = Bench({"start": 1.0}, PretrainedToy)
     outcome = finish(bench.experiment(refit))
     assert (outcome.epochs, outcome.refitted) == (0, refit)
@@ -149,7 +149,7 @@ def test_with_refit_only_nothing_is_evaluated_before_training() -> None:
         (True, False, []),
     ],
 )
-def test_the_final_model_alone_is_sealed_and_evaluated_on_test(
+def test_sealed_test_values_are_computed_only_for_the_final_model(
     refit: Any, final: bool, expected: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the phase that makes it, and in no trial: neither the callback nor the stream has a test value there."""
@@ -184,7 +184,7 @@ def test_refit_only_selects_nothing() -> None:
 
 
 @pytest.mark.parametrize("refit", [True, False, "only"])
-def test_test_is_opened_exactly_once(refit: Any) -> None:
+def test_test_split_is_evaluated_exactly_once(refit: Any) -> None:
     bench = Bench()
     finish(bench.experiment(refit))
     assert bench.calls("test") == 1
@@ -192,14 +192,14 @@ def test_test_is_opened_exactly_once(refit: Any) -> None:
 
 
 @pytest.mark.parametrize("refit", [True, False])
-def test_a_trial_never_opens_test_and_never_refits(refit: bool) -> None:
+def test_trial_is_neither_evaluated_on_test_nor_refitted(refit: bool) -> None:
     bench = Bench()
     experiment = bench.experiment(refit, final=False)
     *_, last = experiment.stream()
     assert (last.ended, experiment.outcome, len(bench.built), bench.calls("test")) == ("epochs", None, 1, 0)
 
 
-def test_a_trials_last_report_has_the_units_of_its_best_epoch_and_the_size_of_its_model() -> None:
+def test_trial_reports_units_of_its_best_epoch_and_measures_its_model() -> None:
     trial = Bench().experiment(True, final=False)
     *earlier, last = list(trial.stream())
     assert last.ended
@@ -223,12 +223,12 @@ def test_the_curves_of_selection_and_refit_have_different_names() -> None:
     assert names == [{"train/loss", "validation/error", "validation/x", "refit/loss"}, {"train/loss"}]
 
 
-def test_nobody_decides_during_a_refit() -> None:
+def test_decide_at_does_not_split_the_reports_of_a_refit() -> None:
     reports = [values(report) for report in Bench().experiment(True, plan={"decide_at": (1, 2)}).stream()]
     assert [len(rows) for rows in reports] == [1, 1, EPOCHS - 2, BEST_EPOCH]
 
 
-def test_patience_is_the_selections_alone() -> None:
+def test_patience_ends_the_selection_before_the_refit() -> None:
     bench = Bench()
     outcome = finish(bench.experiment(True, plan={"epochs": 50, "patience": 2}))
     assert outcome.ended == "patience"
@@ -242,13 +242,13 @@ def test_training_time_counts_both_phases() -> None:
     assert outcome.train_seconds == 2.0 * (EPOCHS + BEST_EPOCH)
 
 
-def test_a_plan_must_say_whether_to_refit() -> None:
+def test_plan_without_a_refit_setting_raises_value_error() -> None:
     with pytest.raises(ValueError, match="refit is resolved"):
         Bench().experiment(None)
 
 
 @pytest.mark.parametrize(("nan_at", "reported"), [(5, [1, 2, 3, 4]), (2, [1])])
-def test_a_loss_that_is_not_finite_ends_it_without_an_outcome(nan_at: int, reported: list[int]) -> None:
+def test_non_finite_loss_raises_diverged_without_an_outcome(nan_at: int, reported: list[int]) -> None:
     bench = Bench({"nan_at": nan_at})
     experiment = bench.experiment(True)
     rows: list[int] = []
@@ -281,7 +281,7 @@ def test_a_test_metric_that_is_not_finite_is_left_out_with_a_warning(refit: Any,
 
 
 @pytest.mark.parametrize("refit", [False, True, "only"])
-def test_an_objective_that_is_not_finite_on_test_ends_it_without_an_outcome(refit: Any, monkeypatch: Any) -> None:
+def test_non_finite_objective_on_test_raises_diverged(refit: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(LostOnTest, "lost", "error", raising=False)
     experiment = Bench(cls=LostOnTest).experiment(refit)
     with pytest.raises(Diverged, match="test/error is nan at epoch"):
@@ -293,7 +293,7 @@ def test_an_objective_that_is_not_finite_on_test_ends_it_without_an_outcome(refi
 
 
 @pytest.mark.parametrize("calls", [2, EPOCHS + 1])
-def test_a_stop_in_either_phase_leaves_no_outcome_and_a_state_to_go_on_from(calls: int) -> None:
+def test_stopped_experiment_has_no_outcome_and_resumes_to_equal_metrics(calls: int) -> None:
     whole = finish(Bench().experiment(True))
     asked = iter(range(1, 100))
     stopped = Bench().experiment(True, stop=lambda: next(asked) == calls)
@@ -320,7 +320,7 @@ def joined(reports: list[Values]) -> Values:
 
 @pytest.mark.parametrize("cls", [Toy, PretrainedToy])
 @pytest.mark.parametrize("refit", [True, False, "only"])
-def test_from_every_checkpoint_on_it_equals_the_uninterrupted_run(refit: Any, cls: type[Toy], tmp_path: Path) -> None:
+def test_resume_from_every_checkpoint_equals_the_uninterrupted_run(refit: Any, cls: type[Toy], tmp_path: Path) -> None:
     params = {"slow": 0.4}  # three epochs a report
     plan = {"decide_at": (2,)}
     whole = Bench(params, cls).experiment(refit, plan=plan)
@@ -361,7 +361,7 @@ def test_a_refit_that_is_resumed_does_not_select_again(tmp_path: Path) -> None:
     assert bench.calls("train 1") == 0
 
 
-def test_an_ended_trial_settles_its_sweep_without_training_again() -> None:
+def test_winner_is_evaluated_from_its_trial_without_training_again() -> None:
     trial = Bench().experiment(False, final=False)
     for _ in trial.stream():
         pass
@@ -374,7 +374,7 @@ def test_an_ended_trial_settles_its_sweep_without_training_again() -> None:
     assert bench.built[0].calls == ["test"]
 
 
-def test_a_selection_made_elsewhere_is_refitted_as_if_it_were_its_own() -> None:
+def test_refit_of_a_selection_from_a_trial_equals_the_whole_experiment() -> None:
     whole = finish(Bench().experiment(True))
     trial = Bench().experiment(True, final=False)
     *_, last = trial.stream()
@@ -387,7 +387,7 @@ def test_a_selection_made_elsewhere_is_refitted_as_if_it_were_its_own() -> None:
     assert [workload.runtime.holdout for workload in bench.built] == [False]
 
 
-def test_the_selected_workload_is_gone_when_the_refit_is_built() -> None:
+def test_selected_workload_is_freed_before_the_refit_is_built() -> None:
     """Both may not fit into a device's memory."""
     with CountedToy.without_collector() as counts:
         finish(Experiment(lambda holdout: toy(CountedToy, holdout=holdout), Plan(epochs=2, refit=True), IDENTITY))
@@ -419,7 +419,7 @@ def test_the_kept_best_state_does_not_change_with_training() -> None:
     assert outcome.workload.buffer.item() == BEST_EPOCH
 
 
-def test_a_checkpoint_is_whole_and_says_whose_it_is() -> None:
+def test_checkpoint_holds_identity_epoch_phase_rows_and_workload_state() -> None:
     experiment = Bench().experiment(True, plan={"decide_at": (4,)})
     report = next(iter(experiment.stream()))
     saved = experiment.checkpoint()
@@ -430,7 +430,7 @@ def test_a_checkpoint_is_whole_and_says_whose_it_is() -> None:
 
 
 @pytest.mark.parametrize("ask", [Experiment.checkpoint, lambda experiment: experiment.order])
-def test_before_the_first_report_there_is_nothing_to_save(ask: Callable[[Experiment], Any]) -> None:
+def test_checkpoint_before_the_first_report_raises_assertion_error(ask: Callable[[Experiment], Any]) -> None:
     with pytest.raises(AssertionError):
         ask(Bench().experiment(True))
 
@@ -441,7 +441,7 @@ def test_an_outcome_holds_the_values_of_validation_and_test() -> None:
 
 
 @pytest.mark.parametrize("refit", [True, False])
-def test_a_process_may_die_at_any_report(refit: bool, toy_workload: str, tmp_path: Path) -> None:
+def test_run_interrupted_after_each_checkpoint_loses_no_row(refit: bool, toy_workload: str, tmp_path: Path) -> None:
     """Killed again and again right after a checkpoint and before its report is delivered, it loses no row."""
     spec = ExperimentSpec(workload=toy_workload, params={"slow": 2.0}, plan=Plan(epochs=EPOCHS, refit=refit))
     device, rows, deaths = torch.device("cpu"), [], 0
@@ -470,7 +470,7 @@ def test_a_process_may_die_at_any_report(refit: bool, toy_workload: str, tmp_pat
 
 
 @pytest.mark.parametrize("slow", [0.3, 2.0])
-def test_a_run_that_diverges_tells_all_of_its_epochs_and_saves_none_of_that_one(
+def test_diverged_run_reports_earlier_epochs_and_saves_no_diverged_state(
     slow: float, toy_workload: str, tmp_path: Path
 ) -> None:
     params = {"slow": slow, "nan_at": 6}
@@ -506,7 +506,7 @@ class Terminated(Toy):
         return super().train_epoch(epoch)
 
 
-def test_a_workload_that_exits_fails() -> None:
+def test_sys_exit_of_a_workload_raises_runtime_error() -> None:
     with pytest.raises(RuntimeError, match=r"the workload called sys\.exit\(0\)"):
         list(Bench(cls=Exits).experiment(refit=False).stream())
 
@@ -524,9 +524,7 @@ class Exhausted(Toy):
 
 
 @pytest.mark.parametrize("method", ["train_epoch", "evaluate"])
-def test_an_iterator_that_has_ended_is_reported_with_the_workloads_line(
-    method: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stop_iteration_of_a_workload_is_reported_with_its_method(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Exhausted, "exhausted", method)
     with pytest.raises(RuntimeError, match="the workload raised StopIteration") as caught:
         list(Bench(cls=Exhausted).experiment(refit=False).stream())

@@ -1,4 +1,4 @@
-"""The loop: what a report holds, when there is one, what it decides, and how a stream ends."""
+"""The training loop: content and times of reports, decisions, checkpoints and the end of a stream."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_pretrained_weights_that_training_makes_worse_are_the_best_epoch() -> No
     assert (last.epoch, last.ended) == (2, "patience"), "two evaluations that were no better than the start"
 
 
-def test_the_epochs_after_epoch_0_are_those_of_a_workload_without_it() -> None:
+def test_epoch_0_does_not_change_the_later_epochs() -> None:
     plain = [row.metrics for report in run_epochs(build(), Plan(epochs=4)) for row in report.rows]
     with_0 = [row.metrics for report in run_epochs(build(PretrainedToy), Plan(epochs=4)) for row in report.rows]
     assert with_0[1:] == plain
@@ -85,7 +85,7 @@ def test_a_refit_has_no_epoch_0() -> None:
     assert rows_of(list(run_epochs(workload, Plan(epochs=2), validate=False))) == [1, 2]
 
 
-def test_a_workload_may_say_that_this_time_it_is_not_pretrained() -> None:
+def test_workload_with_pretrained_false_has_no_epoch_0() -> None:
     class FromScratch(Toy):
         pretrained = False
 
@@ -113,7 +113,7 @@ def test_long_epochs_are_reported_one_by_one() -> None:
     assert [[row.epoch for row in report.rows] for report in reports] == [[1], [2], [3]]
 
 
-def test_the_time_that_a_consumer_takes_is_no_reason_to_report(clock: Clock) -> None:
+def test_time_of_the_consumer_does_not_trigger_a_report(clock: Clock) -> None:
     seen = []
     for report in run_epochs(build(slow=0.25), Plan(epochs=8)):
         seen.append(len(report.rows))
@@ -128,7 +128,7 @@ def test_rows_hold_all_values_under_full_names_and_their_own_time(clock: Clock) 
     assert [row.time for row in report.rows] == [start + 0.25, start + 0.5]
 
 
-def test_tables_of_a_training_epoch_are_no_obstacle() -> None:
+def test_train_epoch_may_return_an_evaluation_with_tables() -> None:
     class WithTables(Toy):
         def train_epoch(self, epoch: int) -> Evaluation:  # type: ignore[override]
             return Evaluation(super().train_epoch(epoch), tables={"curve": {"x": np.arange(3)}})
@@ -144,7 +144,7 @@ def test_the_state_at_a_yield_is_that_of_the_reported_epoch() -> None:
         assert report.rows[-1].metrics["validation/x"] == float(workload.x)
 
 
-def test_nothing_happens_between_a_yield_and_the_next_next() -> None:
+def test_loop_trains_only_when_the_next_report_is_requested() -> None:
     workload = build(slow=1)
     stream = run_epochs(workload, Plan(epochs=4))
     for epoch in (1, 2, 3, 4):
@@ -158,14 +158,14 @@ def test_nothing_happens_between_a_yield_and_the_next_next() -> None:
 # Evaluation and decisions
 
 
-def test_evaluate_every_and_always_at_the_end() -> None:
+def test_evaluation_follows_evaluate_every_and_includes_the_last_epoch() -> None:
     workload = build()
     (report,) = run_epochs(workload, Plan(epochs=7, evaluate_every=3))
     assert [row.epoch for row in report.rows if "validation/error" in row.metrics] == [3, 6, 7]
     assert workload.calls.count("validation") == 3
 
 
-def test_a_batch_ends_where_a_scheduler_decides_and_that_epoch_is_evaluated() -> None:
+def test_report_ends_at_decide_at_and_that_epoch_is_evaluated() -> None:
     plan = Plan(epochs=9, evaluate_every=4, decide_at=(1, 3))
     reports = list(run_epochs(build(), plan))
     assert [[row.epoch for row in report.rows] for report in reports] == [[1], [2, 3], [4, 5, 6, 7, 8, 9]]
@@ -183,7 +183,7 @@ def test_the_best_epoch_is_selected_on_validation() -> None:
     assert last.progress.stale == 12 - BEST_EPOCH
 
 
-def test_a_metric_to_maximise_is_maximised() -> None:
+def test_objective_with_direction_max_selects_the_highest_value() -> None:
     class Upwards(Toy):
         objective = Objective("x", "max")
 
@@ -192,12 +192,12 @@ def test_a_metric_to_maximise_is_maximised() -> None:
 
 
 @pytest.mark.parametrize(("direction", "value", "expected"), [("max", 2, True), ("min", 2, False), ("max", 1, False)])
-def test_better_is_strictly_better(direction: Any, value: float, expected: bool) -> None:
+def test_better_requires_a_strict_improvement(direction: Any, value: float, expected: bool) -> None:
     assert better(value, 1, Objective("m", direction)) is expected
     assert better(value, None, Objective("m", direction))
 
 
-def test_the_first_of_several_objectives_selects() -> None:
+def test_first_of_several_objectives_selects_the_best_epoch() -> None:
     class Two(Toy):
         objective = (Objective("x", "max"), Objective("error", "min"))
 
@@ -222,7 +222,7 @@ def test_a_refit_is_never_validated() -> None:
     assert [set(row.metrics) for row in report.rows] == [{"refit/loss"}] * 3
 
 
-def test_sealed_test_values_are_logged_and_not_shown_to_what_selects() -> None:
+def test_sealed_test_values_are_logged_and_not_used_for_selection() -> None:
     class Sealed(Toy):
         objective = Objective("error", "min", test_epochs=(2, 4))
 
@@ -258,7 +258,7 @@ def test_patience_counts_evaluations(evaluate_every: int, last: int) -> None:
     assert (report.epoch, report.ended) == (last, "patience")
 
 
-def test_patience_begins_anew_with_every_improvement() -> None:
+def test_patience_is_reset_by_every_improvement() -> None:
     class Uneven(Toy):
         def evaluate(self, split: Split) -> Evaluation:
             return Evaluation({"error": [5.0, 6, 4, 5, 3, 4, 5, 6][self.epoch - 1]})
@@ -267,7 +267,7 @@ def test_patience_begins_anew_with_every_improvement() -> None:
     assert (report.epoch, report.ended, report.progress.best_epoch) == (7, "patience", 5)
 
 
-def test_a_stop_is_reported_due_for_a_checkpoint_and_is_no_end() -> None:
+def test_report_of_a_stop_is_due_for_a_checkpoint_and_not_ended() -> None:
     workload = build()
     reports = list(run_epochs(workload, Plan(epochs=9), stop=lambda: workload.epoch == 4))
     assert rows_of(reports) == [1, 2, 3, 4]
@@ -275,13 +275,13 @@ def test_a_stop_is_reported_due_for_a_checkpoint_and_is_no_end() -> None:
     assert workload.calls[-2:] == ["train 4", "validation"]
 
 
-def test_a_stop_at_the_last_epoch_comes_too_late() -> None:
+def test_stop_at_the_last_epoch_has_no_effect() -> None:
     workload = build()
     *_, last = run_epochs(workload, Plan(epochs=4), stop=lambda: workload.epoch == 4)
     assert (last.ended, last.checkpoint_due) == ("epochs", False)
 
 
-def test_it_goes_on_from_a_progress() -> None:
+def test_resume_from_a_progress_equals_the_uninterrupted_training() -> None:
     whole, part = build(), build()
     expected = [row for report in run_epochs(whole, Plan(epochs=6)) for row in report.rows]
     (first,) = run_epochs(part, Plan(epochs=6), stop=lambda: part.epoch == 4)
@@ -295,7 +295,7 @@ def test_it_goes_on_from_a_progress() -> None:
 
 
 @pytest.mark.parametrize("plan", [Plan(epochs=5), Plan(epochs=50, patience=2)], ids=["epochs", "patience"])
-def test_restored_after_its_end_it_says_so_again_and_trains_nothing(plan: Plan) -> None:
+def test_resume_of_an_ended_training_reports_the_end_without_training(plan: Plan) -> None:
     *_, last = run_epochs(build(), plan)
     restored = build()
     (again,) = run_epochs(restored, plan, last.progress)
@@ -305,7 +305,7 @@ def test_restored_after_its_end_it_says_so_again_and_trains_nothing(plan: Plan) 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("where", ["train", "validation"])
-def test_what_is_not_finite_ends_the_stream_with_the_pending_rows(value: float, where: str) -> None:
+def test_non_finite_metric_raises_diverged_with_the_pending_rows(value: float, where: str) -> None:
     class Breaking(Toy):
         def train_epoch(self, epoch: int) -> Metrics:
             metrics = dict(super().train_epoch(epoch))
@@ -326,7 +326,7 @@ def test_what_is_not_finite_ends_the_stream_with_the_pending_rows(value: float, 
     assert str(caught.value) == f"{name} is {value} at epoch 4"
 
 
-def test_a_first_epoch_that_diverges_reports_nothing() -> None:
+def test_diverged_first_epoch_has_no_pending_rows() -> None:
     with pytest.raises(Diverged, match="train/loss is nan at epoch 1") as caught:
         next(run_epochs(build(nan_at=1), Plan(epochs=9)))
     assert caught.value.rows == ()
@@ -349,14 +349,14 @@ def test_an_evaluation_without_metrics_is_refused_at_the_first_epoch(monkeypatch
     assert workload.calls == ["train 1"]
 
 
-def test_diverged_crosses_process_borders() -> None:
+def test_diverged_is_unchanged_by_pickling() -> None:
     rows = (Row(2, 1.5, {"train/loss": 0.5}),)
     copy = pickle.loads(pickle.dumps(Diverged(3, "train/loss", math.inf, rows)))
     assert (type(copy), copy.epoch, copy.metric, copy.value, copy.rows) == (Diverged, 3, "train/loss", math.inf, rows)
 
 
 @pytest.mark.parametrize("objective", ["x:max,eror:min", "eror:min,x:max"])
-def test_an_objective_that_validation_does_not_report_is_refused_at_the_first_evaluation(objective: str) -> None:
+def test_unreported_objective_is_refused_at_the_first_evaluation(objective: str) -> None:
     workload = build()
     with pytest.raises(Unreported, match=r"got 'eror'; allowed: error, x. Did you mean 'error'\?"):
         next(run_epochs(workload, Plan(epochs=9, evaluate_every=2, objective=objective)))
@@ -376,14 +376,12 @@ def test_an_objective_that_validation_does_not_report_is_refused_at_the_first_ev
         (0.1, 1, []),
     ],
 )
-def test_a_checkpoint_is_due_every_so_many_epochs_or_5_s_whichever_is_later(
-    slow: float, every: int, due: list[int]
-) -> None:
+def test_checkpoint_is_due_after_the_later_of_checkpoint_every_and_5_s(slow: float, every: int, due: list[int]) -> None:
     reports = run_epochs(build(slow=slow), Plan(epochs=12, checkpoint_every=every, refit=True))
     assert [report.epoch for report in reports if report.checkpoint_due] == due
 
 
-def test_short_epochs_are_saved_with_their_reports() -> None:
+def test_checkpoints_of_short_epochs_are_due_within_6_3_seconds() -> None:
     reports = list(run_epochs(build(slow=0.3), Plan(epochs=60, refit=True)))
     due = [report.epoch for report in reports if report.checkpoint_due]
     assert due
@@ -391,12 +389,12 @@ def test_short_epochs_are_saved_with_their_reports() -> None:
 
 
 @pytest.mark.parametrize(("refit", "due"), [(False, True), (True, False)])
-def test_without_a_refit_the_end_is_saved_because_test_will_be_opened_on_it(refit: bool, due: bool) -> None:
+def test_checkpoint_is_due_at_the_end_only_without_a_refit(refit: bool, due: bool) -> None:
     *_, last = run_epochs(build(), Plan(epochs=3, refit=refit))
     assert last.checkpoint_due is due
 
 
-def test_training_time_is_the_epochs_own(clock: Clock) -> None:
+def test_training_seconds_exclude_the_time_of_the_consumer(clock: Clock) -> None:
     for report in run_epochs(build(slow=1.5), Plan(epochs=4)):
         assert report.progress.train_seconds == 1.5 * report.epoch
         clock.sleep(100)
@@ -453,7 +451,7 @@ def test_ranks_whose_clocks_differ_yield_alike() -> None:
     assert alone[0] != alone[1]
 
 
-def test_ranks_that_round_differently_end_together() -> None:
+def test_ranks_with_different_validation_values_end_at_the_same_epoch() -> None:
     """Each by its own values, one would end by patience while the other waits for it."""
     group = Group(2)
     ends: list[Any] = [None, None]
@@ -487,7 +485,7 @@ def test_ranks_that_round_differently_end_together() -> None:
     assert best[0] == best[1], "each rank takes part in collecting the best weights"
 
 
-def test_agreement_is_asked_for_once_an_epoch() -> None:
+def test_broadcast_is_called_once_per_epoch() -> None:
     asked: list[Any] = []
 
     def agree(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What a workload's methods may return."""
+"""Checks of the values that a workload's methods return."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def build() -> Toy:
         ("evaluate", Evaluation({"error": None}), "allowed: an Evaluation of numbers."),  # type: ignore[dict-item]
     ],
 )
-def test_what_is_no_result_is_told_with_its_class(
+def test_error_of_an_invalid_result_names_class_and_method(
     method: str, returned: Any, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Toy, method, lambda self, what: returned)

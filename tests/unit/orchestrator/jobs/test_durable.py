@@ -10,7 +10,7 @@ from orchestrator.errors import UNAVAILABLE
 from orchestrator.jobs import durable
 
 
-def test_an_attempt_without_an_answer_ends_with_its_code(
+def test_unavailable_attempt_exits_with_its_code_and_message(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     done = subprocess.CompletedProcess([], UNAVAILABLE, "", "The storage is out of reach\n")

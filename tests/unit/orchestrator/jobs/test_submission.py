@@ -1,4 +1,4 @@
-"""What goes along with a submitted job: its command, who and in whose queue, and the settings it needs."""
+"""Submission of a job: its command, queue, priority, settings and files, and the resume of a lost job."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return found
 
 
-def test_queue_and_priority_go_to_the_jobs_list_and_to_the_job(sent: dict[str, Any]) -> None:
+def test_queue_and_priority_are_sent_as_metadata_and_environment(sent: dict[str, Any]) -> None:
     assert submission.submit(["sweep", "toy"], queue="team", priority="4", wait=False) == 0
     assert (sent["metadata"]["queue"], sent["metadata"]["priority"]) == ("team", "4")
     assert sent["environment"]["ORCHESTRATOR_QUEUE"] == "team"
@@ -51,7 +51,9 @@ def test_queue_and_priority_go_to_the_jobs_list_and_to_the_job(sent: dict[str, A
     assert (job.queue, job.priority) == ("team", 4)
 
 
-def test_unset_they_are_the_clusters_to_say(sent: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_queue_is_sent_in_the_environment_only_if_it_is_set(
+    sent: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     submission.submit(["sweep", "toy"], wait=False)
     assert (sent["metadata"]["queue"], sent["metadata"]["priority"]) == ("default", "1")
     assert "ORCHESTRATOR_QUEUE" not in sent["environment"]
@@ -60,7 +62,7 @@ def test_unset_they_are_the_clusters_to_say(sent: dict[str, Any], monkeypatch: p
     assert sent["environment"]["ORCHESTRATOR_QUEUE"] == "mine"
 
 
-def test_settings_go_along_as_they_can_be_given(
+def test_settings_of_the_environment_are_sent_with_the_job(
     sent: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The job's home and cache are others."""
@@ -102,7 +104,7 @@ def test_secret_files_that_are_not_sent_are_named_in_one_line(
     assert "/token.txt" in sent["excludes"]
 
 
-def test_another_priority_is_refused_before_anything_is_sent(sent: dict[str, Any]) -> None:
+def test_invalid_priority_is_refused_before_anything_is_sent(sent: dict[str, Any]) -> None:
     with pytest.raises(UserError, match="The priority is not valid: got 'high'; allowed: an integer from 1 to 100"):
         submission.submit(["sweep", "toy"], priority="high")
     assert not sent
@@ -117,7 +119,7 @@ def test_an_output_in_the_jobs_own_folder_is_refused(sent: dict[str, Any]) -> No
     assert submission.submit([*predict, "--output", "/shared/top.csv"], wait=False) == 0
 
 
-def test_a_job_of_somebody_elses_has_none() -> None:
+def test_job_without_metadata_has_no_queue_and_priority() -> None:
     job = read(Details({}))
     assert (job.queue, job.priority) == (None, None)
 
@@ -149,7 +151,7 @@ def test_the_message_of_a_lost_job_ends_before_the_lines_of_its_log() -> None:
         ),
     ],
 )
-def test_a_lost_job_is_continued_by_the_name_of_its_run(command: str, log: list[str], resume: str) -> None:
+def test_resume_command_of_a_lost_job_names_its_run(command: str, log: list[str], resume: str) -> None:
     job = Job("j", "lost", 1, command)
     assert submission.resume_command(job, log) == f"orchestrator submit -- {resume}"
     assert submission.resume_command(replace(job, status="failed"), log) is None
@@ -158,5 +160,5 @@ def test_a_lost_job_is_continued_by_the_name_of_its_run(command: str, log: list[
 @pytest.mark.parametrize(
     "command", ["orchestrator promote run --to champion", "python train.py run", "orchestrator data"]
 )
-def test_other_jobs_are_not_resumed(command: str) -> None:
+def test_job_of_another_command_has_no_resume_command(command: str) -> None:
     assert submission.resume_command(Job("j", "lost", 1, command)) is None

@@ -1,4 +1,4 @@
-"""Promotion over a real MLflow store: what moves, what is refused, what is kept. No model is loaded here."""
+"""Promotion and rollback of aliases on a real MLflow store, without loading models."""
 
 from __future__ import annotations
 
@@ -94,7 +94,9 @@ def held(client: Any) -> str | None:
 # Moving
 
 
-def test_the_newest_version_unless_one_is_named(settings: Settings, client: Any, rec: Callable[..., str]) -> None:
+def test_promote_takes_the_newest_version_unless_one_is_named(
+    settings: Settings, client: Any, rec: Callable[..., str]
+) -> None:
     for _ in range(11):
         rec()
     assert promote(settings, to()).version == held(client) == "11"
@@ -102,13 +104,13 @@ def test_the_newest_version_unless_one_is_named(settings: Settings, client: Any,
     assert (event.outcome, event.before, event.version, held(client)) == ("done", "11", "3", "3")
 
 
-def test_a_version_that_is_there_already_stays_without_an_event(settings: Settings, rec: Callable[..., str]) -> None:
+def test_promoting_the_current_version_again_records_no_event(settings: Settings, rec: Callable[..., str]) -> None:
     rec()
     promote(settings, to())
     assert (promote(settings, to()).outcome, len(history(settings, "rec"))) == ("done", 1)
 
 
-def test_an_event_is_on_its_run_in_its_file_and_on_the_version(
+def test_promotion_event_is_stored_in_run_tags_file_and_version_tags(
     settings: Settings, client: Any, rec: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("getpass.getuser", lambda: "ada")
@@ -138,14 +140,14 @@ def test_an_event_is_on_its_run_in_its_file_and_on_the_version(
     assert Event.from_json(json.loads(text)) == event == history(settings, "rec")[-1]
 
 
-def test_events_outlive_the_version_and_the_model(settings: Settings, client: Any, rec: Callable[..., str]) -> None:
+def test_history_is_kept_after_the_model_is_deleted(settings: Settings, client: Any, rec: Callable[..., str]) -> None:
     rec()
     promote(settings, to())
     client.delete_registered_model("rec")
     assert [event.version for event in history(settings, "rec")] == ["1"]
 
 
-def test_the_events_of_one_model_are_its_own(
+def test_history_contains_only_events_of_the_given_model(
     settings: Settings, client: Any, rec: Callable[..., str], tmp_path: Path
 ) -> None:
     rec()
@@ -159,7 +161,9 @@ def test_the_events_of_one_model_are_its_own(
 # Refusing
 
 
-def test_a_refusal_moves_nothing_and_is_an_event(settings: Settings, client: Any, rec: Callable[..., str]) -> None:
+def test_refused_promotion_keeps_the_alias_and_records_an_event(
+    settings: Settings, client: Any, rec: Callable[..., str]
+) -> None:
     rec(gain=0.1)
     promote(settings, to())
     rec()
@@ -174,7 +178,7 @@ def test_a_refusal_moves_nothing_and_is_an_event(settings: Settings, client: Any
     assert client.get_model_version("rec", "2").tags["orchestrator.promotion"].startswith("promote champion refused, ")
 
 
-def test_what_does_not_load_is_refused_with_the_cause_even_by_force(
+def test_version_that_does_not_load_is_refused_even_with_force(
     settings: Settings, client: Any, rec: Callable[..., str], room: dict[str, Tried]
 ) -> None:
     rec()
@@ -185,7 +189,9 @@ def test_what_does_not_load_is_refused_with_the_cause_even_by_force(
         assert (caught.value.code, held(client)) == (REFUSED, None)
 
 
-def test_force_skips_the_gates_and_says_so(settings: Settings, client: Any, rec: Callable[..., str]) -> None:
+def test_force_skips_the_gates_and_the_event_records_it(
+    settings: Settings, client: Any, rec: Callable[..., str]
+) -> None:
     rec(gain=0.1)
     promote(settings, to())
     rec()
@@ -198,7 +204,7 @@ def test_force_skips_the_gates_and_says_so(settings: Settings, client: Any, rec:
     assert set(verdicts) == {"signature", "better", "not worse: ndcg_at_20", "size"}
 
 
-def test_the_confidence_asked_for_goes_before_the_files(settings: Settings, rec: Callable[..., str]) -> None:
+def test_requested_confidence_overrides_the_gates_file(settings: Settings, rec: Callable[..., str]) -> None:
     rec()
     promote(settings, to())
     rec(gain=0.01)
@@ -228,7 +234,7 @@ def test_the_confidence_asked_for_goes_before_the_files(settings: Settings, rec:
         (to(confidence=95), "The confidence is not valid: got 95; allowed: above 0.5 and below 1"),
     ],
 )
-def test_bad_input_is_one_sentence_before_anything_happens(
+def test_invalid_request_raises_user_error_before_any_change(
     request_: Request, message: str, settings: Settings, client: Any, rec: Callable[..., str],
     room: dict[str, Tried], monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -240,7 +246,7 @@ def test_bad_input_is_one_sentence_before_anything_happens(
     assert client.get_experiment_by_name(EXPERIMENT) is None
 
 
-def test_a_gate_on_a_metric_that_the_run_does_not_have(settings: Settings, rec: Callable[..., str]) -> None:
+def test_gate_on_a_metric_missing_in_the_run_raises_user_error(settings: Settings, rec: Callable[..., str]) -> None:
     rec()
     gated(settings, "guard: {ndgc_at_20: 0.1}")
     with pytest.raises(UserError, match=r"got 'ndgc_at_20'; allowed: ndcg_at_20\. Did you mean 'ndcg_at_20'") as caught:
@@ -248,7 +254,9 @@ def test_a_gate_on_a_metric_that_the_run_does_not_have(settings: Settings, rec: 
     assert caught.value.code == USAGE
 
 
-def test_a_model_without_versions(settings: Settings, client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_promoting_a_model_without_versions_raises_user_error(
+    settings: Settings, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("a", "empty"):
         client.create_registered_model(name)
     search = MlflowClient.search_registered_models  # by default a page has 100 models
@@ -257,7 +265,7 @@ def test_a_model_without_versions(settings: Settings, client: Any, monkeypatch: 
         promote(settings, Request("empty", "champion"))
 
 
-def test_a_store_that_fails_in_the_middle_is_one_sentence(
+def test_mlflow_failure_during_promotion_raises_user_error(
     settings: Settings, rec: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from mlflow.exceptions import MlflowException
@@ -277,7 +285,7 @@ def test_a_store_that_fails_in_the_middle_is_one_sentence(
 # Races
 
 
-def test_an_alias_that_moved_while_the_gates_were_judged_is_left_alone(
+def test_promotion_is_refused_if_the_alias_moves_while_gates_are_judged(
     settings: Settings, client: Any, rec: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for _ in range(3):
@@ -294,7 +302,7 @@ def test_an_alias_that_moved_while_the_gates_were_judged_is_left_alone(
     assert (caught.value.code, held(client), history(settings, "rec")[-1].outcome) == (REFUSED, "3", "refused")
 
 
-def test_an_alias_that_moves_right_after_ours_stays_with_the_other(
+def test_promotion_is_refused_if_another_writer_moves_the_alias_right_after(
     settings: Settings, client: Any, rec: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for _ in range(2):
@@ -311,7 +319,7 @@ def test_an_alias_that_moves_right_after_ours_stays_with_the_other(
     assert held(client) == "1"
 
 
-def test_of_two_at_once_one_has_the_alias_and_the_other_is_told(
+def test_of_two_concurrent_promotions_the_second_is_refused(
     settings: Settings, client: Any, rec: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second begins when the first has looked at the alias for the last time and not yet moved it."""
@@ -345,7 +353,7 @@ def test_of_two_at_once_one_has_the_alias_and_the_other_is_told(
 
 
 @pytest.mark.parametrize("earlier", [True, False])
-def test_of_two_open_events_the_later_gives_way_and_the_earlier_waits(
+def test_of_two_open_events_the_later_is_refused_and_the_earlier_waits(
     earlier: bool, settings: Settings, client: Any, rec: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for _ in range(2):
@@ -370,7 +378,9 @@ def test_of_two_open_events_the_later_gives_way_and_the_earlier_waits(
         assert (promote(settings, to("2")).outcome, held(client), len(waited)) == ("done", "2", 1)
 
 
-def test_a_dead_writers_event_holds_nobody_up(settings: Settings, client: Any, rec: Callable[..., str]) -> None:
+def test_open_event_of_a_dead_writer_does_not_block_a_promotion(
+    settings: Settings, client: Any, rec: Callable[..., str]
+) -> None:
     for _ in range(2):
         rec()
     moment = (datetime.now(UTC) - timedelta(seconds=alias_lock.LIVE_SECONDS)).isoformat()
@@ -378,7 +388,7 @@ def test_a_dead_writers_event_holds_nobody_up(settings: Settings, client: Any, r
     assert (promote(settings, to("2")).outcome, held(client)) == ("done", "2")
 
 
-def test_who_was_taken_for_dead_and_moves_after_all_puts_the_alias_back(
+def test_late_move_of_a_writer_taken_for_dead_is_undone_and_refused(
     settings: Settings, client: Any, rec: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for _ in range(3):
@@ -403,7 +413,7 @@ def test_who_was_taken_for_dead_and_moves_after_all_puts_the_alias_back(
 
 
 @pytest.mark.parametrize("hours", [-1, 1], ids=["slow", "fast"])
-def test_a_writer_with_another_clock_is_stopped_not_raced(
+def test_writer_with_a_wrong_clock_is_refused_after_another_promotion(
     hours: int, settings: Settings, client: Any, rec: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its event is old by this machine's clock, in either direction, and it is about to write."""
@@ -426,7 +436,7 @@ def test_a_writer_with_another_clock_is_stopped_not_raced(
     assert ([event.outcome for event in others], held(client)) == (["done"], "3")
 
 
-def test_a_writer_that_died_at_its_write_holds_others_up_for_a_while_only(
+def test_promotion_waits_a_bounded_time_for_a_writer_that_died_while_moving(
     settings: Settings, client: Any, rec: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for _ in range(2):
@@ -443,7 +453,7 @@ def test_a_writer_that_died_at_its_write_holds_others_up_for_a_while_only(
     assert 1 < next(clock) / 10 < 6
 
 
-def test_a_move_whose_file_cannot_be_stored_is_done(
+def test_promotion_is_done_although_its_event_file_cannot_be_stored(
     settings: Settings, client: Any, rec: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rec()
@@ -463,7 +473,7 @@ def test_a_move_whose_file_cannot_be_stored_is_done(
     assert [event.outcome for event in history(settings, "rec")] == ["done"]
 
 
-def test_a_log_whose_experiment_was_deleted_is_not_taken_for_an_empty_one(
+def test_deleted_audit_log_experiment_raises_user_error(
     settings: Settings, client: Any, rec: Callable[..., str]
 ) -> None:
     rec()
@@ -482,7 +492,9 @@ def test_a_log_whose_experiment_was_deleted_is_not_taken_for_an_empty_one(
 
 
 @pytest.mark.slow
-def test_back_and_back_again(settings: Settings, client: Any, rec: Callable[..., str]) -> None:
+def test_repeated_rollbacks_end_at_the_first_version_and_then_raise(
+    settings: Settings, client: Any, rec: Callable[..., str]
+) -> None:
     for version in "123":
         rec()
         promote(settings, to(version))
@@ -514,7 +526,7 @@ def test_events_are_in_order_whatever_the_clocks_of_their_writers(
     assert [rollback(settings, "rec", "champion").version for _ in range(2)] == ["2", "1"]
 
 
-def test_a_log_that_different_clocks_put_out_of_order_can_be_undone(
+def test_rollback_is_correct_in_a_log_misordered_by_different_clocks(
     settings: Settings, rec: Callable[..., str], database: Path
 ) -> None:
     for version in "123":
@@ -529,7 +541,7 @@ def test_a_log_that_different_clocks_put_out_of_order_can_be_undone(
     assert [rollback(settings, "rec", "champion").version for _ in range(2)] == ["2", "1"]
 
 
-def test_refusals_are_nothing_to_go_back_from(settings: Settings, client: Any, rec: Callable[..., str]) -> None:
+def test_rollback_ignores_refused_promotions(settings: Settings, client: Any, rec: Callable[..., str]) -> None:
     for version in "12":
         rec()
         promote(settings, to(version))
@@ -540,21 +552,27 @@ def test_refusals_are_nothing_to_go_back_from(settings: Settings, client: Any, r
     assert rollback(settings, "rec", "champion").version == held(client) == "1"
 
 
-def test_an_alias_that_never_was_one(settings: Settings, client: Any, rec: Callable[..., str]) -> None:
+def test_rollback_of_an_unknown_alias_raises_user_error(
+    settings: Settings, client: Any, rec: Callable[..., str]
+) -> None:
     client.set_registered_model_alias("rec", "champion", rec())
     with pytest.raises(UserError, match="Unknown alias of rec: got 'champoin'; allowed: champion") as caught:
         rollback(settings, "rec", "champoin")
     assert caught.value.code == USAGE
 
 
-def test_never_promoted(settings: Settings, client: Any, rec: Callable[..., str]) -> None:
+def test_rollback_of_an_alias_that_was_never_promoted_is_refused(
+    settings: Settings, client: Any, rec: Callable[..., str]
+) -> None:
     client.set_registered_model_alias("rec", "champion", rec())
     with pytest.raises(UserError, match="no earlier version: got no promotion") as caught:
         rollback(settings, "rec", "champion")
     assert caught.value.code == REFUSED
 
 
-def test_moved_by_hand_since(settings: Settings, client: Any, rec: Callable[..., str]) -> None:
+def test_rollback_of_an_alias_moved_by_other_means_is_refused(
+    settings: Settings, client: Any, rec: Callable[..., str]
+) -> None:
     for version in "123":
         rec()
         promote(settings, to(version))
@@ -564,7 +582,7 @@ def test_moved_by_hand_since(settings: Settings, client: Any, rec: Callable[...,
     assert (caught.value.code, held(client)) == (REFUSED, "1")
 
 
-def test_what_it_would_go_back_to_is_gone(
+def test_rollback_to_a_deleted_or_unusable_version_is_refused(
     settings: Settings, client: Any, rec: Callable[..., str], room: dict[str, Tried]
 ) -> None:
     for version in "12":
@@ -585,7 +603,7 @@ def die(*words: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("refused_since", [False, True])
-def test_a_promotion_that_died_right_after_the_move_can_be_undone(
+def test_rollback_undoes_a_promotion_interrupted_right_after_the_move(
     refused_since: bool, settings: Settings, client: Any, rec: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for _ in range(2):
@@ -607,7 +625,7 @@ def test_a_promotion_that_died_right_after_the_move_can_be_undone(
     assert rollback(settings, "rec", "champion").version == held(client) == "1"
 
 
-def test_a_promotion_that_died_before_the_move_is_nothing_to_go_back_from(
+def test_rollback_ignores_a_promotion_interrupted_before_the_move(
     settings: Settings, client: Any, rec: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for version in "123":
@@ -622,7 +640,7 @@ def test_a_promotion_that_died_before_the_move_is_nothing_to_go_back_from(
     assert rollback(settings, "rec", "champion").version == held(client) == "1"
 
 
-def test_an_event_of_another_format(settings: Settings, client: Any, rec: Callable[..., str]) -> None:
+def test_event_of_another_format_raises_user_error(settings: Settings, client: Any, rec: Callable[..., str]) -> None:
     rec()
     event = promote(settings, to())
     client.set_tag(event.id, "orchestrator.event", json.dumps({**event.to_json(), "format": 2}))
@@ -633,7 +651,7 @@ def test_an_event_of_another_format(settings: Settings, client: Any, rec: Callab
 # The files of a version
 
 
-def test_a_store_that_is_silent_is_asked_again_and_is_no_verdict(
+def test_timeout_of_the_artifact_store_is_retried_then_raises_user_error(
     client: Any, rec: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     version, asked = registry.version(client, "rec", rec(gain=1.0)), []
@@ -672,7 +690,7 @@ def test_a_store_that_is_silent_is_asked_again_and_is_no_verdict(
     assert len(asked) == 8
 
 
-def test_a_full_disk_of_this_machine_is_no_verdict(
+def test_full_disk_during_the_fetch_of_a_version_raises_user_error(
     client: Any, rec: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     version = registry.version(client, "rec", rec(gain=1.0))
@@ -701,7 +719,7 @@ def test_a_full_disk_of_this_machine_is_no_verdict(
         ("time.sleep(600)", "it did not load and predict within 1 s"),
     ],
 )
-def test_what_a_model_does_in_the_place_of_loading(
+def test_failures_while_loading_a_model_are_reported_with_the_cause(
     does: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the very probe, but for the import of MLflow, which takes seconds."""
@@ -716,7 +734,7 @@ def test_what_a_model_does_in_the_place_of_loading(
     assert str(found.value) == says
 
 
-def test_what_a_dying_model_says_is_told_in_a_line_and_what_it_leaves_running_is_not_waited_for(
+def test_crash_of_a_model_is_reported_without_waiting_for_its_children(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     probe = tmp_path / "probe.py"
@@ -740,14 +758,14 @@ def test_what_a_dying_model_says_is_told_in_a_line_and_what_it_leaves_running_is
 # The evidence of a version
 
 
-def test_what_a_run_left_is_found(client: Any, rec: Callable[..., str]) -> None:
+def test_evidence_of_a_version_is_gathered_from_its_run(client: Any, rec: Callable[..., str]) -> None:
     found = gather(client, registry.version(client, "rec", rec(gain=1.0)))
     assert (found.fingerprint, found.data, found.metric_names) == ("f", {"dataset": "a"}, {"ndcg_at_20"})
     assert found.units is not None
     assert found.units["ndcg_at_20"].to_dict() == {i: 1 + i / 1000 for i in range(50)}
 
 
-def test_own_data_is_known_by_its_input_files(client: Any, rec: Callable[..., str]) -> None:
+def test_own_data_is_identified_by_the_digests_of_its_input_files(client: Any, rec: Callable[..., str]) -> None:
     found = []
     for digest in ("a", "a", "b"):
         version = registry.version(client, "rec", rec(**{"orchestrator.data_fingerprint": "none"}))
@@ -757,7 +775,7 @@ def test_own_data_is_known_by_its_input_files(client: Any, rec: Callable[..., st
     assert str(incomparable(found[1], found[2])).startswith("version 2 was validated on other data: ")
 
 
-def test_what_a_run_did_not_leave_is_missing(client: Any, rec: Callable[..., str], tmp_path: Path) -> None:
+def test_evidence_of_a_version_without_a_run_is_empty(client: Any, rec: Callable[..., str], tmp_path: Path) -> None:
     rec(**{"orchestrator.data_fingerprint": "none"})
     alone = client.create_model_version("rec", str(tmp_path / "theirs"))
     assert gather(client, registry.version(client, "rec", "1")).fingerprint is None
@@ -783,7 +801,7 @@ def typed(line: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]
     return code, captured.out, captured.err
 
 
-def test_the_table_is_shown_before_the_refusal(
+def test_gate_table_is_printed_before_the_refusal(
     settings: Settings, rec: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     rec()
@@ -796,7 +814,7 @@ def test_the_table_is_shown_before_the_refusal(
     assert err.count("\n") == 1
 
 
-def test_json_is_one_line_also_of_a_refusal(
+def test_json_output_is_one_line_also_for_a_refusal(
     settings: Settings, rec: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     rec()
@@ -813,7 +831,9 @@ def test_json_is_one_line_also_of_a_refusal(
     assert (code, err, [event["outcome"] for event in json.loads(out)]) == (DONE, "", ["done", "refused"])
 
 
-def test_the_verbs_in_words(settings: Settings, rec: Callable[..., str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_promote_rollback_and_promotions_print_the_result_in_words(
+    settings: Settings, rec: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
     rec()
     assert typed("promotions rec", capsys)[1] == "rec has not been promoted yet\n"
     rec()
@@ -829,7 +849,7 @@ def test_the_verbs_in_words(settings: Settings, rec: Callable[..., str], capsys:
     assert typed("promotions recc", capsys)[0] == USAGE
 
 
-def test_a_gate_is_told(
+def test_promotion_sends_a_gate_notification(
     settings: Settings, rec: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -840,7 +860,7 @@ def test_a_gate_is_told(
     assert (told["event"], told["status"], told["message"]) == ("gate", "done", "rec@champion is now version 1")
 
 
-def test_the_gates_of_a_file_named_on_the_line(
+def test_gates_file_is_read_from_the_option_or_the_environment_variable(
     settings: Settings, rec: Callable[..., str], tmp_path: Path, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip

@@ -32,7 +32,7 @@ def read(tmp_path: Path, text: str, model: str = "rec", alias: str = "champion")
 # The file
 
 
-def test_the_most_special_block_counts_alone(tmp_path: Path) -> None:
+def test_only_the_most_specific_block_of_the_gates_file_applies(tmp_path: Path) -> None:
     text = """
         default: {size_mb: 1}
         rec:
@@ -52,18 +52,18 @@ def test_the_most_special_block_counts_alone(tmp_path: Path) -> None:
     }
 
 
-def test_without_a_file_only_the_signature_is_asked_for(tmp_path: Path) -> None:
+def test_without_a_gates_file_only_the_signature_is_checked(tmp_path: Path) -> None:
     assert gates.read(None, tmp_path, "rec", "champion") == Gates()
     assert (Gates().compares, Gates().signature) == (False, "compatible")
 
 
 @pytest.mark.parametrize(("word", "better"), [("yes", True), ("off", False), ("true", True), ("auc", "auc")])
-def test_yamls_words_for_true_and_false(word: str, better: bool | str, tmp_path: Path) -> None:
+def test_better_accepts_yaml_booleans_and_metric_names(word: str, better: bool | str, tmp_path: Path) -> None:
     (tmp_path / "gates.yaml").write_text(f"default: {{better: {word}}}")
     assert gates.read(None, tmp_path, "rec", "champion") == Gates(better=better)
 
 
-def test_the_home_holds_the_default_file(tmp_path: Path) -> None:
+def test_gates_yaml_in_the_home_is_the_default_file(tmp_path: Path) -> None:
     (tmp_path / "gates.yaml").write_text("default: {better: validation/auc}")
     assert gates.read(None, tmp_path, "rec", "champion") == Gates(better="auc")
 
@@ -88,13 +88,13 @@ def test_the_home_holds_the_default_file(tmp_path: Path) -> None:
         ("rec: [", "is not valid YAML"),
     ],
 )
-def test_a_wrong_file_is_one_sentence(text: str, message: str, tmp_path: Path) -> None:
+def test_invalid_gates_file_raises_user_error(text: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=message) as caught:
         read(tmp_path, text)
     assert caught.value.code == USAGE
 
 
-def test_a_file_that_was_named_must_be_there(tmp_path: Path) -> None:
+def test_missing_named_gates_file_raises_user_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"none.yaml does not exist"):
         gates.read(tmp_path / "none.yaml", tmp_path, "rec", "champion")
 
@@ -148,7 +148,7 @@ def test_only_values_of_the_same_evaluation_data_are_compared(
     assert (reason or "wanted above 0") in verdict.note
 
 
-def test_a_metric_that_the_run_does_not_have_gets_the_nearest_name() -> None:
+def test_unknown_metric_in_a_gate_raises_with_the_nearest_name() -> None:
     with pytest.raises(UserError, match=r"Unknown metric of version 2's run: got 'ndgc_at_20'.*'ndcg_at_20'") as caught:
         gate_results.check_metrics(Gates(guard={"ndgc_at_20": 0}), evidence("2"))
     assert caught.value.code == USAGE
@@ -158,7 +158,7 @@ def test_a_metric_that_the_run_does_not_have_gets_the_nearest_name() -> None:
     gate_results.check_metrics(Gates(better="error", guard={"calibration": 0}), evidence("2"))
 
 
-def test_the_objective_of_a_workload_that_is_not_installed_is_not_known() -> None:
+def test_better_gate_of_an_uninstalled_workload_raises_user_error() -> None:
     other = evidence("2", spec={"workload": "theirs", "params": {}, "plan": {}})
     with pytest.raises(UserError, match="is unknown here: Unknown workload: got 'theirs'"):
         list(gate_results.compare(Gates(better=True), None, other))
@@ -172,13 +172,13 @@ def better(before: Evidence | None, after: Evidence, **asked: Any) -> GateResult
     return verdict
 
 
-def test_a_real_gain_passes_and_a_real_loss_does_not() -> None:
+def test_better_gate_passes_a_gain_and_refuses_a_decrease() -> None:
     old, new = evidence("1", noise(0, 0.3)), evidence("2", noise(1, 0.4))
     assert (better(old, new).gate, better(old, new).verdict) == ("better: ndcg_at_20", "pass")
     assert better(new, old).verdict == "refused"
 
 
-def test_the_pairs_decide_and_not_the_means() -> None:
+def test_better_gate_compares_paired_units_not_means() -> None:
     """Units differ far more than the models do: unpaired, the gain would drown."""
     units = noise(0, 0.5, scale=1.0)
     old, new = evidence("1", units), evidence("2", units + noise(1, 0.02, scale=0.05))
@@ -192,7 +192,7 @@ def test_an_equal_model_is_not_better_and_not_worse() -> None:
     assert better(old, new, better=False, guard={"ndcg_at_20": 0.0}).verdict == "pass"
 
 
-def test_margin_and_confidence_raise_the_bar() -> None:
+def test_margin_and_confidence_make_the_better_gate_stricter() -> None:
     difference = 0.01 + 0.1 * (np.arange(N) % 2 * 2 - 1)  # standard error 0.005: 2 of them above 0
     old, new = evidence("1", np.zeros(N)), evidence("2", difference)
     assert [better(old, new, confidence=c).verdict for c in (0.9, 0.95, 0.99)] == ["pass", "pass", "refused"]
@@ -207,7 +207,7 @@ def test_the_bound_is_that_of_the_normal_distribution_for_many_units() -> None:
     assert gate_results._least(differences, 0.95) == gate_results._least(differences, 0.95)  # the same verdict tomorrow
 
 
-def test_less_is_better_where_the_file_or_the_objective_says_so() -> None:
+def test_less_is_better_if_the_gates_file_or_the_objective_minimizes() -> None:
     old, new = evidence("1", noise(0, 0.4)), evidence("2", noise(1, 0.3))
     for name in ("error", "validation/error"):
         down = better(old, new, better="error", minimize=(name,))
@@ -217,7 +217,7 @@ def test_less_is_better_where_the_file_or_the_objective_says_so() -> None:
     assert better(old, evidence("2", noise(1, 0.3), spec=spec)).gate == "better: error (less is better)"
 
 
-def test_a_guard_knows_the_workloads_own_directions() -> None:
+def test_guard_uses_the_metric_directions_of_the_workload() -> None:
     before, after = (evidence(str(number), metrics={"gini_at_50": value}) for number, value in ((1, 0.5), (2, 0.9)))
     guarded = Gates(guard={"gini_at_50": 0.01})
     assert [(v.gate, v.verdict) for v in gate_results.compare(guarded, before, after)] == [
@@ -237,21 +237,21 @@ def test_a_guard_knows_the_workloads_own_directions() -> None:
         ("lifelong", "forgetting"),
     ],
 )  # fmt: skip
-def test_an_error_of_a_workload_of_the_catalogue_is_guarded_against_a_rise(workload: str, metric: str) -> None:
+def test_guard_refuses_a_rise_of_error_metrics_of_catalogue_workloads(workload: str, metric: str) -> None:
     spec = {"workload": workload, "params": {}, "plan": {}}
     before, after = (evidence(str(n), spec=spec, metrics={metric: value}) for n, value in ((1, 0.1), (2, 0.4)))
     (verdict,) = gate_results.compare(Gates(guard={metric: 0.01}), before, after)
     assert (verdict.gate, verdict.verdict) == (f"not worse: {metric} (less is better)", "refused")
 
 
-def test_a_guard_wants_proof_that_it_is_not_worse_by_more_than_the_tolerance() -> None:
+def test_guard_passes_only_a_decrease_within_the_tolerance() -> None:
     old, new = evidence("1", noise(0, 0.3)), evidence("2", noise(0, 0.29))
     guarded = {tolerance: better(old, new, better=False, guard={"error": tolerance}) for tolerance in (0.005, 0.02)}
     assert {tolerance: found.verdict for tolerance, found in guarded.items()} == {0.005: "refused", 0.02: "pass"}
     assert guarded[0.02].gate == "not worse: error"
 
 
-def test_a_metric_without_units_is_guarded_as_it_is() -> None:
+def test_guard_compares_the_reported_value_of_a_metric_without_units() -> None:
     old, new = evidence("1"), evidence("2", metrics={"calibration": 0.45})
     found = [better(old, new, better=False, guard={"calibration": t}).verdict for t in (0.04, 0.06)]
     assert found == ["refused", "pass"]
@@ -280,9 +280,7 @@ def test_units_that_lost_their_value_are_refused(gate: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("units", "confidence", "least"), [(1, 0.6, 2), (2, 0.95, 5), (4, 0.95, 5), (9, 0.999, 10)])
-def test_too_few_units_for_the_confidence_are_refused_with_what_helps(
-    units: int, confidence: float, least: int
-) -> None:
+def test_too_few_units_for_the_confidence_are_refused_with_a_remedy(units: int, confidence: float, least: int) -> None:
     """Of 2^n signs the rarest has a probability of 1 / 2^n: 4 units cannot show anything at .95."""
     old, new = evidence("1", np.zeros(units)), evidence("2", np.arange(1.0, units + 1))
     for asked in ({}, {"better": False, "guard": {"error": 0.0}}):
@@ -294,7 +292,7 @@ def test_too_few_units_for_the_confidence_are_refused_with_what_helps(
         )
 
 
-def test_few_units_are_judged_by_every_sign() -> None:
+def test_few_units_are_judged_by_an_exact_sign_flip_test() -> None:
     old, new = evidence("1", np.zeros(5)), evidence("2", np.array([0.2, 0.1, 0.4, 0.3, 0.5]))
     found = better(old, new)
     assert found.verdict == "pass"
@@ -307,7 +305,7 @@ def test_few_units_are_judged_by_every_sign() -> None:
 
 @pytest.mark.faults  # long
 @pytest.mark.parametrize("units", [2, 5, 8])
-def test_few_units_let_an_equal_model_pass_no_more_often_than_they_say(units: int) -> None:
+def test_equal_models_pass_with_few_units_at_most_at_the_nominal_rate(units: int) -> None:
     """300 draws without a difference at .95: three standard errors of .0126 above .05."""
     rng = np.random.default_rng(units)
     passed = [
@@ -317,12 +315,12 @@ def test_few_units_let_an_equal_model_pass_no_more_often_than_they_say(units: in
     assert np.mean(passed) <= 0.05 + 3 * 0.0126
 
 
-def test_the_first_version_has_nothing_to_beat() -> None:
+def test_first_version_gets_the_verdict_first_from_comparing_gates() -> None:
     found = list(gate_results.compare(Gates(better=True, guard={"error": 0}), None, evidence("1", np.ones(N))))
     assert [(verdict.verdict, verdict.before, verdict.after) for verdict in found] == [("first", None, 1.0)] * 2
 
 
-def test_a_run_without_a_record_can_not_be_better() -> None:
+def test_run_without_a_record_is_noted_as_incomparable() -> None:
     bare = Evidence("2", None, None, {}, None)
     gate_results.check_metrics(Gates(better="ndcg_at_20"), bare)
     assert "does not say on what data" in better(evidence("1"), bare).note
@@ -331,7 +329,7 @@ def test_a_run_without_a_record_can_not_be_better() -> None:
 # Limits and the clean process
 
 
-def test_limits_say_what_was_before() -> None:
+def test_limits_report_the_values_before_and_after() -> None:
     before, after = Measured(10.0, 1.0, 5.0), Measured(20.0, 1.0, 4.0)
     found = list(gate_results.limits(Gates(latency_ms=4, size_mb=15), before, after))
     assert found == [
@@ -342,7 +340,7 @@ def test_limits_say_what_was_before() -> None:
     assert list(gate_results.limits(Gates(), before, after)) == []
 
 
-def test_what_does_not_load_is_refused_with_the_cause() -> None:
+def test_version_that_does_not_load_is_refused() -> None:
     assert gate_results.usable(Tried("its files are gone")).verdict == "refused"
     assert gate_results.usable(Tried(measured=Measured(1.0, 0.5, 2.0))).verdict == "pass"
 
@@ -380,7 +378,7 @@ OLD = signature({"user": INTEGER}, {"item": LONG}, {"k": (LONG, 20)})
         (None, "has no signature"),
     ],
 )
-def test_whoever_calls_the_alias_today_can_go_on(new: ModelSignature | None, trouble: str) -> None:
+def test_signature_gate_passes_only_compatible_signatures(new: ModelSignature | None, trouble: str) -> None:
     found = gate_results.signature(OLD, new)
     assert found.verdict == ("refused" if trouble else "pass")
     assert trouble in found.note
@@ -396,7 +394,7 @@ def test_an_optional_input_may_not_become_required() -> None:
     assert gate_results.signature(optional, optional).verdict == "pass"
 
 
-def test_tensors_must_be_alike() -> None:
+def test_signature_gate_refuses_other_tensor_shapes() -> None:
     old, other = infer_signature(np.zeros((2, 3)), np.zeros(2)), infer_signature(np.zeros((2, 4)), np.zeros(2))
     assert gate_results.signature(old, old).verdict == "pass"
     assert gate_results.signature(old, other).note == "its tensors have other types or shapes"

@@ -61,7 +61,7 @@ def removable(settings: Settings, keep: int = 1) -> list[str]:
     return [f"{one.name}/{one.version}" for one in retention.survey(settings, keep).removable]
 
 
-def test_an_alias_counts_whatever_other_names_there_are(settings: Settings, add: Add) -> None:
+def test_version_with_an_alias_is_kept_among_over_100_registered_models(settings: Settings, add: Add) -> None:
     client = registry.client(settings)
     for name in ("zebra", "rec", "rec", "bob's model"):
         add(name)
@@ -71,7 +71,7 @@ def test_an_alias_counts_whatever_other_names_there_are(settings: Settings, add:
     assert removable(settings) == ["rec/1"]
 
 
-def test_a_model_that_was_registered_meanwhile_stays(settings: Settings, add: Add) -> None:
+def test_model_registered_after_the_survey_is_not_removed(settings: Settings, add: Add) -> None:
     client = registry.client(settings)
     for _ in range(3):
         add(None)
@@ -106,7 +106,7 @@ def test_the_password_is_not_on_a_command_line(settings: Settings, monkeypatch: 
 
 
 @pytest.mark.slow
-def test_what_is_needed_is_kept_and_the_rest_removed(settings: Settings, add: Add) -> None:
+def test_needed_versions_are_kept_and_the_rest_is_removed(settings: Settings, add: Add) -> None:
     client = registry.client(settings)
     for kind in ("run", "run", "sweep", "run", "run", "run", "run"):
         add("rec", kind)
@@ -130,7 +130,7 @@ def test_what_is_needed_is_kept_and_the_rest_removed(settings: Settings, add: Ad
     assert removable(settings) == []
 
 
-def test_models_without_a_name_and_of_others(settings: Settings, add: Add) -> None:
+def test_old_unregistered_models_are_removable_and_foreign_are_kept(settings: Settings, add: Add) -> None:
     client = registry.client(settings)
     for kind in ("run", "sweep", "run"):
         add(None, kind)
@@ -143,7 +143,7 @@ def test_models_without_a_name_and_of_others(settings: Settings, add: Add) -> No
     assert len(retention.survey(settings, 3).removable) == 0
 
 
-def test_models_whose_run_was_erased_count_as_others_do(settings: Settings, add: Add) -> None:
+def test_models_whose_run_was_erased_follow_the_same_retention(settings: Settings, add: Add) -> None:
     add("rec")
     add("rec")
     lone = add(None)
@@ -162,7 +162,7 @@ def test_only_the_last_version_of_a_sweep_is_its_winner(settings: Settings, add:
     assert removable(settings) == ["rec/1"]
 
 
-def test_an_alias_that_came_since_saves_a_version(settings: Settings, add: Add) -> None:
+def test_version_that_got_an_alias_after_the_survey_is_not_removed(settings: Settings, add: Add) -> None:
     add("rec")
     add("rec")
     survey = retention.survey(settings, 1)
@@ -171,7 +171,7 @@ def test_an_alias_that_came_since_saves_a_version(settings: Settings, add: Add) 
 
 
 @pytest.mark.faults
-def test_the_verb_shows_then_removes_and_frees_the_files(settings: Settings, add: Add, home: Path) -> None:
+def test_clean_models_lists_first_and_removes_with_yes(settings: Settings, add: Add, home: Path) -> None:
     old = add("rec")
     add("rec")
     (file,) = (one for one in Path.cwd().glob("artifacts/**/MLmodel") if old in str(one))
@@ -187,7 +187,7 @@ def test_the_verb_shows_then_removes_and_frees_the_files(settings: Settings, add
     assert "0 models to remove" in nothing.stdout
 
 
-def test_garbage_collection_never_erases_what_others_have_deleted(settings: Settings, add: Add) -> None:
+def test_free_names_deleted_runs_that_garbage_collection_would_erase(settings: Settings, add: Add) -> None:
     client = registry.client(settings)
     add("rec")
     add("rec")
@@ -208,12 +208,12 @@ def test_garbage_collection_never_erases_what_others_have_deleted(settings: Sett
         (["--models", "--tracking", "none"], "There is no model registry with tracking off"),
     ],
 )
-def test_bad_input_is_one_sentence(home: Path, words: list[str], sentence: str) -> None:
+def test_invalid_clean_options_exit_with_usage_error(home: Path, words: list[str], sentence: str) -> None:
     done = typed(home, "clean", *words)
     assert (done.returncode, sentence in done.stderr) == (USAGE, True), done.stderr
 
 
-def test_the_version_before_a_move_that_was_not_closed_is_kept(settings: Settings, add: Add) -> None:
+def test_version_before_an_unfinished_promotion_is_kept(settings: Settings, add: Add) -> None:
     """A rollback goes there, also if the writer died right after it had moved the alias."""
     for _ in range(3):
         add("rec")

@@ -1,4 +1,4 @@
-"""No secret is kept, and what is none stays as it was."""
+"""Secrets are removed from texts, and texts without secrets are unchanged."""
 
 from __future__ import annotations
 
@@ -79,14 +79,14 @@ HARMLESS = [
 
 
 @pytest.mark.parametrize("text", LEAKS)
-def test_a_secret_does_not_stay(text: str) -> None:
+def test_secrets_are_hidden(text: str) -> None:
     clean = scrub(text)
     assert LEAKS[text] not in clean
     assert HIDDEN in clean
 
 
 @pytest.mark.parametrize("text", HARMLESS)
-def test_what_is_no_secret_stays(text: str) -> None:
+def test_text_without_secrets_is_unchanged(text: str) -> None:
     assert scrub(text) == text
 
 
@@ -108,13 +108,13 @@ def test_a_private_key_is_blanked_line_by_line(sign: str) -> None:
     assert clean == [f"{sign}{line}" for line in (lines[0], HIDDEN, HIDDEN, lines[3], lines[4])]
 
 
-def test_a_private_key_in_one_line_of_code() -> None:
+def test_private_key_in_one_line_of_code_is_hidden() -> None:
     clean = scrub(r'KEY = "-----BEGIN PRIVATE KEY-----\nMIIEpAIB\n-----END PRIVATE KEY-----"; x = 1')
     assert "MIIE" not in clean
     assert clean.endswith("x = 1")
 
 
-def test_a_command_line() -> None:
+def test_secrets_in_command_line_words_are_hidden() -> None:
     words = ["x", "--api-key", "a b", "--tracking", "http://me:pw@h", "--token=t1", "lr=0.1"]
     assert scrub_words(words) == [
         "x", "--api-key", HIDDEN, "--tracking", f"http://{HIDDEN}@h", f"--token={HIDDEN}", "lr=0.1",
@@ -128,12 +128,14 @@ def test_a_command_line() -> None:
         ("/home/ada/mine/__main__.py", "/home/ada/mine/__main__.py"),
     ],
 )  # fmt: skip
-def test_the_command_of_this_process(program: str, shown: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_shortens_the_path_of_the_orchestrator_only(
+    program: str, shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("sys.argv", [program, "--fast"])
     assert command() == f"{shown} --fast"
 
 
-def test_the_environment() -> None:
+def test_secrets_in_environment_variables_are_hidden() -> None:
     given = {"MLFLOW_TRACKING_PASSWORD": "pw", "MLFLOW_TRACKING_URI": "https://me:pw@h", "OMP_NUM_THREADS": "2"}
     assert scrub_variables(given) == {
         "MLFLOW_TRACKING_PASSWORD": HIDDEN, "MLFLOW_TRACKING_URI": f"https://{HIDDEN}@h", "OMP_NUM_THREADS": "2",
@@ -141,7 +143,7 @@ def test_the_environment() -> None:
 
 
 @pytest.mark.parametrize("unit", ["token ", "a-", "a.b_", "://", 'token="', "login x password ", "-----BEGIN ", "A_"])
-def test_a_long_line_costs_little(unit: str) -> None:
+def test_scrubbing_time_is_bounded_for_a_long_line(unit: str) -> None:
     """Of the processor: a search that is quadratic in the line's length takes minutes."""
     started = time.process_time()
     scrub((unit * 200_000)[:200_000])

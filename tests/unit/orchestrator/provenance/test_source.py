@@ -1,4 +1,4 @@
-"""What is captured of the code, in real repositories, and what a run's folder keeps of it."""
+"""Capture of source code in real git repositories, and its record in a run's folder."""
 
 from __future__ import annotations
 
@@ -66,13 +66,13 @@ def only(where: Path, own: Path = ELSEWHERE) -> Source:
     return found
 
 
-def test_a_clean_repository(repository: Path) -> None:
+def test_capture_of_a_clean_repository_has_commit_branch_and_remote(repository: Path) -> None:
     assert only(repository) == Source(
         "project", git(repository, "rev-parse", "HEAD"), "work", "https://***@example.org/a/b.git", dirty=False
     )
 
 
-def test_a_difference_brings_everything_back(repository: Path, tmp_path: Path) -> None:
+def test_captured_diff_restores_changed_and_untracked_files(repository: Path, tmp_path: Path) -> None:
     files: dict[str, str | bytes] = {
         "train.py": "lr = 3\nsteps = 2\n",
         "new module.py": "x = 1\n",
@@ -94,7 +94,7 @@ def test_a_difference_brings_everything_back(repository: Path, tmp_path: Path) -
         assert (clone / name).read_text() == content
 
 
-def test_latin_1_comes_back_byte_for_byte(repository: Path, tmp_path: Path) -> None:
+def test_diff_restores_latin_1_files_byte_for_byte(repository: Path, tmp_path: Path) -> None:
     write(repository, {"train.py": b"# caf\xe9\nlr = 1\nsteps = 2\n"})
     folder = tmp_path / "run"
     folder.mkdir()
@@ -104,7 +104,7 @@ def test_latin_1_comes_back_byte_for_byte(repository: Path, tmp_path: Path) -> N
     assert (repository / "train.py").read_bytes() == b"# caf\xe9\nlr = 1\nsteps = 2\n"
 
 
-def test_what_is_left_out_is_named_with_the_reason(repository: Path) -> None:
+def test_files_left_out_of_the_diff_are_listed_with_the_reason(repository: Path) -> None:
     write(
         repository,
         {"data.bin": b"\0\2", "notes.txt": "n", "big.py": "#" * 60_000, "zero.py": b"\0", ".env": "A=1", "k.pem": "x"},
@@ -124,7 +124,7 @@ def test_what_is_left_out_is_named_with_the_reason(repository: Path) -> None:
     assert found.diff == ""
 
 
-def test_secrets_stay_at_home(repository: Path) -> None:
+def test_secrets_are_not_in_the_captured_diff(repository: Path) -> None:
     write(repository, {"train.py": 'API_KEY = "k1k2k3"\n', "new.yaml": "password: hunter2\n", ".env": "A=hunter3"})
     git(repository, "add", ".env")
     found = only(repository)
@@ -154,18 +154,18 @@ def test_the_users_diff_settings_do_not_matter(repository: Path) -> None:
     assert only(repository).diff == plain
 
 
-def test_runs_and_results_are_no_source(repository: Path) -> None:
+def test_folders_of_runs_and_results_are_excluded_from_the_capture(repository: Path) -> None:
     write(repository, {"out put/run/spec.json": "{}", "output.py": "", "home/x.py": ""})
     found = capture(repository, ELSEWHERE, [repository / "out put", repository / "home", repository, ELSEWHERE])
     assert found[0].untracked == ("output.py",)
 
 
-def test_a_subdirectory_is_the_whole_repository(repository: Path) -> None:
+def test_capture_from_a_subdirectory_covers_the_whole_repository(repository: Path) -> None:
     write(repository, {"train.py": "lr = 2\n", "deep/er/x.py": ""})
     assert only(repository / "deep" / "er") == only(repository)
 
 
-def test_a_repository_without_a_commit(tmp_path: Path) -> None:
+def test_capture_of_a_repository_without_a_commit_lists_its_files(tmp_path: Path) -> None:
     git(tmp_path, "init", "-q", "fresh")
     write(tmp_path / "fresh", {"a.py": "a = 1\n", "b.py": "b = 1\n"})
     git(tmp_path / "fresh", "add", "a.py")
@@ -174,7 +174,7 @@ def test_a_repository_without_a_commit(tmp_path: Path) -> None:
     assert found.diff.count("diff --git") == 2
 
 
-def test_a_bare_a_shallow_and_a_broken_one(repository: Path, tmp_path: Path) -> None:
+def test_bare_and_shallow_clones_are_captured_and_a_broken_one_is_not(repository: Path, tmp_path: Path) -> None:
     commit = git(repository, "rev-parse", "HEAD")
     subprocess.run(["git", "clone", "-q", "--bare", str(repository), str(tmp_path / "bare")], check=True)
     shallow = ["git", "clone", "-q", "--depth=1", f"file://{repository}", str(tmp_path / "shallow")]
@@ -197,13 +197,15 @@ def test_a_changed_submodule_is_named(repository: Path, tmp_path: Path) -> None:
         assert found.diff == ""
 
 
-def test_no_repository_and_no_git(tmp_path: Path, repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_capture_is_empty_without_a_repository_or_without_git(
+    tmp_path: Path, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert capture(tmp_path, ELSEWHERE) == ()
     monkeypatch.setenv("PATH", str(tmp_path))
     assert capture(repository, ELSEWHERE) == ()
 
 
-def test_a_slow_git_delays_no_longer_than_it_may(
+def test_hanging_git_status_is_stopped_and_the_commit_is_captured(
     tmp_path: Path, repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """git status that hangs, with a child that holds its output open: the commit is known, the rest is not.
@@ -236,7 +238,7 @@ def test_a_slow_git_delays_no_longer_than_it_may(
     assert "mlflow.source.git.dirty" not in provenance.code([found])
 
 
-def test_the_project_comes_before_ours(repository: Path, tmp_path: Path) -> None:
+def test_project_is_listed_before_the_orchestrator(repository: Path, tmp_path: Path) -> None:
     ours = tmp_path / "ours"
     git(tmp_path, "init", "-q", "ours")
     write(ours, {"orchestrator/__init__.py": ""})
@@ -246,7 +248,7 @@ def test_the_project_comes_before_ours(repository: Path, tmp_path: Path) -> None
     assert [found.name for found in capture(ours, ours / "orchestrator")] == ["orchestrator"]
 
 
-def test_the_code_of_somebody_elses_workload_is_a_source(repository: Path, tmp_path: Path) -> None:
+def test_code_of_an_external_workload_is_captured_as_a_source(repository: Path, tmp_path: Path) -> None:
     theirs = Path(shutil.copytree(EXAMPLE, tmp_path / "theirs" / "plugin"))
     with installed(theirs, tmp_path / "metadata"):
         assert provenance.sources(repository, workload="linreg")[0].package is None, "it is in no repository"
@@ -280,7 +282,9 @@ def test_the_code_of_somebody_elses_workload_is_a_source(repository: Path, tmp_p
         ({"INSTALLER": "pip", "direct_url.json": "[]"}, "linreg==1.0"),
     ],
 )
-def test_what_pip_had_a_package_from(files: dict[str, str | bytes], requirement: str | None, tmp_path: Path) -> None:
+def test_requirement_of_a_package_is_read_from_the_metadata_of_pip(
+    files: dict[str, str | bytes], requirement: str | None, tmp_path: Path
+) -> None:
     with installed(EXAMPLE, tmp_path):
         write(tmp_path / "linreg-1.0.dist-info", files)
         found = provenance.environment((), {}, workload="linreg")["package"]
@@ -288,12 +292,14 @@ def test_what_pip_had_a_package_from(files: dict[str, str | bytes], requirement:
     assert provenance.environment((), {}, workload="recommender")["package"] is None
 
 
-def test_ours_installed_below_a_project_is_no_checkout(repository: Path) -> None:
+def test_orchestrator_installed_inside_a_project_is_not_captured(repository: Path) -> None:
     write(repository, {"venv/orchestrator/__init__.py": "", ".gitignore": "venv\n"})
     assert [found.name for found in capture(repository, repository / "venv" / "orchestrator")] == ["project"]
 
 
-def test_a_job_has_its_clients_code(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ray_job_uses_the_source_captured_by_its_client(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write(repository, {"train.py": "lr = 2\n"})
     here = capture(repository, ELSEWHERE)
     carried = provenance.carry(here)
@@ -308,7 +314,9 @@ def test_a_job_has_its_clients_code(repository: Path, tmp_path: Path, monkeypatc
     assert provenance.sources() == ()  # a shell that inherited it runs no job
 
 
-def test_a_clusters_checkout_and_its_clients_are_kept_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkouts_of_cluster_and_client_are_recorded_separately(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two repositories of one name, each with its difference."""
     clients = Source("orchestrator", "1" * 40, diff="diff --git a/x b/x\n+client\n")
     clusters = Source("orchestrator", "2" * 40, diff="diff --git a/x b/x\n+cluster\n")
@@ -325,7 +333,7 @@ def test_a_clusters_checkout_and_its_clients_are_kept_apart(tmp_path: Path, monk
     assert kept == {"1": clients.diff, "2": clusters.diff}
 
 
-def test_what_a_job_carries_fits_into_a_variable() -> None:
+def test_packed_source_fits_into_an_environment_variable() -> None:
     sections = [f"diff --git a/{i}.py b/{i}.py\n+{os.urandom(3000).hex()}\n" for i in range(40)]
     packed = pack([Source("project", "c", diff="".join(sections))], 90_000)
     assert len(packed) <= 90_000
@@ -335,11 +343,13 @@ def test_what_a_job_carries_fits_into_a_variable() -> None:
 
 
 @pytest.mark.parametrize("damaged", ["", "!", "aGVsbG8=", pack([], 100)[:-4]])
-def test_a_damaged_variable_is_no_code(damaged: str) -> None:
+def test_damaged_source_variable_unpacks_to_no_sources(damaged: str) -> None:
     assert unpack(damaged) == ()
 
 
-def test_the_record_of_a_run(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_record_has_spec_environment_and_diff_without_secrets(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "hunter2")
     monkeypatch.setenv("ORCHESTRATOR_NOTIFY", "https://hooks.example.org/hunter2")
     monkeypatch.setattr("sys.argv", ["/x/orchestrator", "run", "toy", "--tracking", "http://me:hunter2@h"])
@@ -360,7 +370,7 @@ def test_the_record_of_a_run(repository: Path, tmp_path: Path, monkeypatch: pyte
     assert not [file for file in files if "hunter2" in file.read_text()]
 
 
-def test_what_is_resumed_keeps_its_first_record(repository: Path, tmp_path: Path) -> None:
+def test_resumed_run_keeps_its_first_environment_record(repository: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
     provenance.write(folder, {"experiment": {}}, capture(repository, ELSEWHERE))
@@ -374,7 +384,7 @@ def test_what_is_resumed_keeps_its_first_record(repository: Path, tmp_path: Path
     assert not (folder / "source.diff").exists()
 
 
-def test_code_of_the_user_that_has_changed_since_is_named(tmp_path: Path) -> None:
+def test_user_code_changed_since_the_record_is_listed(tmp_path: Path) -> None:
     write(tmp_path, {"mine.py": "lr = 1\n", "other.py": ""})
     request = {"experiment": {"workload": f"{tmp_path}/mine.py:train"}}
     (folder := tmp_path / "run").mkdir()
@@ -405,13 +415,13 @@ def test_the_record_is_on_disk_before_it_replaces_the_old_one(tmp_path: Path, mo
     assert steps == ["sync", "replace"] * 2
 
 
-def test_a_sweep_that_is_to_have_more_trials_says_so(tmp_path: Path) -> None:
+def test_sweep_record_is_updated_with_the_number_of_trials(tmp_path: Path) -> None:
     for trials in (4, 6):
         provenance.write(tmp_path, {"sweep": {"search": {"trials": trials}}}, ())
         assert json.loads((tmp_path / "sweep.json").read_text()) == {"format": 1, "search": {"trials": trials}}
 
 
-def test_a_sweep_keeps_its_space(tmp_path: Path) -> None:
+def test_search_space_file_is_copied_into_the_sweep_folder(tmp_path: Path) -> None:
     space = tmp_path / "spaces.py"
     space.write_text("def wide(trial): ...\n")
     asked: dict[str, Any] = {"sweep": {"search": {"space": f"{space}:wide"}}}
@@ -420,7 +430,7 @@ def test_a_sweep_keeps_its_space(tmp_path: Path) -> None:
     assert (tmp_path / "space.py").read_text() == space.read_text()
 
 
-def test_a_cluster_in_words() -> None:
+def test_cluster_shape_groups_equal_nodes() -> None:
     node = {"CPU": 8.0, "GPU": 1.0, "gpus": ["H100"]}
     assert machine.shape({"nodes": [node, {"CPU": 4.0, "GPU": 0.0, "gpus": []}, node]}) == (
         "2 x 8 CPU, 1 GPU H100; 1 x 4 CPU"

@@ -98,7 +98,7 @@ def spearman(workload: Workload, encode: Callable[[list[str]], Any]) -> float:
 
 
 @pytest.mark.slow
-def test_a_bi_encoder_as_a_sentence_transformer(models: Registry, tmp_path: Path) -> None:
+def test_exported_sentence_transformer_matches_the_bi_encoder(models: Registry, tmp_path: Path) -> None:
     from huggingface_hub import ModelCard
     from sentence_transformers import SentenceTransformer
 
@@ -125,7 +125,7 @@ def test_a_bi_encoder_as_a_sentence_transformer(models: Registry, tmp_path: Path
 
 
 @pytest.mark.slow
-def test_an_encoder_as_a_model_of_transformers(models: Registry, tmp_path: Path) -> None:
+def test_exported_transformers_model_matches_the_lifelong_encoder(models: Registry, tmp_path: Path) -> None:
     from transformers import AutoModel, AutoTokenizer
 
     models.export("lifelong", "transformers", tmp_path / "out")
@@ -148,7 +148,7 @@ def test_an_encoder_as_a_model_of_transformers(models: Registry, tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_a_ranker_as_a_cross_encoder(models: Registry, tmp_path: Path) -> None:
+def test_exported_cross_encoder_matches_the_text_ranker(models: Registry, tmp_path: Path) -> None:
     from sentence_transformers import CrossEncoder
 
     models.export("text_ranker", "sentence-transformers", tmp_path / "out")
@@ -164,7 +164,7 @@ def test_a_ranker_as_a_cross_encoder(models: Registry, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_cross_encoder_of_similarities(models: Registry, tmp_path: Path) -> None:
+def test_exported_cross_encoder_matches_the_similarity_model(models: Registry, tmp_path: Path) -> None:
     from sentence_transformers import CrossEncoder
 
     models.export("similarity", "sentence-transformers", tmp_path / "out")
@@ -179,7 +179,7 @@ def test_a_cross_encoder_of_similarities(models: Registry, tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_vectors_of_items_rank_as_the_model_does(models: Registry, tmp_path: Path) -> None:
+def test_exported_item_and_user_vectors_rank_as_the_recommender_does(models: Registry, tmp_path: Path) -> None:
     said = models.export("recommender", "embeddings", tmp_path / "out")
     items, users = (pd.read_parquet(tmp_path / "out" / f"{name}.parquet") for name in ("embeddings", "users"))
     assert "400 items of 8 numbers" in said
@@ -203,7 +203,7 @@ def test_a_version_whose_run_was_erased_is_exported_without_a_record(models: Reg
     assert ("A model of the workload `recommender`" in card, "## Reproduce" in card) == (True, False)
 
 
-def test_vectors_of_documents_find_what_the_model_finds(models: Registry, tmp_path: Path) -> None:
+def test_exported_document_vectors_have_unit_norm_and_cover_found_documents(models: Registry, tmp_path: Path) -> None:
     models.export("lifelong", "embeddings", tmp_path / "out")
     docs = pd.read_parquet(tmp_path / "out" / "embeddings.parquet")
     loaded = models.loaded("lifelong")
@@ -233,7 +233,7 @@ def test_rows_of_a_file_are_embedded(models: Registry, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_ids_of_a_csv_file_stay_as_they_are(models: Registry, tmp_path: Path) -> None:
+def test_ids_of_a_csv_file_are_kept_as_texts_or_whole_numbers(models: Registry, tmp_path: Path) -> None:
     rows = tmp_path / "rows.csv"
 
     def ids(text: str) -> list[Any]:
@@ -250,7 +250,7 @@ def test_ids_of_a_csv_file_stay_as_they_are(models: Registry, tmp_path: Path) ->
 
 @pytest.mark.tools
 @needs("faiss")
-def test_faiss_finds_the_models_items(models: Registry, tmp_path: Path) -> None:
+def test_exported_faiss_index_finds_the_items_of_the_model(models: Registry, tmp_path: Path) -> None:
     import faiss
 
     said = models.export("recommender", "faiss", tmp_path / "out")
@@ -273,7 +273,7 @@ def test_faiss_finds_the_models_items(models: Registry, tmp_path: Path) -> None:
 
 @pytest.mark.tools
 @needs("onnxruntime")
-def test_a_bi_encoder_as_onnx_evaluates_alike(models: Registry, tmp_path: Path) -> None:
+def test_exported_onnx_bi_encoder_matches_the_model(models: Registry, tmp_path: Path) -> None:
     import onnxruntime
     import tokenizers
 
@@ -296,7 +296,7 @@ def test_a_bi_encoder_as_onnx_evaluates_alike(models: Registry, tmp_path: Path) 
 
 @pytest.mark.tools
 @needs("onnxruntime")
-def test_a_ranker_and_an_image_encoder_as_onnx(models: Registry, tmp_path: Path) -> None:
+def test_exported_onnx_ranker_and_image_encoder_match_the_models(models: Registry, tmp_path: Path) -> None:
     import io
 
     import onnxruntime
@@ -329,7 +329,7 @@ def test_a_ranker_and_an_image_encoder_as_onnx(models: Registry, tmp_path: Path)
 
 @pytest.mark.tools
 @needs("onnxruntime")
-def test_an_encoder_without_onnx_operators_is_refused_in_a_sentence(
+def test_encoder_without_onnx_operators_is_refused(
     models: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from orchestrator.registry.export import onnx_file
@@ -344,7 +344,7 @@ def test_an_encoder_without_onnx_operators_is_refused_in_a_sentence(
     assert not (tmp_path / "out").exists()
 
 
-def test_bad_input_is_one_sentence(models: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_export_requests_are_refused(models: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine.txt").touch()
     (tmp_path / "empty").mkdir()
@@ -379,7 +379,7 @@ def test_bad_input_is_one_sentence(models: Registry, tmp_path: Path, monkeypatch
 
 
 @pytest.mark.slow
-def test_an_empty_folder_is_filled_and_stays_the_same(
+def test_export_into_an_empty_folder_does_not_replace_the_folder(
     models: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may be a working directory, a mounted volume or a link's."""
@@ -400,7 +400,7 @@ def test_an_empty_folder_is_filled_and_stays_the_same(
     assert folder.stat().st_ino == before
 
 
-def test_the_verb(models: Registry, home: Path, tmp_path: Path) -> None:
+def test_export_command_prints_format_folder_and_size(models: Registry, home: Path, tmp_path: Path) -> None:
     models.workload("recommender")
     assert models.settings.tracking is not None
     words = ("export", "recommender/1", "--to", str(tmp_path / "out"), "--format", "embeddings")

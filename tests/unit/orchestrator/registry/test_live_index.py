@@ -72,7 +72,7 @@ def found(text: str) -> pd.DataFrame:
 
 
 @pytest.mark.slow
-def test_an_index_is_embedded_again_changed_compacted_and_searched_meanwhile(
+def test_index_is_searchable_after_reembedding_changes_and_compaction(
     settings: Settings, call: Call, table: Callable[..., str], tmp_path: Path
 ) -> None:
     queries = table(query=[*QUERIES, " "])
@@ -131,7 +131,9 @@ def test_an_index_in_files_is_copied_and_searched_as_the_model_does(
 
 
 @pytest.mark.slow
-def test_bad_input_is_one_sentence(call: Call, table: Callable[..., str], settings: Settings, tmp_path: Path) -> None:
+def test_invalid_index_options_and_inputs_exit_with_usage_error(
+    call: Call, table: Callable[..., str], settings: Settings, tmp_path: Path
+) -> None:
     again = ("--embed-again", "sts/1")
     live = tmp_path / "live"
     for words, parts in (
@@ -175,7 +177,7 @@ def test_bad_input_is_one_sentence(call: Call, table: Callable[..., str], settin
     assert "is of another format" in call("files/1", "--compact", code=USAGE, folder=of_run)
 
 
-def test_an_index_that_another_process_makes_meanwhile_is_changed(
+def test_index_created_concurrently_by_another_process_is_updated(
     settings: Settings, table: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     live = tmp_path / "live"
@@ -191,7 +193,7 @@ def test_an_index_that_another_process_makes_meanwhile_is_changed(
 
 
 @pytest.mark.faults
-def test_a_killed_call_loses_nothing_and_goes_on(
+def test_killed_reembedding_resumes_without_losing_documents(
     settings: Settings, call: Call, table: Callable[..., str], tmp_path: Path
 ) -> None:
     """kill -9 after some batches, twice; searches meanwhile find every document but the deleted one."""

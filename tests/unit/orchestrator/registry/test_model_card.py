@@ -1,4 +1,4 @@
-"""What a model card says of the licence of its data."""
+"""Model cards: licence and terms of the training data."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from orchestrator.registry.versions import Version
         ("", None, "The record names no dataset. No licence is known."),
     ],
 )
-def test_a_card_states_what_is_known(dataset: str, licence: str | None, words: str) -> None:
+def test_model_card_states_the_licence_of_the_data_if_known(dataset: str, licence: str | None, words: str) -> None:
     version = Version("sts/1", "run", {"orchestrator.workload": "bi_encoder"}, None)
     card = model_card.text(version, "onnx", Written("", "onnx"), {"params": {"dataset": dataset}}, {}, None)
     _, head, body = card.split("---\n", 2)

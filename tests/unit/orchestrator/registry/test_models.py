@@ -21,7 +21,7 @@ from tests.support.registered import register
 
 
 @pytest.mark.slow
-def test_a_registered_model_has_a_description_that_others_may_change(tmp_path: Path) -> None:
+def test_edited_description_of_a_registered_model_is_kept(tmp_path: Path) -> None:
     from mlflow import MlflowClient
 
     uri = f"sqlite:///{tmp_path}/mlflow.db"
@@ -42,7 +42,7 @@ def test_a_registered_model_has_a_description_that_others_may_change(tmp_path: P
 
 
 @pytest.mark.slow
-def test_a_later_winner_of_a_sweep_leaves_the_record_of_the_earlier_one(
+def test_later_winner_of_a_sweep_does_not_overwrite_the_earlier_record(
     database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -79,7 +79,7 @@ def test_a_later_winner_of_a_sweep_leaves_the_record_of_the_earlier_one(
 
 
 @pytest.mark.slow
-def test_requirements_have_versions_that_an_index_knows(
+def test_requirements_drop_the_local_build_suffix_of_versions(
     database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The version of a build of PyTorch for CPUs is 2.11.0+cpu."""
@@ -95,7 +95,7 @@ def test_requirements_have_versions_that_an_index_knows(
     assert listed.read_text().split() == [f"{name}=={version(name)}" for name in needs]
 
 
-def test_what_a_server_sends_is_removed_with_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_download_folder_is_removed_when_the_model_object_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
     class Loaded:
         def __init__(self, uri: str, dst_path: str | None = None) -> None:
             self.folder = dst_path
@@ -111,7 +111,7 @@ def test_what_a_server_sends_is_removed_with_its_model(monkeypatch: pytest.Monke
 
 
 @pytest.mark.slow
-def test_two_drivers_register_the_same_new_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_registration_of_the_same_new_name_succeeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both have seen no such name; the second finds that the first has created it."""
     from mlflow import MlflowClient
 
@@ -132,7 +132,7 @@ def test_two_drivers_register_the_same_new_name(tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.slow
 @pytest.mark.parametrize("reference", ["", "@champion", "/tmp/model"])
-def test_a_reference_without_a_model_is_shown_whole(reference: str, home: Path) -> None:
+def test_reference_without_a_model_name_is_refused_and_quoted_in_full(reference: str, home: Path) -> None:
     words = (f"No registered model has this name: got {reference!r}; allowed: MODEL@ALIAS",)
     refused(lambda: versions.resolve(resolve({}), reference), *words)
     refused(lambda: versions.find(resolve({}), reference), *words)

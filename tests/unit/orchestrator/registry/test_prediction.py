@@ -1,4 +1,4 @@
-"""What ``predict`` refuses is said in words for people, not in the names of MLflow's types."""
+"""Inputs and parameters of ``predict``: refusals, batches, and the summary of abstention."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ K, SHARES = ParamSpec("k", DataType.long, 10), ParamSpec("shares", DataType.doub
         (None, {"k": 5}, "rec/1 takes no parameters: got k=5. Leave it out."),
     ],
 )  # fmt: skip
-def test_parameters(spec: Any, given: dict[str, Any], words: str) -> None:
+def test_invalid_predict_parameters_raise_user_error(spec: Any, given: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError) as caught:
         check_params("rec/1", spec, given)
     assert str(caught.value).startswith(words)
@@ -55,7 +55,7 @@ def test_parameters(spec: Any, given: dict[str, Any], words: str) -> None:
         (DataType.binary, "?", "got '?'; allowed: bytes, or base64 text."),
     ],
 )
-def test_columns(kind: DataType, value: Any, words: str) -> None:
+def test_invalid_column_value_raises_with_column_row_and_allowed_type(kind: DataType, value: Any, words: str) -> None:
     with pytest.raises(UserError) as caught:
         typed(pd.DataFrame({"a": [value]}, dtype=object), [ColSpec(kind, "a")], "in.csv", 0)
     assert str(caught.value) == f"Column a of in.csv is wrong in row 1: {words}"
@@ -73,7 +73,7 @@ def test_lists_are_not_cut_at_the_end_of_a_batch(size: int) -> None:
     assert [len(batch) for batch in _whole_lists(iter(batches), alone)] == [len(batch) for batch in batches]
 
 
-def test_rows_of_a_query_that_others_come_between_are_in_one_batch_or_refused() -> None:
+def test_interleaved_rows_of_a_query_are_in_one_batch_or_refused() -> None:
     columns = [ColSpec(DataType.string, name) for name in ("query", "document")]
 
     def cut(*queries: str) -> list[str]:
@@ -86,7 +86,7 @@ def test_rows_of_a_query_that_others_come_between_are_in_one_batch_or_refused() 
         cut("ab", "bc", "ca")
 
 
-def test_a_registry_that_is_away_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_registry_raises_unavailable_error(monkeypatch: pytest.MonkeyPatch) -> None:
     away = MlflowException("API request to http://mlflow failed with exception: too many 503 error responses")
     monkeypatch.setattr(registry, "client", Mock(**{"return_value.search_model_versions.side_effect": away}))
     with pytest.raises(UserError, match=r"rec@champion cannot be fetched: .* too many 503 error") as caught:
@@ -110,7 +110,7 @@ FILES = "The following failures occurred while downloading one or more artifacts
         (FileNotFoundError("No such file or directory: weights.safetensors"), USAGE),
     ],
 )
-def test_files_that_are_away_are_unavailable_and_missing_ones_are_not(
+def test_unreachable_files_raise_unavailable_and_missing_files_usage_error(
     error: Exception, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(registry, "client", Mock())
@@ -120,7 +120,7 @@ def test_files_that_are_away_are_unavailable_and_missing_ones_are_not(
     assert caught.value.code == code
 
 
-def test_the_input_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_that_is_the_input_or_a_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "users.csv").write_text("user\n1\n")
     with pytest.raises(UserError, match=r"The output users\.csv is the input, which it would replace") as caught:
@@ -132,7 +132,7 @@ def test_the_input_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         prediction.predict(resolve({}), "rec@champion", str(tmp_path / "users.csv"), "top.csv", {})
 
 
-def test_histories_are_numbered_through_all_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_users_of_histories_are_numbered_across_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Model:
         metadata = SimpleNamespace(signature=None)
 
@@ -147,7 +147,7 @@ def test_histories_are_numbered_through_all_batches(tmp_path: Path, monkeypatch:
     assert found["user"].tolist() == found["item"].tolist() == list(range(8))
 
 
-def test_the_summary_is_of_all_batches_and_warns_of_drift() -> None:
+def test_abstention_summary_covers_all_batches_and_warns_of_drift() -> None:
     random = np.random.default_rng(0)
 
     def summary(shift: float) -> list[str]:

@@ -111,7 +111,7 @@ def looks(settings: Settings) -> list[look_ledger.Row]:
 
 
 @pytest.mark.slow
-def test_runs_hold_the_lists_and_the_mean_is_that_of_the_collections(
+def test_evaluate_writes_ranked_runs_and_the_mean_over_collections(
     settings: Settings, beir: Path, tmp_path: Path
 ) -> None:
     before = looks(settings)
@@ -133,7 +133,7 @@ def test_runs_hold_the_lists_and_the_mean_is_that_of_the_collections(
     assert [(row.fields["kind"], row.fields["run"]) for row in added] == [("evaluate", "text_ranker/1")] * 2
 
 
-def test_predict_takes_the_scores_of_bm25_where_the_input_has_them(settings: Settings, tmp_path: Path) -> None:
+def test_predict_adds_fused_scores_if_the_input_has_bm25_scores(settings: Settings, tmp_path: Path) -> None:
     pairs = pd.DataFrame({"query": ["cat"] * 3, "document": ["a dog", "a cat", "cats"], "bm25": [0, 7, 2]})
 
     def predicted(rows: pd.DataFrame) -> pd.DataFrame:
@@ -195,7 +195,9 @@ def test_vera_ranks_the_triples_of_a_graph_as_its_workload_does(settings: Settin
 
 
 @pytest.mark.parametrize("encoders", ["tied", "apart"])
-def test_lifelong_searches_with_its_encoder_of_documents(settings: Settings, tmp_path: Path, encoders: str) -> None:
+def test_lifelong_retrieval_scores_match_the_encoders_of_the_workload(
+    settings: Settings, tmp_path: Path, encoders: str
+) -> None:
     """With the scores of the workload's own encoders, which training has taken apart."""
     params = Lifelong.Params(**SMALL_LIFELONG, encoders=encoders)
     built = Lifelong(params, replace(RUNTIME, data=settings.data, epochs=2))
@@ -222,7 +224,9 @@ def test_without_a_test_part_no_query_of_training_is_ranked(model: Any, tmp_path
     assert {numbers[name] for name in table["query"]} <= set(split_queries(data, seed=0).test.tolist())
 
 
-def test_a_folder_by_another_name_is_the_one_of_training(model: Any, beir: Path, tmp_path: Path) -> None:
+def test_training_dataset_is_recognised_under_another_path_to_its_folder(
+    model: Any, beir: Path, tmp_path: Path
+) -> None:
     folder, link = shutil.copytree(beir, tmp_path / "own"), tmp_path / "link"
     (folder / "qrels" / "test.tsv").rename(folder / "qrels" / "train.tsv")
     link.symlink_to(folder)
@@ -236,7 +240,7 @@ def test_a_folder_by_another_name_is_the_one_of_training(model: Any, beir: Path,
         assert retrieval._queries(data, str(folder), trained).tolist() == expected
 
 
-def test_a_model_of_another_split_is_not_evaluated_on_drawn_queries(
+def test_model_trained_on_another_state_of_the_dataset_is_refused(
     model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its training queries would be among them."""
@@ -260,7 +264,7 @@ def test_a_version_without_a_record_is_not_evaluated(
     refused(lambda: measured(settings, "text_ranker/1", tmp_path / "x", str(beir)), "text_ranker/1 has no record")
 
 
-def test_bad_input_is_one_sentence(settings: Settings, model: Any, beir: Path, tmp_path: Path) -> None:
+def test_invalid_evaluate_requests_are_refused(settings: Settings, model: Any, beir: Path, tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
     refused(lambda: measured(settings, "text_ranker/1", tmp_path / "full", str(beir)), "full is not empty")
@@ -292,7 +296,7 @@ def test_bad_input_is_one_sentence(settings: Settings, model: Any, beir: Path, t
 
 @pytest.mark.tools
 @pytest.mark.skipif(importlib.util.find_spec("ir_measures") is None, reason="make test-tools")
-def test_ir_measures_gives_the_same_values(model: Any, beir: Path, tmp_path: Path) -> None:
+def test_retrieval_metrics_match_ir_measures(model: Any, beir: Path, tmp_path: Path) -> None:
     import ir_measures
 
     for name in ("bi_encoder", "vera"):

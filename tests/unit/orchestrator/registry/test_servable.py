@@ -1,4 +1,4 @@
-"""What a run exports for the registry, and the bytes of inputs on their way to a model."""
+"""Exported models: example and tags, binary input columns, and MLflow's addresses and timeout."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def exported(example: Columns, folder: Path) -> dict[str, Any]:
     return servable.read(folder)
 
 
-def test_an_example_comes_back_as_it_was(tmp_path: Path) -> None:
+def test_exported_example_is_read_back_unchanged(tmp_path: Path) -> None:
     example: Columns = {
         "user": np.array([7, 8]), "text": np.array(["a", "b"]), "image": np.array([IMAGE, b""], dtype=object),
         "pixels": np.arange(4).reshape(2, 2),
@@ -54,29 +54,29 @@ def test_an_example_comes_back_as_it_was(tmp_path: Path) -> None:
     }
 
 
-def test_one_that_was_exported_before_there_were_bytes_and_tags_is_read(tmp_path: Path) -> None:
+def test_export_of_an_earlier_version_without_tags_is_read(tmp_path: Path) -> None:
     meta = {"example": {"user": [1]}, "params": {}, "requirements": []}
     (tmp_path / servable.FILE).write_text(json.dumps(meta))
     assert servable.read(tmp_path) == {**meta, "tags": {}, "alternatives": {}, "optional": {}}
 
 
-def test_an_example_of_anything_else_is_refused(tmp_path: Path) -> None:
+def test_example_with_values_other_than_plain_or_bytes_raises_type_error(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="plain values and bytes, not PosixPath"):
         exported({"file": np.array([tmp_path.with_name("x")], dtype=object)}, tmp_path)
 
 
 @pytest.mark.parametrize("text", [base64.b64encode(IMAGE).decode(), base64.encodebytes(IMAGE * 30).decode()])
-def test_text_for_a_binary_column_is_base64(text: str) -> None:
+def test_base64_text_of_a_binary_column_is_decoded(text: str) -> None:
     found = tables.typed(pd.DataFrame({"image": [text, text]}), BINARY, "images.csv", 0)
     assert found["image"].tolist() == [base64.b64decode(text)] * 2
 
 
-def test_bytes_and_what_is_no_text_pass_as_they_are() -> None:
+def test_bytes_and_non_text_values_of_a_binary_column_are_unchanged() -> None:
     given = pd.DataFrame({"image": pd.Series([IMAGE, None, [[1, 2], [3, 4]]], dtype=object)})
     assert tables.typed(given, BINARY, "images.parquet", 0)["image"].tolist() == given["image"].tolist()
 
 
-def test_text_that_is_no_base64_is_named_by_its_row() -> None:
+def test_invalid_base64_text_raises_with_column_and_row() -> None:
     given = pd.DataFrame({"image": [base64.b64encode(IMAGE).decode(), "no base64! " * 100]})
     with pytest.raises(UserError, match=r"Column image of a\.csv is wrong in row 8194: got 'no base.*base64 text") as e:
         tables.typed(given, BINARY, "a.csv", 8192)
@@ -90,7 +90,7 @@ def test_digits_of_a_binary_column_stay_text(tmp_path: Path) -> None:
     assert frame["image"].tolist() == ["0012"]
 
 
-def test_where_mlflow_speaks_to_is_put_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_mlflow_uris_are_restored_after_tracking_uri_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """It would reach every subprocess of a notebook that has registered one model."""
     import mlflow
 
@@ -103,7 +103,7 @@ def test_where_mlflow_speaks_to_is_put_back(monkeypatch: pytest.MonkeyPatch, tmp
 
 
 @pytest.mark.parametrize(("given", "seconds"), [(None, FILE_SECONDS), ("45", "45")])
-def test_a_server_may_take_longer_for_a_file(
+def test_request_timeout_is_longer_for_files_unless_the_user_set_one(
     given: str | None, seconds: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """It answers once the whole file is in its bucket."""

@@ -41,7 +41,7 @@ class Doubling:
         return pd.DataFrame({"twice": frame["a"] * (params or {"by": 2})["by"]})
 
 
-def test_requests_are_those_of_mlflow() -> None:
+def test_request_formats_of_mlflow_give_the_same_rows() -> None:
     split, params = frame_of(json.dumps({"dataframe_split": ROWS, "params": {"k": 3}}).encode(), "application/json")
     records = [{"a": 1, "b": 2}, {"a": 3, "b": 4}]
     assert params == {"k": 3}
@@ -64,24 +64,24 @@ def test_requests_are_those_of_mlflow() -> None:
         ('{"inputs": ' + "[" * 10_000 + "]" * 10_000 + "}", "the request cannot be read: maximum recursion depth"),
     ],
 )
-def test_what_is_no_request_is_one_sentence(body: str, words: str) -> None:
+def test_malformed_request_raises_bad_request(body: str, words: str) -> None:
     with pytest.raises(BadRequest, match=words):
         frame_of(body.encode(), "application/json")
 
 
-def test_texts_of_csv_are_those_that_predict_reads() -> None:
+def test_csv_request_reads_text_columns_as_text() -> None:
     columns = [ColSpec(DataType.string, "a"), ColSpec(DataType.long, "b")]
     frame, _ = frame_of(b"a, b\n007,1\n NA ,2\n", "text/csv", columns)
     assert frame.to_dict("list") == {"a": ["007", "NA"], "b": [1, 2]}
 
 
-def test_predictions_that_are_no_table_are_lists() -> None:
+def test_predictions_other_than_tables_are_returned_as_json_lists() -> None:
     for values in (np.array([1, 2]), np.array([1, 2], "float32"), pd.Series([1, 2]), [np.int64(1), 2]):
         assert json.loads(as_json(values)) == {"predictions": [1, 2]}
     assert json.loads(as_json({"a": np.array([[1]])})) == {"predictions": {"a": [[1]]}}
 
 
-def test_requests_are_answered_together_and_a_wrong_row_refuses_its_own_alone() -> None:
+def test_requests_are_batched_and_an_invalid_row_fails_only_its_request() -> None:
     model = Doubling()
     frames = [pd.DataFrame({"a": values}) for values in ([1, 2], [3], [4, 5, 6])]
     served = Served("models:/m/1", "1", model, "rows", params=ParamSchema([ParamSpec("by", DataType.long, 2)]))
@@ -110,7 +110,7 @@ def test_requests_are_answered_together_and_a_wrong_row_refuses_its_own_alone() 
     assert model.calls == 3
 
 
-def test_values_are_of_the_signatures_types() -> None:
+def test_request_values_are_converted_to_the_types_of_the_signature() -> None:
     """As MLflow's server converts them; whichever other requests come at the same time."""
     seen: list[pd.DataFrame] = []
 
@@ -171,7 +171,7 @@ def test_lists_of_several_requests_are_predicted_in_one_call() -> None:
     assert calls == [4, 1, 1, 2], "what cannot be told apart is predicted again"
 
 
-def test_columns_that_the_example_does_not_have_are_predicted_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_with_columns_not_in_the_example_get_their_own_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """As queries of a bi-encoder with a collection: two rows for a query, and none for an empty one."""
 
     class Search:
@@ -195,7 +195,7 @@ def test_columns_that_the_example_does_not_have_are_predicted_apart(monkeypatch:
     assert [one.to_numpy().tolist() for one in found] == [[], [["mine", 1], ["mine", 2]]]
 
 
-def test_whether_rows_depend_on_each_other_is_seen_by_the_example() -> None:
+def test_batching_mode_is_derived_from_the_input_example() -> None:
     example = pd.DataFrame({"a": [1.0, 5.0]})
     assert batching(Doubling().predict, example) == "rows"
     assert batching(listed, example) == "lists"

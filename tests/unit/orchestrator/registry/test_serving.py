@@ -1,4 +1,4 @@
-"""Models in a folder: with further source files, and as they were exported before there were any."""
+"""Exported models in a folder: source files of predictors, weights, and models of earlier versions."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_predictor_is_exported_with_what_it_imports(folder: Path) -> None:
+def test_predictor_is_exported_with_the_files_it_imports(folder: Path) -> None:
     files = {file.relative_to(folder).as_posix() for file in folder.rglob("*.*")}
     assert files == {
         "predictor.py", "encoders/served_text.py", "encoders/search.py", "encoders/approximate.py",
@@ -43,7 +43,7 @@ def test_a_predictor_is_exported_with_what_it_imports(folder: Path) -> None:
     }  # fmt: skip
 
 
-def test_a_model_of_one_file_predicts_as_it_did(folder: Path, tmp_path: Path) -> None:
+def test_model_of_an_earlier_version_with_one_file_predicts_the_same(folder: Path, tmp_path: Path) -> None:
     """The predictor of version 0.0 stands in each model that was registered with it."""
     before = tmp_path / "model"
     shutil.copytree(folder, before, ignore=shutil.ignore_patterns("encoders"))
@@ -75,7 +75,7 @@ def test_two_models_of_one_process_each_have_their_own_code(folder: Path, tmp_pa
         "from ..package.near import x",
     ],
 )
-def test_a_relative_import_that_an_export_cannot_follow(line: str, tmp_path: Path) -> None:
+def test_unsupported_relative_import_of_a_predictor_raises_value_error(line: str, tmp_path: Path) -> None:
     file = tmp_path / "package" / "predictor.py"
     file.parent.mkdir()
     file.write_text(f"import numpy\n{line}\n")
@@ -83,7 +83,7 @@ def test_a_relative_import_that_an_export_cannot_follow(line: str, tmp_path: Pat
         predictor_sources(file)
 
 
-def test_the_files_of_a_predictor(tmp_path: Path) -> None:
+def test_sources_of_a_predictor_include_its_relative_imports(tmp_path: Path) -> None:
     mine, theirs = tmp_path / "mine", tmp_path / "theirs"
     mine.mkdir()
     theirs.mkdir()
@@ -129,7 +129,7 @@ def test_weights_that_are_tied_or_bfloat16_are_served(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [{1, 2}, np.float32(1)])
-def test_a_config_that_is_not_json_is_refused_with_its_method(value: object, tmp_path: Path) -> None:
+def test_config_that_is_not_json_is_refused_with_the_value_type(value: object, tmp_path: Path) -> None:
     served = small(tmp_path, {"a": value}, w=torch.zeros(1))
     words = ("its config, params and tags are JSON", type(value).__name__, "from servable")
     refused(lambda: export(served, tmp_path / "model"), *words, code=FAILED)

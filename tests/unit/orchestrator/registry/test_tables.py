@@ -37,7 +37,7 @@ def test_the_first_value_of_a_column_may_come_in_any_batch(batches: list[pd.Data
 
 
 @pytest.mark.parametrize("end", ["parquet", "csv"])
-def test_batches_of_other_columns_are_no_table(end: str, tmp_path: Path) -> None:
+def test_batches_with_different_columns_raise_and_leave_no_file(end: str, tmp_path: Path) -> None:
     target = tmp_path / f"out.{end}"
 
     def write_both() -> None:
@@ -51,7 +51,7 @@ def test_batches_of_other_columns_are_no_table(end: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("end", ["parquet", "csv"])
-def test_columns_in_another_order_are_the_same(end: str, tmp_path: Path) -> None:
+def test_batches_with_columns_in_another_order_are_written_aligned(end: str, tmp_path: Path) -> None:
     target = tmp_path / f"out.{end}"
     with output(str(target)) as write:
         write(pd.DataFrame({"a": [1], "b": [2]}))
@@ -60,7 +60,7 @@ def test_columns_in_another_order_are_the_same(end: str, tmp_path: Path) -> None
     assert read.to_numpy().tolist() == [[1, 2], [4, 3]]
 
 
-def test_types_that_are_known_do_not_wait_for_those_that_are_not(
+def test_typed_columns_are_written_before_all_column_types_are_known(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tables, "MOST_UNTYPED", 3)
@@ -81,7 +81,9 @@ def _write(write: Callable[[pd.DataFrame], object], *rows: dict[str, list[Any]])
 
 
 @pytest.mark.parametrize("end", ["parquet", "csv", "jsonl"])
-def test_a_full_disk_is_named(end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_raises_user_error_and_leaves_no_file(
+    end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Full(io.FileIO):
         def write(self, data: Any) -> int:
             raise OSError(errno.ENOSPC, "No space left on device")
@@ -94,7 +96,7 @@ def test_a_full_disk_is_named(end: str, tmp_path: Path, monkeypatch: pytest.Monk
     assert not any(tmp_path.iterdir())
 
 
-def test_categories_of_parquet_are_values(tmp_path: Path) -> None:
+def test_categorical_columns_of_parquet_are_read_as_values(tmp_path: Path) -> None:
     given = pd.DataFrame({"text": ["a", "b", None], "id": [1, 2, 1], "at": pd.to_datetime(["2026-01-01"] * 3)})
     given.astype("category").to_parquet(tmp_path / "in.parquet")
     kinds = {"text": DataType.string, "id": DataType.long, "at": DataType.datetime}
@@ -107,7 +109,7 @@ def test_categories_of_parquet_are_values(tmp_path: Path) -> None:
     assert values["at"].tolist() == given["at"].tolist()
 
 
-def test_json_lines_take_any_columns(tmp_path: Path) -> None:
+def test_json_lines_output_accepts_batches_with_different_columns(tmp_path: Path) -> None:
     target = tmp_path / "out.jsonl"
     with output(str(target)) as write:
         write(SENTENCES[["vector"]])
@@ -135,7 +137,7 @@ def piped(monkeypatch: pytest.MonkeyPatch, *parts: bytes) -> list[dict[Any, Any]
     return [row for frame in frames(STREAM, "standard input", None) for row in frame.to_dict("records")]
 
 
-def test_blank_lines_of_a_pipe_may_arrive_before_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leading_blank_lines_of_a_pipe_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     assert piped(monkeypatch, b"\n", b" \r\n", b"a,b\n1,2\n") == [{"a": 1, "b": 2}]
     assert piped(monkeypatch, b"\n", b'{"a": 1}\n') == [{"a": 1}]
     assert piped(monkeypatch, b"\n", b"\n") == piped(monkeypatch) == []
@@ -143,12 +145,12 @@ def test_blank_lines_of_a_pipe_may_arrive_before_the_rest(monkeypatch: pytest.Mo
         piped(monkeypatch, b"\n\n", b"\n", b'{"a": 1}\nx\n')
 
 
-def test_json_lines_of_a_pipe_may_begin_with_a_mark(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_byte_order_mark_at_the_start_of_a_pipe_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     assert piped(monkeypatch, codecs.BOM_UTF8 + b'{"a": 1}\n{"a": 2}\n') == [{"a": 1}, {"a": 2}]
     assert piped(monkeypatch, codecs.BOM_UTF8 + b"a\n1\n") == [{"a": 1}]
 
 
-def test_closed_standard_input_is_one_sentence_and_no_matter_to_a_file(
+def test_closed_standard_input_raises_user_error_and_files_are_still_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdin", None)
@@ -159,7 +161,7 @@ def test_closed_standard_input_is_one_sentence_and_no_matter_to_a_file(
     assert frame["a"].tolist() == [1]
 
 
-def test_blanks_around_names_and_texts_do_not_count(tmp_path: Path) -> None:
+def test_blanks_around_csv_names_and_texts_are_stripped(tmp_path: Path) -> None:
     (tmp_path / "in.csv").write_text("note, user\n1, 07\n2,u2 \n3, \n")
     (frame,) = frames(str(tmp_path / "in.csv"), "in.csv", [ColSpec(DataType.string, "user")])
     assert frame["user"].tolist() == ["07", "u2", ""]
@@ -186,7 +188,7 @@ def test_rows_of_csv_that_are_longer_than_the_header_are_refused(more: str, tmp_
 
 
 @pytest.mark.parametrize("rows", [0, 1, 5])
-def test_rows_of_csv_come_in_batches(rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_rows_of_csv_are_read_across_batches(rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables, "BATCH_ROWS", 2)
     (tmp_path / "in.csv").write_text("user,item\n" + "".join(f"{row},7\n" for row in range(rows)))
     batches = frames(str(tmp_path / "in.csv"), "in.csv", [ColSpec(DataType.long, "user")])
@@ -194,7 +196,7 @@ def test_rows_of_csv_come_in_batches(rows: int, tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("text", ["[1,2]", "7"])
-def test_csv_has_no_lists(tmp_path: Path, text: str) -> None:
+def test_list_column_read_from_csv_raises_user_error(tmp_path: Path, text: str) -> None:
     (tmp_path / "in.csv").write_text(f'history\n"{text}"\n')
     columns = [ColSpec(Array(DataType.long), "history")]
     (frame,) = frames(str(tmp_path / "in.csv"), "in.csv", columns)
@@ -215,7 +217,7 @@ def test_csv_has_no_lists(tmp_path: Path, text: str) -> None:
         (DataType.double, [{"a": 1}], r"\[\{'a': 1\}\]"),
     ],
 )
-def test_an_element_of_a_list_is_named_with_column_and_row(kind: DataType, elements: Any, got: str) -> None:
+def test_invalid_list_element_raises_with_column_and_row(kind: DataType, elements: Any, got: str) -> None:
     frame = pd.DataFrame({"history": [[], [3], elements]})
     word = "a whole number" if kind == DataType.long else "a number"
     with pytest.raises(

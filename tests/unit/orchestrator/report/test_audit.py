@@ -63,7 +63,7 @@ def rows_of(settings: Settings) -> list[Path]:
     return sorted((settings.storage / look_ledger.FOLDER).glob("*/*.json"))
 
 
-def test_every_run_is_a_row_before_its_test_is_opened(
+def test_every_run_has_a_ledger_row_before_its_test_evaluation(
     settings: Settings, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = []
@@ -84,7 +84,7 @@ def test_every_run_is_a_row_before_its_test_is_opened(
     assert all(row.fields["selection"] == "epochs by error (min) on validation" for row in found.rows)
 
 
-def test_losing_trials_never_open_it(settings: Settings, tmp_path: Path) -> None:
+def test_losing_trials_are_not_evaluated_on_test(settings: Settings, tmp_path: Path) -> None:
     sweep(settings, tmp_path)
     (row,) = only(settings).rows
     assert row.fields["selection"] == "trial and epochs by error (min) on validation"
@@ -95,7 +95,7 @@ def test_a_search_by_a_test_metric_is_refused(settings: Settings) -> None:
         request.experiment("toy", settings, overrides={"objective": "test/error:min"}, local=True)
 
 
-def test_more_seeds_are_more_looks_and_wider_intervals(settings: Settings, run: Run) -> None:
+def test_more_seeds_add_looks_and_widen_the_intervals(settings: Settings, run: Run) -> None:
     """The normal quantiles at 1 - .05 / (2 k) times the standard error over the units."""
     folder = run("one")
     units = np.array([0.1, 0.5, 0.9, 0.5])
@@ -112,7 +112,7 @@ def test_more_seeds_are_more_looks_and_wider_intervals(settings: Settings, run: 
         assert (value.value - low, high - value.value) == pytest.approx((quantile * error,) * 2, rel=1e-6)
 
 
-def test_a_resumed_winner_is_visible(settings: Settings, tmp_path: Path) -> None:
+def test_audit_notes_looks_with_two_configurations_of_a_resumed_sweep(settings: Settings, tmp_path: Path) -> None:
     name = sweep(settings, tmp_path, trials=2, sampler="random")
     for _ in range(6):
         folder = run_lookup.find(settings.storage, name, "sweep")
@@ -122,7 +122,7 @@ def test_a_resumed_winner_is_visible(settings: Settings, tmp_path: Path) -> None
     assert only(settings).notes == ["search looked with 2 configurations"]
 
 
-def test_a_run_that_died_after_its_look_is_visible(
+def test_audit_notes_a_second_look_of_a_run_resumed_after_its_look(
     settings: Settings, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is counted, has no value, and looks again when it is resumed."""
@@ -139,33 +139,33 @@ def edit(file: Path, **values: Any) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | values))
 
 
-def test_a_chain_that_was_cut_is_seen_in_the_runs(settings: Settings, run: Run) -> None:
+def test_removed_last_ledger_row_is_detected_from_the_run_folders(settings: Settings, run: Run) -> None:
     run("one")
     run("two")
     rows_of(settings)[-1].unlink()
     assert only(settings).faults == ["The folder of two has row 2, and the chain does not: it was cut or changed"]
 
 
-def test_a_chain_that_was_removed_is_seen_in_the_runs(settings: Settings, run: Run) -> None:
+def test_removed_ledger_is_detected_from_the_run_folders(settings: Settings, run: Run) -> None:
     run("one")
     (settings.storage / look_ledger.FOLDER).rename(settings.home / "away")
     assert "The folder of one has row 1" in only(settings).faults[0]
 
 
-def test_a_changed_last_row_is_seen_in_the_runs(settings: Settings, run: Run) -> None:
+def test_changed_last_ledger_row_is_detected_from_the_run_folders(settings: Settings, run: Run) -> None:
     run("one")
     edit(rows_of(settings)[0], run="another")
     assert "The folder of one has row 1" in only(settings).faults[0]
 
 
-def test_a_changed_row_is_seen_in_the_next(settings: Settings, run: Run) -> None:
+def test_changed_ledger_row_is_detected_from_the_next_row(settings: Settings, run: Run) -> None:
     run("one")
     run("two")
     edit(rows_of(settings)[0], run="another")
     assert "row 1 is not the one that row 2 follows" in only(settings).faults
 
 
-def test_a_record_with_better_values_is_seen(settings: Settings, run: Run) -> None:
+def test_record_that_differs_from_the_outcome_is_reported_as_fault(settings: Settings, run: Run) -> None:
     file = run("one") / "record.json"
     record = json.loads(file.read_text())
     record["result"]["metrics"]["test/error"] = 0.0
@@ -173,7 +173,7 @@ def test_a_record_with_better_values_is_seen(settings: Settings, run: Run) -> No
     assert "The record of one has test/error 0, its outcome" in only(settings).faults[0]
 
 
-def test_a_look_that_could_not_be_written_is_visible(
+def test_look_that_cannot_be_written_is_noted_and_the_run_succeeds(
     settings: Settings, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The storage may be away at the end of a training: that fails no run."""
@@ -188,21 +188,21 @@ def test_a_look_that_could_not_be_written_is_visible(
     assert only(settings).notes == ["two could not write its row: No space left on device"]
 
 
-def test_two_users_are_two_names(settings: Settings, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ledger_rows_name_the_user_of_each_run(settings: Settings, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("ada", "ben"):
         monkeypatch.setenv("LOGNAME", name)
         run(name)
     assert [row.fields["by"] for row in only(settings).rows] == ["ada", "ben"]
 
 
-def test_what_was_selected_on_test_as_published_is_visible(settings: Settings, run: Run) -> None:
+def test_audit_notes_runs_selected_on_test_with_as_published(settings: Settings, run: Run) -> None:
     file = run("one") / "record.json"
     edit(file, command="orchestrator reproduce thesis-3.2 --as-published")
     assert only(settings).notes == ["one was selected on test, as its source does (--as-published)"]
 
 
 @pytest.mark.parametrize(("values", "used"), [({"quality": True, "truth": "test"}, True), ({"quality": True}, False)])
-def test_training_that_uses_the_test_part_is_visible(
+def test_use_of_the_test_part_in_training_is_printed_and_recorded(
     settings: Settings, values: dict[str, Any], used: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = {"dataset": "synthetic", "dim": 4, "epochs": 1, **values}
@@ -213,7 +213,7 @@ def test_training_that_uses_the_test_part_is_visible(
     assert [row.fields["selection"].endswith("; training used test") for row in found.rows] == [used]
 
 
-def test_what_cannot_be_seen_is_said(settings: Settings, run: Run) -> None:
+def test_audit_lists_the_uses_of_test_that_it_cannot_detect(settings: Settings, run: Run) -> None:
     """A workload, a search space or a script that reads the file; another storage; a chain with all its runs gone."""
     run("one")
     text = view.as_text(only(settings))
@@ -221,13 +221,15 @@ def test_what_cannot_be_seen_is_said(settings: Settings, run: Run) -> None:
         assert words in text
 
 
-def test_a_deleted_run_remains_in_the_chain(settings: Settings, run: Run) -> None:
+def test_ledger_keeps_the_row_of_a_deleted_run(settings: Settings, run: Run) -> None:
     shutil.rmtree(run("one"))
     assert [row.fields["run"] for row in only(settings).rows] == ["one"]
 
 
 @pytest.mark.slow
-def test_a_cut_chain_without_its_runs_is_seen_in_mlflow(database: Path, run: Run, settings: Settings) -> None:
+def test_removed_ledger_row_of_a_deleted_run_is_detected_from_mlflow(
+    database: Path, run: Run, settings: Settings
+) -> None:
     tracked = resolve({})
     spec = request.experiment("recommender", tracked, overrides={"epochs": 1, "dim": 4, "dataset": "synthetic"},
                               local=True)  # fmt: skip
@@ -240,7 +242,7 @@ def test_a_cut_chain_without_its_runs_is_seen_in_mlflow(database: Path, run: Run
     assert len(found.values) == 1
 
 
-def test_a_tag_that_mlflow_has_cut_is_a_note(settings: Settings, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_truncated_looks_tag_of_mlflow_is_noted(settings: Settings, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run of many sessions may note more than a tag holds: its folder has all of it."""
     run("one")
     noted = json.dumps([{"chain": "c", "digest": "0" * 64}] * 200)
@@ -257,7 +259,9 @@ def test_a_tag_that_mlflow_has_cut_is_a_note(settings: Settings, run: Run, monke
     )
 
 
-def test_the_verb(settings: Settings, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_audit_command_prints_looks_and_exits_with_1_on_faults(
+    settings: Settings, run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = run("one")
     capsys.readouterr()
     assert app.run(["audit", "toy", "--tracking", "none"]) == 0

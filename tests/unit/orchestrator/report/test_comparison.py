@@ -1,4 +1,4 @@
-"""Comparisons: the right groups, the right test, and no number that would mislead."""
+"""Comparisons of runs and sweeps: groups, statistical tests, and output formats."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def groups(found: Comparison) -> dict[str, tuple[float, ...]]:
     return {found.name(row.group): row.values for row in found.rows}
 
 
-def test_groups_are_made_by_what_differs_but_the_seed(runs: list[RunFolder]) -> None:
+def test_runs_are_grouped_by_parameters_that_differ_except_the_seed(runs: list[RunFolder]) -> None:
     found = compare(runs)
     assert found.by == ("lr",)
     assert groups(found) == {"lr=0.1": (1.0, 1.2, 1.1), "lr=0.2": (2.0, 2.4, 2.3), "lr=0.3": (1.3, 1.1, 1.4)}
@@ -56,22 +56,22 @@ def test_a_baseline_is_named_by_its_value(runs: list[RunFolder]) -> None:
         compare(runs, baseline="0.4")
 
 
-def test_values_of_test(runs: list[RunFolder]) -> None:
+def test_split_test_compares_the_values_on_test(runs: list[RunFolder]) -> None:
     assert groups(compare(runs[:3], split="test")) == {"all": (2.0, 2.4, 2.2)}
 
 
-def test_only_seeds_differ(runs: list[RunFolder]) -> None:
+def test_runs_that_differ_only_in_seed_form_one_group(runs: list[RunFolder]) -> None:
     found = compare(runs[:3])
     assert found.by == ()
     assert [row.difference for row in found.rows] == [None]
     assert comparison_output.text(found, "table").splitlines()[-1].split() == ["3", "1.1", "0.1"]
 
 
-def test_one_run_twice_is_one(runs: list[RunFolder]) -> None:
+def test_run_given_twice_is_counted_once(runs: list[RunFolder]) -> None:
     assert [row.summary.n for row in compare([runs[0], runs[1], runs[0]]).rows] == [2]
 
 
-def test_the_same_experiment_again_is_no_further_seed(tmp_path: Path) -> None:
+def test_repeated_experiment_with_equal_seed_is_noted(tmp_path: Path) -> None:
     again = [run(tmp_path, name, 1.0, seed=4) for name in ("one", "two")]
     assert compare(again).notes == ("1 of them have the parameters and seed of another: they are no additional seeds.",)
 
@@ -88,7 +88,7 @@ def test_trials_of_a_sweep_have_seeds_of_their_own(tmp_path: Path) -> None:
     assert any(note.startswith("1 of them have") for note in compare([folder, repeat], by=["lr"]).notes)
 
 
-def test_the_winners_of_two_sweeps_have_other_seeds(tmp_path: Path) -> None:
+def test_winners_of_two_sweeps_count_as_different_seeds(tmp_path: Path) -> None:
     """Both are of one configuration."""
     fixed = {"lr": 0.1, "momentum": 0.5}
     first, second = (sweep(tmp_path, f"s{n}", [(2.0,)] * n + [(1.0,)], fixed=fixed) for n in (1, 2))
@@ -109,7 +109,7 @@ def test_a_continued_sweep_is_represented_by_its_best_so_far(tmp_path: Path) -> 
         entries(folder, "test", every=False)
 
 
-def test_one_seed_each_is_compared_by_its_units(tmp_path: Path) -> None:
+def test_groups_of_one_seed_are_compared_by_paired_units(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     hard = rng.normal(5, 3, 200)
     a = run(tmp_path, "a", 5.0, lr=0.1, units=hard)
@@ -125,7 +125,7 @@ def test_one_seed_each_is_compared_by_its_units(tmp_path: Path) -> None:
     assert (row.p, row.difference.why) == (None, "n < 2")
 
 
-def test_few_units_are_compared_by_every_sign(tmp_path: Path) -> None:
+def test_few_units_are_compared_by_an_exact_sign_flip_test(tmp_path: Path) -> None:
     units = np.array([0.3, 0.5, 0.2, 0.4, 0.6, 0.1])
     a = run(tmp_path, "a", 0.35, lr=0.1, units=units)
     b = run(tmp_path, "b", 0.45, lr=0.2, units=units + np.array([0.2, 0.1, 0.05, 0.15, 0.12, 0.03]))
@@ -136,7 +136,7 @@ def test_few_units_are_compared_by_every_sign(tmp_path: Path) -> None:
     assert "The paired test is over the units of one seed each: it does not hold for other seeds." in found.notes
 
 
-def test_rows_that_no_seed_changes_say_why_they_have_no_p(tmp_path: Path) -> None:
+def test_rows_with_equal_values_for_all_seeds_have_no_p_and_a_reason(tmp_path: Path) -> None:
     """Three times 0.1 and three times 0.3: no spread, which is no proof of a difference."""
     folders = [
         run(tmp_path, f"{error}-{seed}", error, seed=seed, lr=lr)
@@ -151,7 +151,7 @@ def test_rows_that_no_seed_changes_say_why_they_have_no_p(tmp_path: Path) -> Non
     assert (record["p"], record["p_holm"], record["test"]) == (None, None, "no spread")
 
 
-def test_units_of_other_examples_are_not_paired(tmp_path: Path) -> None:
+def test_units_of_different_data_or_splits_are_not_paired(tmp_path: Path) -> None:
     """Their ids are the same numbers; the queries or users behind them are not."""
     units = np.random.default_rng(0).normal(5, 3, 50)
     a = run(tmp_path, "a", 5.0, lr=0.1, units=units)
@@ -164,7 +164,7 @@ def test_units_of_other_examples_are_not_paired(tmp_path: Path) -> None:
     assert method_of(compare([a, same])) == "paired bootstrap, 50 units"
 
 
-def test_a_model_that_learnt_from_validation_is_not_paired_on_it(tmp_path: Path) -> None:
+def test_model_calibrated_on_validation_is_not_paired_on_validation(tmp_path: Path) -> None:
     """Its values there flatter it; on test it is like any other."""
     units = np.random.default_rng(0).normal(5, 3, 50)
     plain = run(tmp_path, "a", 5.0, lr=0.1, units=units)
@@ -182,27 +182,27 @@ def method_of(found: Comparison) -> str | None:
     return difference.test or difference.why
 
 
-def test_other_data_is_refused_unless_mixed(tmp_path: Path) -> None:
+def test_runs_on_different_data_are_refused_unless_mixed(tmp_path: Path) -> None:
     a, b = run(tmp_path, "a", 1.0), run(tmp_path, "b", 2.0, data="d2", lr=0.2)
     with pytest.raises(UserError, match=r"a and b are of different data, .*: got d1 and d2. .*--mixed"):
         compare([a, b])
     assert set(groups(compare([a, b], mixed=True))) == {"lr=0.1", "lr=0.2"}
 
 
-def test_names_that_nobody_has_get_the_nearest(runs: list[RunFolder]) -> None:
+def test_unknown_parameter_or_metric_raises_with_the_nearest_name(runs: list[RunFolder]) -> None:
     with pytest.raises(UserError, match=r"Unknown parameter: got 'momentun'.*Did you mean 'momentum'\?"):
         compare(runs, by=["momentun"])
     with pytest.raises(UserError, match=r"Unknown metric: got 'eror'; allowed: error, x\. Did you mean 'error'\?"):
         compare(runs, metrics=["eror"])
 
 
-def test_a_metric_that_one_lacks(runs: list[RunFolder], tmp_path: Path) -> None:
+def test_metric_missing_in_one_run_raises_user_error(runs: list[RunFolder], tmp_path: Path) -> None:
     other = sweep(tmp_path, "s", [(1.0,)])
     with pytest.raises(UserError, match="trial 0 of s has no x; allowed: error"):
         compare([runs[0], other], metrics=["x"])
 
 
-def test_what_has_no_values_yet(tmp_path: Path) -> None:
+def test_run_or_sweep_without_values_raises_user_error(tmp_path: Path) -> None:
     folder = run(tmp_path, "a", 1.0)
     folder.update(status="failed", result=None)
     with pytest.raises(UserError, match=r"a has no values on validation: it is failed. Leave it out"):
@@ -214,13 +214,13 @@ def test_what_has_no_values_yet(tmp_path: Path) -> None:
 # Sweeps
 
 
-def test_complete_trials_grouped_by_a_searched_parameter(tmp_path: Path) -> None:
+def test_only_complete_trials_are_grouped_by_a_searched_parameter(tmp_path: Path) -> None:
     found = compare([sweep(tmp_path, "s", [(3.0,), (1.0,), None, (2.0,), (5.0,)])], by=["momentum"])
     assert groups(found) == {"momentum=0.5": (1.0, 2.0), "momentum=0.9": (3.0, 5.0)}
     assert any("Within a group lr differ too" in note for note in found.notes)
 
 
-def test_repeated_seeds_are_the_spread_of_a_trial(tmp_path: Path) -> None:
+def test_repeated_seeds_of_a_trial_form_one_group(tmp_path: Path) -> None:
     found = compare([sweep(tmp_path, "s", [(3.0, 3.2), (1.0, 1.4)], seeds=2)], by=["trial"])
     assert groups(found) == {"trial=0": (3.0, 3.2), "trial=1": (1.0, 1.4)}
     assert not any("Within" in note for note in found.notes)
@@ -228,7 +228,7 @@ def test_repeated_seeds_are_the_spread_of_a_trial(tmp_path: Path) -> None:
     assert row.p is not None
 
 
-def test_sweeps_stand_for_their_winners(tmp_path: Path) -> None:
+def test_sweeps_are_compared_by_their_winners(tmp_path: Path) -> None:
     a = sweep(tmp_path, "a", [(3.0,), (1.0,)], fixed={"start": 4.0})
     b = sweep(tmp_path, "b", [(2.0,), (4.0,)], fixed={"start": 5.0})
     assert groups(compare([a, b])) == {"start=4": (1.0,), "start=5": (2.0,)}
@@ -237,7 +237,7 @@ def test_sweeps_stand_for_their_winners(tmp_path: Path) -> None:
     assert groups(compare([a, c])) == {"id=a": (1.0,), "id=c": (2.5,)}
 
 
-def test_values_that_look_alike_are_not_one_group(tmp_path: Path) -> None:
+def test_parameter_values_that_print_alike_are_separate_groups(tmp_path: Path) -> None:
     near = [run(tmp_path, name, 1.0, lr=lr) for name, lr in (("a", 0.12345678), ("b", 0.12345679))]
     assert len(compare(near).rows) == 2
 
@@ -245,7 +245,7 @@ def test_values_that_look_alike_are_not_one_group(tmp_path: Path) -> None:
 # Forms
 
 
-def test_every_form_says_the_same(runs: list[RunFolder]) -> None:
+def test_json_csv_and_markdown_output_have_the_same_rows(runs: list[RunFolder]) -> None:
     found = compare(runs)
     told = json.loads(comparison_output.text(found, "json"))
     assert told["reference"] == {"lr": "0.1"}
@@ -260,25 +260,25 @@ def test_every_form_says_the_same(runs: list[RunFolder]) -> None:
     assert "reference" in comparison_output.text(found, "table")
 
 
-def test_a_markdown_table_holds_whatever_its_cells_do() -> None:
+def test_bars_and_line_breaks_in_markdown_cells_are_escaped() -> None:
     assert markdown.table(["a|b", "c"], [["x\ny", ""]]) == "| a\\|b | c |\n| --- | --- |\n| x y |  |"
 
 
-def test_a_value_with_a_bar_breaks_no_markdown(tmp_path: Path) -> None:
+def test_parameter_value_with_a_bar_is_escaped_in_markdown(tmp_path: Path) -> None:
     a, b = run(tmp_path, "a", 1.0), run(tmp_path, "b", 1.0)
     a.record["spec"]["experiment"]["params"]["kind"] = "x|y"
     b.record["spec"]["experiment"]["params"]["kind"] = "z"
     assert "| x\\|y |" in comparison_output.text(compare([a, b]), "markdown")
 
 
-def test_each_metric_of_several(runs: list[RunFolder]) -> None:
+def test_several_metrics_are_compared_in_rows_of_their_own(runs: list[RunFolder]) -> None:
     found = compare(runs, metrics=["error", "x"])
     assert [row.metric for row in found.rows] == ["error"] * 3 + ["x"] * 3
     flat: dict[str, Any] = next(r for r in comparison_output.records(found) if r["metric"] == "x" and r["lr"] == "0.2")
     assert (flat["test"], flat["p"]) == ("no spread", None)
 
 
-def test_precision_is_given_over_seeds_and_over_units_apart(tmp_path: Path) -> None:
+def test_standard_errors_over_seeds_and_over_units_are_separate_columns(tmp_path: Path) -> None:
     """Seeds shift every unit by the same amount here, so units of the difference vary by their own noise alone."""
     rng = np.random.default_rng(0)
     hard = rng.normal(5, 3, 400)

@@ -1,4 +1,4 @@
-"""What there is and how far it is: the truth about the lost, the running and the best."""
+"""Listing of runs and sweeps, the best trials of a sweep, and its progress."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def settings(tmp_path: Path) -> Settings:
     return replace(resolve(), storage=tmp_path)
 
 
-def test_the_newest_first_with_their_headlines(settings: Settings) -> None:
+def test_runs_are_listed_newest_first_with_their_main_metric(settings: Settings) -> None:
     for name, started in (("old", "2026-01-01T00:00:00+00:00"), ("new", "2026-01-02T00:00:00+00:00")):
         run(settings.storage, name, 1.0).update(started=started, ended="2026-01-03T00:00:00+00:00")
     sweep(settings.storage, "s", [(3.0,), (1.0,)]).update(started="2026-01-01T12:00:00+00:00")
@@ -44,7 +44,7 @@ def test_the_newest_first_with_their_headlines(settings: Settings) -> None:
     assert listing.as_text(listing.listed(settings, limit=1)[0], known).endswith("2 more: --limit 3")
 
 
-def test_filters(settings: Settings) -> None:
+def test_list_is_filtered_by_kind_and_status_and_unknown_values_raise(settings: Settings) -> None:
     run(settings.storage, "a", 1.0)
     running = sweep(settings.storage, "b", [(1.0,)], settled=False)
     lost = run(settings.storage, "c", 1.0)
@@ -59,14 +59,14 @@ def test_filters(settings: Settings) -> None:
         listing.listed(settings, workload="toi", limit=9)
 
 
-def test_nothing_yet(settings: Settings) -> None:
+def test_empty_storage_is_listed_as_no_run_or_sweep(settings: Settings) -> None:
     assert listing.as_text(*listing.listed(settings, limit=9)) == "No run or sweep yet."
 
 
 # The best
 
 
-def test_the_winner_of_a_settled_sweep(settings: Settings) -> None:
+def test_best_of_a_settled_sweep_is_its_winner_with_test_value(settings: Settings) -> None:
     folder = sweep(settings.storage, "s", [(3.0,), (1.0,), None], fixed={"start": 5.0})
     (row,) = listing.best(folder, 1)
     assert (row["trial"], row["validation"], row["test"], row["model_uri"]) == (
@@ -81,7 +81,7 @@ def test_the_winner_of_a_settled_sweep(settings: Settings) -> None:
     assert "repeat:" in listing.best_as_text([row])
 
 
-def test_a_member_that_took_over_is_repeated_with_its_population(settings: Settings) -> None:
+def test_population_member_is_reproduced_by_the_command_of_its_sweep(settings: Settings) -> None:
     """No single run has its parameters, which changed."""
     folder = sweep(settings.storage, "s", [(3.0,), (1.0,)], settled=False)
     study = open_study(folder.path)
@@ -95,7 +95,7 @@ def test_a_member_that_took_over_is_repeated_with_its_population(settings: Setti
     assert row["command"].startswith("orchestrator reproduce run s ")
 
 
-def test_the_best_so_far_of_one_that_runs(settings: Settings) -> None:
+def test_best_trials_so_far_of_a_running_sweep_have_no_test_value(settings: Settings) -> None:
     folder = sweep(settings.storage, "s", [(3.0,), (1.0,), (2.0,)], settled=False)
     rows = listing.best(folder, 2)
     assert [row["trial"] for row in rows] == [1, 2]
@@ -103,7 +103,7 @@ def test_the_best_so_far_of_one_that_runs(settings: Settings) -> None:
     assert [line.split()[0] for line in listing.best_as_text(rows).splitlines()] == ["TRIAL", "1", "2"]
 
 
-def test_the_best_so_far_of_one_that_is_continued(settings: Settings) -> None:
+def test_best_trial_of_a_continued_sweep_is_not_the_recorded_winner(settings: Settings) -> None:
     """Its record has the earlier result."""
     folder = sweep(settings.storage, "s", [(3.0,), (1.0,)])
     assert listing.progress(folder)["best"]["trial"] == 1
@@ -118,7 +118,7 @@ def test_the_best_so_far_of_one_that_is_continued(settings: Settings) -> None:
     assert listing.best(folder, 1)[0]["trial"] == 2
 
 
-def test_estimates_with_their_standard_errors_and_the_contenders(settings: Settings) -> None:
+def test_best_is_ranked_by_estimate_with_standard_errors_and_contenders(settings: Settings) -> None:
     """The noisiest trial has the best value by chance; it is second by its estimate."""
     values = [(0.99,), (1.0,), (1.6,), (1.7,), (9.0,)]
     folder = sweep(settings.storage, "s", values, settled=False, spreads=[9.0, 0.1, 0.1, 0.1, 0.1])
@@ -151,7 +151,7 @@ def test_a_finalist_has_the_mean_of_its_seeds(settings: Settings) -> None:
     assert best["estimate"]["seeds_error"] > 0
 
 
-def test_the_mean_and_spread_of_repeated_seeds(settings: Settings) -> None:
+def test_best_shows_mean_and_spread_of_repeated_seeds(settings: Settings) -> None:
     folder = sweep(settings.storage, "s", [(3.0, 5.0), (1.0, 8.0)], seeds=2)
     (row,) = listing.best(folder, 1)
     assert (row["trial"], row["validation"], row["seeds"]) == (0, {"error": 4.0}, [3.0, 5.0])
@@ -159,7 +159,7 @@ def test_the_mean_and_spread_of_repeated_seeds(settings: Settings) -> None:
     assert "mean of 2 seeds, sd 1.414" in listing.best_as_text([row])
 
 
-def test_no_trial_is_complete(settings: Settings) -> None:
+def test_best_without_a_complete_trial_raises_user_error(settings: Settings) -> None:
     with pytest.raises(UserError, match="s has no complete trial"):
         listing.best(sweep(settings.storage, "s", [None], settled=False), 1)
     folder = sweep(settings.storage, "t", [], settled=False)
@@ -182,7 +182,7 @@ def test_reading_a_sweep_that_runs_changes_nothing(settings: Settings) -> None:
 # How far
 
 
-def test_progress_counts_states_and_foretells_the_end(settings: Settings) -> None:
+def test_progress_counts_trial_states_and_estimates_the_time_left(settings: Settings) -> None:
     folder = sweep(settings.storage, "s", [(3.0,), (1.0,), None], settled=False)
     spec = folder.record["spec"]
     spec["sweep"]["search"]["trials"] = 9
@@ -198,7 +198,7 @@ def test_progress_counts_states_and_foretells_the_end(settings: Settings) -> Non
     )
 
 
-def test_a_trial_that_a_resume_continued_does_not_stretch_the_time_left() -> None:
+def test_long_resumed_trial_does_not_increase_the_estimated_time_left() -> None:
     moment = datetime(2026, 1, 1)
     ended = [create_trial(state=TrialState.COMPLETE, value=0.0) for _ in range(5)]
     for trial, seconds in zip(ended, (7, 5, 5, 5, 3600), strict=True):
@@ -209,7 +209,7 @@ def test_a_trial_that_a_resume_continued_does_not_stretch_the_time_left() -> Non
     assert 20 <= left <= 25, "a running trial counts as the usual five seconds at most"
 
 
-def test_the_end_of_a_last_trial_that_takes_longer_than_usual_is_unknown() -> None:
+def test_time_left_is_unknown_if_the_last_trial_takes_longer_than_usual() -> None:
     ended, last = create_trial(state=TrialState.COMPLETE, value=0.0), create_trial(state=TrialState.RUNNING)
     now = datetime.now()
     ended.datetime_start, ended.datetime_complete = now - timedelta(seconds=70), now - timedelta(seconds=60)
@@ -218,7 +218,7 @@ def test_the_end_of_a_last_trial_that_takes_longer_than_usual_is_unknown() -> No
     assert left == {2: None, 3: 10.0}
 
 
-def test_additional_trials_are_part_of_the_target(settings: Settings) -> None:
+def test_repeats_of_finalists_are_part_of_the_target_of_trials(settings: Settings) -> None:
     """Two of the five repeat finalists: of four that were requested three have ended."""
     values = [(0.1,), (0.2,), (0.3,), (0.2,), (0.2,)]
     for settled in (True, False):
@@ -231,7 +231,7 @@ def test_additional_trials_are_part_of_the_target(settings: Settings) -> None:
         assert listing.progress(folder)["target"] == 6
 
 
-def test_of_one_that_nobody_drives_nothing_is_running(settings: Settings) -> None:
+def test_sweep_without_a_driver_has_interrupted_not_running_trials(settings: Settings) -> None:
     folder = sweep(settings.storage, "s", [(3.0,), (1.0,)], settled=False)
     open_study(folder.path).ask()
     folder.release("interrupted", 130)
@@ -240,13 +240,13 @@ def test_of_one_that_nobody_drives_nothing_is_running(settings: Settings) -> Non
     assert listing.progress_as_text(told) == "3 of 3 trials: 2 complete, 1 interrupted; best: trial 1, error 1"
 
 
-def test_progress_of_what_has_only_begun(settings: Settings) -> None:
+def test_progress_of_a_sweep_without_trials_is_zero(settings: Settings) -> None:
     folder = sweep(settings.storage, "s", [], settled=False)
     assert listing.progress(folder) == {"trials": {}, "target": 1, "best": None, "seconds_left": None}
     assert listing.progress_as_text(listing.progress(folder)) == "0 of 1 trials"
 
 
-def test_trials_of_a_warm_start_are_not_its_own(settings: Settings) -> None:
+def test_trials_of_a_warm_start_are_not_counted_as_own_trials(settings: Settings) -> None:
     folder = sweep(settings.storage, "s", [(3.0,)], settled=False)
     study = open_study(folder.path)
     trial = study.get_trials()[0]
@@ -258,7 +258,7 @@ def test_trials_of_a_warm_start_are_not_its_own(settings: Settings) -> None:
     assert listing.best(folder, 9)[0]["validation"] == {"error": 3.0}
 
 
-def test_rows_come_from_the_journal_until_it_is_settled(settings: Settings) -> None:
+def test_trial_rows_come_from_the_journal_until_the_sweep_is_settled(settings: Settings) -> None:
     folder = sweep(settings.storage, "s", [(3.0,), None], settled=False)
     rows = listing.trial_rows(folder)
     assert [(row["trial"], row["state"], row["value"]) for row in rows] == [(0, "complete", 3.0), (1, "fail", None)]
@@ -270,7 +270,7 @@ def test_rows_come_from_the_journal_until_it_is_settled(settings: Settings) -> N
     assert listing.trial_rows(folder) == [{"trial": 7}]
 
 
-def test_a_record_that_lost_its_spec_hides_no_other(settings: Settings) -> None:
+def test_record_without_a_spec_does_not_hide_other_records(settings: Settings) -> None:
     sweep(settings.storage, "whole", [(3.0,)])
     sweep(settings.storage, "broken", [(3.0,)]).update(spec={})
     rows, _ = listing.listed(settings, limit=9)

@@ -11,7 +11,7 @@ from orchestrator.report.statistics import Summary, summary
 
 
 @pytest.mark.parametrize(("seeds", "effect"), [(17, 1.0), (26, 0.8), (64, 0.5)])
-def test_seeds_needed_are_those_of_the_textbook(seeds: int, effect: float) -> None:
+def test_number_of_seeds_needed_matches_cohen_1988(seeds: int, effect: float) -> None:
     """Cohen (1988), table 2.4.1: power .8, level .05, two-sided, equal groups."""
     found = power(Summary(3, effect, 1.0), Summary(3, 0.0, 1.0), None)
     assert found is not None
@@ -26,7 +26,7 @@ def test_probability_agrees_with_simulation(freedom: int, shift: float) -> None:
     assert probability(shift, freedom) == pytest.approx(rejected, abs=0.015)
 
 
-def test_the_detectable_difference_is_detected_with_that_probability() -> None:
+def test_detectable_difference_is_detected_with_the_stated_power() -> None:
     a, b = Summary(4, 0.0, 1.0), Summary(6, 0.3, 2.0)
     found = power(a, b, None)
     assert found is not None
@@ -38,27 +38,27 @@ def test_the_detectable_difference_is_detected_with_that_probability() -> None:
     assert rejected == pytest.approx(POWER, abs=0.03)
 
 
-def test_more_seeds_detect_less() -> None:
+def test_detectable_difference_decreases_with_more_seeds() -> None:
     found = [power(Summary(n, 0.0, 1.0), Summary(n, 1.0, 1.0), None) for n in (2, 3, 5, 10)]
     differences = [one.detectable for one in found if one and one.detectable]
     assert differences == sorted(differences, reverse=True)
     assert len(differences) == 4
 
 
-def test_one_seed_has_the_spread_of_the_others() -> None:
+def test_spread_of_a_single_seed_is_the_pooled_spread_of_the_others() -> None:
     found = power(Summary(1, 1.0, None), Summary(3, 0.0, 1.0), pooled_spread([Summary(3, 0.0, 1.0)]))
     assert found is not None
     assert found.detectable is None
     assert found.needed == 17
 
 
-def test_what_has_no_spread_has_no_power() -> None:
+def test_power_is_none_without_spread() -> None:
     assert power(Summary(1, 1.0, None), Summary(1, 0.0, None), None) is None
     assert power(summary([1.0, 1.0]), summary([2.0, 2.0]), 0.0) is None
     assert pooled_spread([Summary(1, 1.0, None)]) is None
 
 
-def test_a_difference_of_nothing_needs_more_seeds_than_there_are() -> None:
+def test_zero_difference_needs_more_than_the_maximum_of_seeds() -> None:
     found = power(Summary(3, 1.0, 1.0), Summary(3, 1.0, 1.0), None)
     assert found is not None
     assert found.needed == MOST + 1

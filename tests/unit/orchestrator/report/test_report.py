@@ -1,4 +1,4 @@
-"""The report: complete, honest about what it cannot show, safe to open, and in need of nothing else."""
+"""The HTML report of sweeps, runs and comparisons: content, escaping, figures and files."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def five(tmp_path: Path) -> RunFolder:
     return sweep(tmp_path, "five", [(3.0,), (1.0,), None, (2.0,), (5.0,), (4.0,), None])
 
 
-def test_a_cell_of_a_table_is_looked_at_twice_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_table_cell_is_inspected_at_most_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """So the time of a page is proportional to its trials."""
     looked: list[object] = []
     plain = html._is_number
@@ -85,7 +85,7 @@ def test_numbers_that_are_texts_are_sorted_as_numbers() -> None:
     assert keys == ["10.0", "9.5", None, None, None, "0.1", "9e-05", "1e-10", "1000.0", "-0.2", None, None]
 
 
-def test_a_sweeps_page_has_all_of_it(five: RunFolder) -> None:
+def test_page_of_a_sweep_has_all_sections_and_figures(five: RunFolder) -> None:
     read = Reader(page(five))
     assert read.texts["h1"] == ["five"]
     assert read.texts["h2"] == ["Request", "The winner", "The search", "Trials", "Failures", "Accounts"]
@@ -100,7 +100,7 @@ def test_a_sweeps_page_has_all_of_it(five: RunFolder) -> None:
     assert len(rows) == 2  # the objective among the metrics, the winner among the trials
 
 
-def test_it_needs_no_other_file(five: RunFolder) -> None:
+def test_page_contains_no_reference_to_other_files(five: RunFolder) -> None:
     text = page(five)
     for tag, attributes in Reader(text).tags:
         assert tag not in ("link", "img", "iframe", "object", "embed")
@@ -118,7 +118,7 @@ def test_ids_within_a_page_are_unique(five: RunFolder) -> None:
     assert set(re.findall(r"url\(#([^)]+)\)", page(five))) <= set(ids)
 
 
-def test_what_users_wrote_is_text(tmp_path: Path) -> None:
+def test_html_in_user_text_is_escaped(tmp_path: Path) -> None:
     evil = "</svg><script>alert(1)</script><img src=x onerror=alert(1)> $\\frac{$ & \"'"
     folder = sweep(tmp_path, "s", [(3.0,), (1.0,), None], cause=evil, fixed={"start": evil})
     folder.update(command=evil, user=evil)
@@ -130,7 +130,7 @@ def test_what_users_wrote_is_text(tmp_path: Path) -> None:
     assert "script" not in Reader(plot_style.svg(figure, evil)).names()
 
 
-def test_too_few_trials_are_said_to_be(tmp_path: Path) -> None:
+def test_page_notes_too_few_trials_for_importance_and_curves(tmp_path: Path) -> None:
     text = page(sweep(tmp_path, "s", [(3.0,), (1.0,)]))
     assert "No importance: PED-ANOVA needs 4 complete trials, there are 2." in text
     none = sweep(tmp_path, "t", [None], settled=False)
@@ -182,7 +182,7 @@ def test_failures_are_grouped_by_cause(five: RunFolder) -> None:
     assert "2 train/loss is nan at epoch 2 2, 6" in text
 
 
-def test_several_objectives_have_a_front(tmp_path: Path) -> None:
+def test_page_of_several_objectives_shows_the_pareto_front(tmp_path: Path) -> None:
     folder = sweep(tmp_path, "s", [(3.0, 1.0), (1.0, 5.0), (2.0, 0.5), None], directions=("min", "max"))
     drawn = figures.of_sweep(folder)
     assert isinstance(drawn["pareto"], Figure)
@@ -194,7 +194,7 @@ def test_several_objectives_have_a_front(tmp_path: Path) -> None:
     assert {"error", "x"} <= set(read.texts["button"])
 
 
-def test_no_legend_covers_a_point(tmp_path: Path) -> None:
+def test_legends_are_placed_above_the_axes(tmp_path: Path) -> None:
     values = [(float(number % 7), float(number % 5)) for number in range(20)]
     folder = sweep(tmp_path, "s", values, directions=("min", "max"), violating={3}, settled=False)
     Curves(folder.path).add(0, [Row(epoch, 0.0, {"validation/error": 1 / epoch}) for epoch in (1, 2)])
@@ -228,14 +228,14 @@ def test_a_long_metric_has_its_label_within_the_figure(metric: str) -> None:
     assert extent.y1 <= figure.bbox.y1
 
 
-def test_a_name_outside_of_the_font_prints_no_warning(tmp_path: Path) -> None:
+def test_characters_missing_in_the_font_cause_no_warning(tmp_path: Path) -> None:
     figure = plots.importance({"学習率": 0.5, "lr": 0.5}, "share")
     with warnings.catch_warnings(action="error"):
         assert "学習率" in plot_style.svg(figure, "importance")
         plot_style.png(figure, tmp_path / "importance.png")
 
 
-def test_the_plots_show_the_present_parameters_of_a_member(tmp_path: Path) -> None:
+def test_parallel_plot_shows_the_latest_parameters_of_a_population_member(tmp_path: Path) -> None:
     """As the tables do."""
     folder = sweep(tmp_path, "s", [(3.0,), (1.0,)], settled=False)
     study = recorded.study(folder)
@@ -251,7 +251,7 @@ def test_the_plots_show_the_present_parameters_of_a_member(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(("first", "second"), [("min", "min"), ("min", "max"), ("max", "min"), ("max", "max")])
-def test_the_staircase_lies_on_the_side_of_the_worse(first: str, second: str, tmp_path: Path) -> None:
+def test_steps_of_the_pareto_front_do_not_dominate_its_points(first: str, second: str, tmp_path: Path) -> None:
     sign = (1 if first == "min" else -1, 1 if second == "min" else -1)
     values = [(sign[0] * a, sign[1] * b) for a, b in ((1.0, 3.0), (2.0, 2.0), (3.0, 1.0))]
     folder = sweep(tmp_path, "s", values, directions=(first, second), settled=False)
@@ -303,7 +303,7 @@ def test_the_history_is_drawn_while_all_trials_violate_a_constraint(tmp_path: Pa
     assert isinstance(drawn["parallel"], Figure)
 
 
-def test_the_importance_is_that_of_the_sweeps_own_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_importance_excludes_repeated_and_warm_start_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = sweep(tmp_path, "s", [(3.0,), (1.0,), (2.5,), (2.0,), (2.8,)], repeat_of={3: 0}, settled=False)
     study = recorded.study(folder)
     learnt = study.get_trials()[0]
@@ -339,7 +339,7 @@ def test_parameters_drawn_logarithmically_have_logarithmic_axes(five: RunFolder)
 
 
 @pytest.mark.slow
-def test_a_settled_sweep_gets_its_files(five: RunFolder) -> None:
+def test_settled_sweep_gets_images_tables_and_page(five: RunFolder) -> None:
     rows = listing.trial_rows(five)
     report.write_trials(rows, five.path)
     report.write_page(five, rows, five.record["result"])
@@ -367,7 +367,7 @@ def test_a_record_that_is_not_utf_8_has_a_page(five: RunFolder, tmp_path: Path) 
     assert (tmp_path / "page").read_text("utf-8") == "a\\udcff\n"
 
 
-def test_a_runs_page_has_its_curve(tmp_path: Path) -> None:
+def test_page_of_a_run_has_its_learning_curve(tmp_path: Path) -> None:
     folder = run(tmp_path, "a", 1.0)
     history = '{"epoch": 1, "validation/error": 2.0}\n{"epoch": 2, "validation/error": 1.0}\n'
     (folder.path / "history.jsonl").write_text(history + history)
@@ -377,7 +377,7 @@ def test_a_runs_page_has_its_curve(tmp_path: Path) -> None:
     assert "Learning curve" in read.texts["figcaption"]
 
 
-def test_a_comparisons_page(tmp_path: Path) -> None:
+def test_page_of_a_comparison_has_its_runs_and_one_figure(tmp_path: Path) -> None:
     read = Reader(
         comparison_output.report([run(tmp_path, n, e, lr=lr) for n, e, lr in (("a", 1.0, 0.1), ("b", 2.0, 0.2))])
     )
@@ -389,7 +389,7 @@ def test_a_comparisons_page(tmp_path: Path) -> None:
 # Curves
 
 
-def test_curves_are_of_every_epoch_and_the_last_word_counts(tmp_path: Path) -> None:
+def test_curves_keep_the_last_value_written_for_each_epoch(tmp_path: Path) -> None:
     writer = Curves(tmp_path)
     writer.add(0, [Row(1, 0.0, {"validation/error": 3.0, "validation/x": 1.0}), Row(2, 0.0, {"train/loss": 1.0})])
     with (tmp_path / CURVES).open("a") as file:

@@ -30,13 +30,13 @@ def test_equal_values_have_no_spread(value: float, n: int) -> None:
 
 
 @pytest.mark.parametrize("test", ["welch", "permutation"])
-def test_two_rows_that_no_seed_changes_have_no_p(test: statistics.TestName) -> None:
+def test_two_samples_without_spread_have_no_p_value(test: statistics.TestName) -> None:
     found = statistics.over_seeds([0.1] * 3, [0.3] * 5, test)
     assert (found.p, found.test, found.why) == (None, None, "no spread")
     assert found.value == 0.1 - 0.3
 
 
-def test_welch() -> None:
+def test_welch_test_matches_the_formula() -> None:
     # By the formula: t = d / sqrt(va/na + vb/nb), Welch-Satterthwaite degrees of freedom.
     found = statistics.over_seeds(A, B, "welch")
     va, vb = np.var(A, ddof=1) / len(A), np.var(B, ddof=1) / len(B)
@@ -51,7 +51,7 @@ def test_welch() -> None:
     assert found.test == "Welch's t"
 
 
-def test_the_permutation_test_counts_every_way() -> None:
+def test_permutation_test_matches_full_enumeration() -> None:
     pooled, observed = np.array(A + B), np.mean(A) - np.mean(B)
     ways = [list(chosen) for chosen in combinations(range(len(pooled)), len(A))]
     differences = np.array([pooled[c].mean() - np.delete(pooled, c).mean() for c in ways])
@@ -61,7 +61,7 @@ def test_the_permutation_test_counts_every_way() -> None:
     assert found.test == "exact permutation"
 
 
-def test_three_seeds_each_can_not_be_told_apart_by_permutation() -> None:
+def test_permutation_test_of_three_seeds_each_is_not_significant() -> None:
     assert statistics.over_seeds([1.0, 2.0, 3.0], [7.0, 8.0, 9.0], "permutation").p == pytest.approx(0.1)
     p = statistics.over_seeds([1.0, 2.0, 3.0], [7.0, 8.0, 9.0], "welch").p
     assert p is not None
@@ -69,7 +69,7 @@ def test_three_seeds_each_can_not_be_told_apart_by_permutation() -> None:
 
 
 @pytest.mark.parametrize(("a", "b", "why"), [([1.0], [1.0, 2.0], "n < 2"), ([1.0, 1.0], [2.0, 2.0, 2.0], "no spread")])
-def test_what_can_not_be_tested_says_why(a: list[float], b: list[float], why: str) -> None:
+def test_samples_that_cannot_be_tested_have_a_reason(a: list[float], b: list[float], why: str) -> None:
     found = statistics.over_seeds(a, b, "welch")
     assert (found.p, found.test, found.why) == (None, None, why)
 
@@ -87,7 +87,7 @@ def test_the_bootstrap_is_paired_and_agrees_with_the_normal_approximation() -> N
     assert statistics.over_units(b, a).p == pytest.approx(found.p, abs=2e-3)
 
 
-def test_many_units_have_the_normal_interval_that_their_bootstrap_tends_to(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interval_of_many_units_is_normal_and_close_to_the_bootstrap(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(3)
     skewed = rng.exponential(size=5_000) - 0.99
     drawn = statistics.over_units(skewed, np.zeros(5_000))
@@ -101,7 +101,7 @@ def test_many_units_have_the_normal_interval_that_their_bootstrap_tends_to(monke
     assert drawn.p == pytest.approx(found.p, abs=0.02)
 
 
-def test_the_bootstrap_rejects_as_often_as_it_says() -> None:
+def test_bootstrap_rejects_a_true_null_at_the_nominal_rate() -> None:
     rng = np.random.default_rng(2)
     ps = [statistics.over_units(rng.normal(size=60), rng.normal(size=60)).p or 0.0 for _ in range(200)]
     assert 0.01 <= np.mean(np.array(ps) < 0.05) <= 0.10
@@ -109,7 +109,7 @@ def test_the_bootstrap_rejects_as_often_as_it_says() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("n", [2, 5, 8, 15])
-def test_few_units_reject_a_true_null_no_more_often_than_they_say(n: int) -> None:
+def test_few_units_reject_a_true_null_at_most_at_the_nominal_rate(n: int) -> None:
     """2,000 draws without a difference: at .05 the standard error of the share is .005; three of them above.
 
     Resampling would reject .49 with 2 units, .11 with 8 and .08 with 15. Of 2^n signs the least p is 2 / 2^n.
@@ -123,7 +123,7 @@ def test_few_units_reject_a_true_null_no_more_often_than_they_say(n: int) -> Non
         assert np.mean(ps <= 0.05) >= 0.05 - 3 * 0.005
 
 
-def test_few_units_are_compared_by_every_sign() -> None:
+def test_few_units_are_tested_by_exact_sign_flips() -> None:
     differences = np.array([0.4, 0.1, -0.2, 0.3, 0.25, 0.6, 0.05])
     signs = np.array(list(product((-1, 1), repeat=7)))
     means = (signs * differences).mean(1)
@@ -132,7 +132,7 @@ def test_few_units_are_compared_by_every_sign() -> None:
     assert found.test == "paired sign flips, exact, 7 units"
 
 
-def test_the_interval_of_few_units_holds_what_the_test_does_not_reject() -> None:
+def test_interval_of_few_units_matches_the_rejections_of_the_test() -> None:
     differences = np.array([0.4, 0.1, -0.2, 0.3, 0.25, 0.6, 0.05, 0.33])
     found = statistics.over_units(differences, np.zeros(8))
     assert found.low is not None
@@ -145,13 +145,13 @@ def test_the_interval_of_few_units_holds_what_the_test_does_not_reject() -> None
     assert none.p is not None
 
 
-def test_sums_that_rounding_leaves_beside_zero_count_as_ties() -> None:
+def test_sums_that_are_zero_up_to_rounding_count_as_ties() -> None:
     """0.1 + 0.2 - 0.3 is 5e-17: flipped or not, the three weigh alike."""
     assert statistics.over_units([0.1, 0.2, -0.3], [0.0, 0.0, 0.0]).p == 1.0
 
 
 @pytest.mark.parametrize(("n", "test"), [(13, "sign flips, exact"), (49, "sign flips, 10000 drawn"), (50, "bootstrap")])
-def test_few_units_have_flipped_signs_and_many_are_resampled(n: int, test: str) -> None:
+def test_number_of_units_decides_between_sign_flips_and_bootstrap(n: int, test: str) -> None:
     assert (
         statistics.over_units(np.random.default_rng(0).normal(size=n), np.zeros(n)).test == f"paired {test}, {n} units"
     )
@@ -165,7 +165,7 @@ def crossed(rng: np.random.Generator, seeds: int, units: int, *, of_seed: float,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("of_seed", [0.0, 0.05, 0.5])
-def test_over_units_and_seeds_a_true_null_is_rejected_as_often_as_said(of_seed: float) -> None:
+def test_over_units_and_seeds_rejects_a_true_null_at_the_nominal_rate(of_seed: float) -> None:
     """Over units alone it is rejected in a third of all cases if a seed's shift is as large as the units' noise."""
     rng = np.random.default_rng(4)
     sides = [[crossed(rng, 5, 300, of_seed=of_seed, of_unit=0.5, rest=0.5) for _ in "ab"] for _ in range(1000)]
@@ -193,7 +193,7 @@ def test_over_units_and_seeds_without_noise_of_seeds_is_the_paired_t_of_units() 
     assert statistics.over_units_and_seeds(a, b).why == "fewer than 2 common units"
 
 
-def test_a_side_without_spread_is_compared_in_silence(recwarn: pytest.WarningsRecorder) -> None:
+def test_sample_without_spread_is_compared_without_warnings(recwarn: pytest.WarningsRecorder) -> None:
     """A row that no training changes, beside one that does."""
     found = statistics.over_seeds([0.6573] * 5, [0.6567, 0.6571, 0.6563, 0.6566, 0.6568], "welch")
     assert found.p is not None
@@ -201,7 +201,7 @@ def test_a_side_without_spread_is_compared_in_silence(recwarn: pytest.WarningsRe
     assert not recwarn.list
 
 
-def test_units_that_are_empty_or_equal() -> None:
+def test_empty_or_equal_units_are_reported_with_a_reason() -> None:
     assert statistics.over_units([1.0, np.nan, 2.0], [0.0, 1.0, np.nan]).why == "fewer than 2 common units"
     assert statistics.over_units([1.0, 2.0], [1.0, 2.0]).why == "every unit is equal"
 
@@ -209,12 +209,12 @@ def test_units_that_are_empty_or_equal() -> None:
 @pytest.mark.parametrize(
     ("p", "text"), [(0.034567, "0.035"), (2e-10, "2e-10"), (7.7e-225, "< 1e-10"), (0.0, "< 1e-10")]
 )
-def test_a_p_value_says_no_more_than_its_test_knows(p: float, text: str) -> None:
+def test_p_values_are_rounded_and_bounded_below_in_text(p: float, text: str) -> None:
     assert statistics.p_text(p) == text
     assert statistics.p_text(p, "= ") == (text if "<" in text else f"= {text}")
 
 
-def test_holm() -> None:
+def test_holm_correction_matches_hand_computed_values() -> None:
     # Holm (1979): the smallest times k, the next times k - 1, never falling.
     assert statistics.holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert statistics.holm([0.6, 0.9]) == [1.0, 1.0]

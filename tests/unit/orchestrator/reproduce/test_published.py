@@ -1,4 +1,4 @@
-"""Published tables: how much is run, the order of methods, and what a reader is told."""
+"""Published tables: budgets, the order of methods, and the written record and page."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def row(table: str, dataset: str, backbone: str, method: str) -> Row:
     return next(one for one in TABLES[table].rows(dataset, backbone) if one.method == method)
 
 
-def test_every_table_of_every_workload_shows_what_it_compares() -> None:
+def test_compared_and_tested_metrics_are_columns_of_every_table() -> None:
     for one in (one for one in published().values() if isinstance(one, Table)):
         assert {one.compared_by, *one.tested, *one.lower} <= set(one.columns), one.id
         assert one.by[0] == "dataset"
@@ -54,19 +54,19 @@ def test_a_dataset_may_have_epochs_of_its_own() -> None:
 # -- how much is run -----------------------------------------------------------------------------------------
 
 
-def test_a_ladder_ends_where_training_ends() -> None:
+def test_ladder_of_epochs_ends_at_the_last_epoch() -> None:
     assert table_runs.ladder(100) == [20, 40, 60, 80, 100]
     assert table_runs.ladder(2) == [1, 2]
 
 
-def test_what_trains_with_the_test_part_in_sight_has_to_be_meant() -> None:
+def test_training_on_the_test_part_requires_as_published() -> None:
     with pytest.raises(UserError, match="--as-published"):
         table_runs.check_reads_test("thesis-4.5", True, ReproductionBudget())
     table_runs.check_reads_test("thesis-4.5", True, ReproductionBudget(as_published=True))
     table_runs.check_reads_test("thesis-4.2", False, ReproductionBudget())
 
 
-def test_a_quick_look_is_kept_apart() -> None:
+def test_quick_reproduction_has_a_name_and_budget_of_its_own() -> None:
     asked = ReproductionRequest(TABLES["thesis-4.2"], {"dataset": ("ml-100k",), "backbone": ("mf",)}, ("|M|=5",))
     assert asked.name(ReproductionBudget()) == "thesis-4.2-ml-100k-mf--M--5"
     assert asked.name(ReproductionBudget(quick=True)) != asked.name(ReproductionBudget())
@@ -96,7 +96,7 @@ def done(
     ("users", "test"),
     [(40, "paired sign flips, 10000 drawn, 40 units"), (60, "paired t over 2 seeds and 60 units")],
 )
-def test_neighbours_are_compared_by_their_users_over_seeds(users: int, test: str, tmp_path: Path) -> None:
+def test_neighbouring_methods_are_compared_by_users_over_seeds(users: int, test: str, tmp_path: Path) -> None:
     rng = np.random.default_rng(3)
     a, b = rng.random((2, 2, users))  # method, seed, user
     ids = list(range(users))
@@ -128,7 +128,7 @@ def test_neighbours_are_compared_by_their_users_over_seeds(users: int, test: str
     assert [first.p, second.p] == statistics.holm(raw)[:2]  # chosen among all pairs by these values
 
 
-def test_pairs_that_the_source_names_come_first_and_are_corrected_by_themselves(tmp_path: Path) -> None:
+def test_pairs_named_by_the_source_come_first_with_their_own_correction(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     units = {name: rng.normal(mean, 1, 50) for name, mean in (("ours", 0.3), ("a", 0.6), ("b", 0.0), ("c", 0.1))}
     entrants: list[ranking.Entrant] = [
@@ -222,7 +222,9 @@ def told(tmp_path: Path) -> dict[str, Any]:
     return found | {"when": "2026-11-22T19:00:00+00:00", "commits": {"ours": "fedcba987654", "theirs": None}}
 
 
-def test_two_who_reproduce_a_table_have_a_run_each(told: dict[str, Any], database: Path, tmp_path: Path) -> None:
+def test_reproductions_of_two_homes_have_separate_mlflow_runs(
+    told: dict[str, Any], database: Path, tmp_path: Path
+) -> None:
     """On one MLflow store; who reproduces it again goes on with the own run."""
     runs = []
     for home in ("ada", "bob", "ada"):
@@ -236,7 +238,7 @@ def test_two_who_reproduce_a_table_have_a_run_each(told: dict[str, Any], databas
     assert runs == [1, 2, 2]
 
 
-def test_the_record_says_what_was_reached_and_why_not(told: dict[str, Any]) -> None:
+def test_record_has_values_differences_doubts_and_failures(told: dict[str, Any]) -> None:
     above, below, failed = told["rows"]
     value = above["metrics"]["ndcg_at_20"]
     assert value["mean"] == pytest.approx(0.43)
@@ -258,7 +260,7 @@ def test_the_record_and_its_page_have_commit_date_and_the_values_of_each_seed(to
     assert "\n\nSettings selected on validation:\n\n- BPR, RNS: lr=0.001235, weight_decay=1e-06; 6 trials\n" in text
 
 
-def test_a_row_closes_a_share_of_the_gap_between_bpr_and_the_oracle() -> None:
+def test_share_of_the_gap_between_bpr_and_the_oracle_is_reported() -> None:
     known = TABLES["thesis-5.2"]
     rows = {row.method: row for row in known.rows("synthetic", "mf")}
     assert "L_SUP" not in {row.method for row in known.rows("ml-100k", "mf")}
@@ -285,14 +287,14 @@ def test_a_row_closes_a_share_of_the_gap_between_bpr_and_the_oracle() -> None:
         assert "gap closed" not in table_report.markdown(none)
 
 
-def test_csv_has_a_line_a_value(told: dict[str, Any]) -> None:
+def test_csv_has_one_line_per_value(told: dict[str, Any]) -> None:
     lines = list(csv.DictReader(io.StringIO(table_report.as_csv(told))))
     assert len(lines) == 2 * len(TABLES["thesis-4.4"].columns)
     (one,) = (line for line in lines if (line["method"], line["metric"]) == ("BPR, BNS", "recall_at_5"))
     assert (float(one["mean"]), one["n"], float(one["published"])) == (pytest.approx(0.06), "2", 0.1467)
 
 
-def test_markdown_names_failures_doubts_and_another_order(told: dict[str, Any]) -> None:
+def test_markdown_names_values_failures_and_the_published_order(told: dict[str, Any]) -> None:
     text = table_report.markdown(told)
     assert "0.4300 ± 0.0141 / 0.3962" in text
     assert "BPR, RNS > BPR, BNS by 0.3700" in text
@@ -303,7 +305,7 @@ def test_markdown_names_failures_doubts_and_another_order(told: dict[str, Any]) 
     assert all(line.count("|") == 13 for line in text.splitlines() if line.startswith("|"))
 
 
-def test_neighbours_are_said_to_be_chosen_by_their_values(told: dict[str, Any]) -> None:
+def test_markdown_notes_that_neighbours_were_chosen_by_the_same_values(told: dict[str, Any]) -> None:
     (step,) = told["order"]
     assert (step["named"], step["pairs"]) == (True, 1)
     other = {**step, "named": False, "pairs": 3, "worse": "BCE, RNS"}
@@ -316,7 +318,7 @@ def test_neighbours_are_said_to_be_chosen_by_their_values(told: dict[str, Any]) 
     assert "p corrected by Holm: neighbours were chosen by the same values; theirs is over all 3 pairs\n" in text
 
 
-def test_a_doubt_about_everything_concerns_every_value() -> None:
+def test_doubt_concerns_the_rows_and_metrics_that_it_names() -> None:
     one = Row({"dataset": "ml-1m", "backbone": "mf"}, "BPR", Method({}), {"auc": 0.5})
     assert Doubt("X", "all").concerns(one, "auc")
     assert Doubt("X", "one", metrics=("auc",)).concerns(one)

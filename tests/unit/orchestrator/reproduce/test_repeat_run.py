@@ -1,4 +1,4 @@
-"""What cannot be the same when a run is repeated, and when its metrics are called the same."""
+"""Repeating a run: differences from its record, comparison of metrics, and the script."""
 
 from __future__ import annotations
 
@@ -46,16 +46,18 @@ def known(settings: Settings, tmp_path: Path) -> Recorded:
     return Recorded("toy-1", None, "run", spec, tmp_path, provenance.environment((), {"local": True}))
 
 
-def test_nothing_differs_right_after(known: Recorded, settings: Settings) -> None:
+def test_no_difference_is_reported_right_after_the_run(known: Recorded, settings: Settings) -> None:
     assert seen(known, settings) == {}
 
 
-def test_the_packages_that_matter_come_first(known: Recorded, settings: Settings) -> None:
+def test_package_differences_list_torch_first(known: Recorded, settings: Settings) -> None:
     then = {**known.environment["packages"], "torch": "1.0", "absent": "1", "aaa": "2"}
     assert list(seen(changed(known, packages=then), settings)) == ["package torch", "package aaa", "package absent"]
 
 
-def test_another_machine(known: Recorded, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_differences_of_the_machine_are_listed(
+    known: Recorded, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     there = {"cpu": "Other", "cpus": 1024, "gpus": ["H100"], "memory_gib": 1}
     nodes = [{"CPU": 64.0, "GPU": 0.0, "gpus": []}]
@@ -78,7 +80,7 @@ def test_another_machine(known: Recorded, settings: Settings, monkeypatch: pytes
     }
 
 
-def test_a_gpu_is_the_same_under_each_of_its_names(
+def test_short_and_full_names_of_one_gpu_are_not_a_difference(
     known: Recorded, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ray calls an ``NVIDIA H100 80GB HBM3`` H100."""
@@ -91,7 +93,7 @@ def test_a_gpu_is_the_same_under_each_of_its_names(
         assert (told["cluster"].now if told else None) == now
 
 
-def test_other_code(known: Recorded, settings: Settings) -> None:
+def test_differences_of_the_source_code_are_listed(known: Recorded, settings: Settings) -> None:
     (known.files / "source.diff").write_text("diff --git a/x.py b/x.py\n+1\n")
     source = {"name": "project", "commit": "a" * 40, "dirty": True, "changed": ["x.py"], "diff": "source.diff"}
     then = changed(known, sources=[source | {"left_out": ["d.bin: binary", "n.txt: no source file"]}])
@@ -106,7 +108,7 @@ def test_other_code(known: Recorded, settings: Settings) -> None:
     assert "code of a resume" in seen(changed(then, resumed=resumed), settings, same)
 
 
-def test_another_content_of_an_input_file_is_refused_and_is_another_run(home: Path, tmp_path: Path) -> None:
+def test_changed_input_file_is_refused_and_gets_another_run_name(home: Path, tmp_path: Path) -> None:
     settings = resolve({"tracking": "none"})
     file = tmp_path / "own.parquet"
 
@@ -133,7 +135,7 @@ def test_another_content_of_an_input_file_is_refused_and_is_another_run(home: Pa
         preflight.input_files("recommender", known.spec.params)  # type: ignore[union-attr]
 
 
-def test_a_collection_and_a_first_stage_have_digests(tmp_path: Path) -> None:
+def test_collection_and_first_stage_files_have_content_digests(tmp_path: Path) -> None:
     """Those of other parameters than ``dataset``; a built-in collection has none, since its files are known."""
     (tmp_path / "queries.jsonl").write_text("one")
     run = tmp_path / "run.trec"
@@ -154,7 +156,7 @@ def test_a_collection_and_a_first_stage_have_digests(tmp_path: Path) -> None:
     [("bi_encoder", "encoder"), ("text_ranker", "encoder"), ("vera", "encoder"), ("lifelong", "encoder"),
      ("simclr", "encoder_weights"), ("simclr", "probe_dataset")],
 )  # fmt: skip
-def test_encoders_and_other_files_of_the_users_own_are_in_the_record(workload: str, name: str, tmp_path: Path) -> None:
+def test_input_files_have_digests_of_user_encoders_and_datasets(workload: str, name: str, tmp_path: Path) -> None:
     own = tmp_path / "own"
     own.mkdir()
     given = own / "weights"
@@ -181,7 +183,7 @@ def with_params(known: Recorded, **params: Any) -> Recorded:
     return replace(known, spec=known.spec.model_copy(update={"params": {**known.spec.params, **params}}))
 
 
-def test_parameters_that_are_gone_are_refused_by_name(known: Recorded, settings: Settings) -> None:
+def test_recorded_parameters_that_no_longer_exist_are_refused_by_name(known: Recorded, settings: Settings) -> None:
     with pytest.raises(UserError, match="got old_one, older") as refused:
         seen(with_params(known, older=1, old_one=2), settings)
     assert refused.value.code == USAGE
@@ -192,7 +194,7 @@ def test_a_value_that_is_no_longer_allowed_is_refused(known: Recorded, settings:
         seen(with_params(known, lr=2.0), settings)
 
 
-def test_a_parameter_that_is_new_has_its_default(known: Recorded, settings: Settings) -> None:
+def test_new_parameter_is_listed_with_its_default(known: Recorded, settings: Settings) -> None:
     assert isinstance(known.spec, ExperimentSpec)
     params = {name: value for name, value in known.spec.params.items() if name != "momentum"}
     old = replace(known, spec=known.spec.model_copy(update={"params": params}))
@@ -205,7 +207,9 @@ def test_a_member_of_a_population_is_refused(known: Recorded, settings: Settings
         seen(member, settings)
 
 
-def test_devices_that_are_not_here_are_replaced(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resources_are_reduced_to_the_devices_of_this_machine(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(preflight, "this_machine", lambda: [{"CPU": 2.0, "GPU": 0.0}])
 
     def here(**asked: float) -> Resources:
@@ -227,7 +231,7 @@ def test_devices_that_are_not_here_are_replaced(settings: Settings, monkeypatch:
 # The verdict
 
 
-def test_metrics_side_by_side() -> None:
+def test_metrics_are_compared_as_equal_within_tolerance_or_different() -> None:
     then = {"a": 1.0, "b": 1.0, "c": 1.0, "d": 1.0, "e": float("nan"), "system/cpu": 3.0}
     assert compare(then, {"a": 1.0, "b": 1.0005, "c": 1.1, "e": float("nan")}, 1e-3)[:4] == [
         Compared("a", 1.0, 1.0, "equal"),
@@ -280,7 +284,7 @@ def scripted(known: Recorded, settings: Settings, tmp_path: Path) -> Callable[..
     return run
 
 
-def test_the_script_brings_back_code_and_environment_and_runs(
+def test_script_restores_code_and_environment_and_repeats_the_run(
     scripted: Callable[..., tuple[Path, str, int]], known: Recorded, tmp_path: Path
 ) -> None:
     commit = repository(tmp_path / "a b.git")
@@ -299,14 +303,18 @@ def test_the_script_brings_back_code_and_environment_and_runs(
     ]
 
 
-def test_our_own_checkout_is_installed(scripted: Callable[..., tuple[Path, str, int]], tmp_path: Path) -> None:
+def test_script_installs_the_recorded_orchestrator_checkout(
+    scripted: Callable[..., tuple[Path, str, int]], tmp_path: Path
+) -> None:
     commit = repository(tmp_path / "ours")
     source = {"name": "orchestrator", "commit": commit, "url": str(tmp_path / "ours"), "diff": None, "left_out": []}
     _, said, code = scripted(sources=[source])
     assert (code, said.splitlines()[1]) == (DONE, "reproduced-it-s--1: pip install torch==2.9.0 -e ./orchestrator")
 
 
-def test_a_repository_without_an_address_is_asked_for(scripted: Callable[..., tuple[Path, str, int]]) -> None:
+def test_script_fails_without_a_clone_of_a_repository_without_url(
+    scripted: Callable[..., tuple[Path, str, int]],
+) -> None:
     source = {"name": "my project", "commit": "c0ffee", "url": None, "diff": None, "left_out": []}
     folder, said, code = scripted(sources=[source])
     assert code != DONE
@@ -327,7 +335,7 @@ def test_a_repository_without_an_address_is_asked_for(scripted: Callable[..., tu
         ),
     ],
 )
-def test_the_package_of_somebody_elses_workload_is_installed(
+def test_script_installs_or_comments_the_package_of_an_external_workload(
     package: dict[str, Any] | None, place: str | None, expected: str | None, known: Recorded, settings: Settings
 ) -> None:
     source = {"name": "project", "url": None, "commit": None, "diff": None, "left_out": [], "package": place}
@@ -337,7 +345,7 @@ def test_the_package_of_somebody_elses_workload_is_installed(
         assert lines.index(expected) < lines.index("cd project")
 
 
-def test_places_named_on_the_command_line_are_named_again(known: Recorded, tmp_path: Path) -> None:
+def test_script_repeats_the_tracking_and_storage_options(known: Recorded, tmp_path: Path) -> None:
     settings = resolve({"storage": str(tmp_path / "my runs"), "tracking": "http://host:5000"})
     words = f"orchestrator reproduce run toy-1 --tracking=http://host:5000 '--storage={tmp_path}/my runs'"
     assert commands(known, settings)[-1] == words

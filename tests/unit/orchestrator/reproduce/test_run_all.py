@@ -1,4 +1,4 @@
-"""All of a source: the plan, pieces within the hours, states, and calls that continue earlier ones."""
+"""Reproducing all results of a source: plan, time limit, states, and continuation of earlier calls."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def changed(monkeypatch: pytest.MonkeyPatch, **params: Any) -> None:
     monkeypatch.setitem(all_published(), "toy-main", replace(one, methods=rows, reference=None, common=params))
 
 
-def test_a_plan_runs_nothing_and_names_what_is_missing(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_runs_nothing_and_lists_missing_data(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
     result, code = ask(settings, run=False)
     assert code == DONE
     assert states(result) == {
@@ -80,7 +80,7 @@ def test_a_plan_runs_nothing_and_names_what_is_missing(settings: Settings, capsy
 
 
 @pytest.mark.slow
-def test_all_is_run_once(settings: Settings, trained: Path) -> None:
+def test_blocks_that_are_done_are_not_run_again(settings: Settings, trained: Path) -> None:
     wanted = {"only": ("toy-theory", "toy-missing", "toy-epochs"), "seeds": 1}
     result, code = ask(settings, **wanted)
     assert code == DONE
@@ -109,7 +109,7 @@ def test_all_is_run_once(settings: Settings, trained: Path) -> None:
     assert json.loads(file.read_text())["effort"] == json.loads(whole)["effort"]
 
 
-def test_nothing_starts_after_the_hours(settings: Settings, trained: Path) -> None:
+def test_no_block_is_trained_after_the_hours_are_over(settings: Settings, trained: Path) -> None:
     result, code = ask(settings, hours=0.0)
     assert code == PARTIAL
     assert set(states(result).values()) == {"out of time", "no data"}
@@ -117,7 +117,7 @@ def test_nothing_starts_after_the_hours(settings: Settings, trained: Path) -> No
 
 
 @pytest.mark.slow
-def test_a_call_goes_on_where_the_time_of_another_was_over(
+def test_next_call_continues_where_the_time_limit_stopped_the_last(
     settings: Settings, trained: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     changed(monkeypatch, slow=0.3)
@@ -160,7 +160,7 @@ def test_a_piece_that_takes_longer_than_its_time_is_continued(
     assert calls[-1] == ()  # the table
 
 
-def test_a_row_that_fails_leaves_the_others(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_row_does_not_prevent_the_other_rows(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     changed(monkeypatch)
     one = all_published()["toy-main"]
     assert isinstance(one, Table)
@@ -178,7 +178,7 @@ def test_a_row_that_fails_leaves_the_others(settings: Settings, monkeypatch: pyt
     assert "orchestrator reproduce toy-main --dataset synthetic --method flat --seeds 1" in stored["command"]
 
 
-def test_an_interruption_says_how_to_go_on_and_keeps_the_states(
+def test_interruption_keeps_states_and_hides_the_resume_command_of_a_run(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*args: Any, **kwargs: Any) -> Any:
@@ -192,7 +192,9 @@ def test_an_interruption_says_how_to_go_on_and_keeps_the_states(
     assert states(stored) == {"toy-theory": "done", "toy-main synthetic": "to do"}
 
 
-def test_what_trains_on_the_test_part_needs_its_flag(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_on_the_test_part_is_left_out_without_as_published(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one = all_published()["toy-main"]
     assert isinstance(one, Table)
     monkeypatch.setitem(all_published(), "toy-main", replace(one, reads_test=True))
@@ -205,7 +207,7 @@ def test_what_trains_on_the_test_part_needs_its_flag(settings: Settings, monkeyp
     assert " --as-published" in block["command"]
 
 
-def test_a_plan_says_what_the_hours_leave_out(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_marks_blocks_beyond_the_hours_as_out_of_time(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("toy-main", "toy-missing"):
         one = all_published()[name]
         assert isinstance(one, Table)
@@ -221,7 +223,7 @@ def test_a_plan_says_what_the_hours_leave_out(settings: Settings, monkeypatch: p
     assert [piece["pieces"] for piece in main["pieces"]] == [2, 2, 3]  # of at most an hour: 80, 80 and 160 minutes
 
 
-def test_blocks_are_ordered_by_what_an_hour_of_them_shows(settings: Settings) -> None:
+def test_blocks_are_ordered_by_printed_values_per_hour(settings: Settings) -> None:
     toy_main, toy_values = all_published()["toy-main"], all_published()["toy-values"]
 
     def block(seconds: float, printed: int, one: Any = toy_main) -> Block:
@@ -233,7 +235,7 @@ def test_blocks_are_ordered_by_what_an_hour_of_them_shows(settings: Settings) ->
     assert ordered == [short, long, none, unknown, figure]
 
 
-def test_estimates_follow_what_finished_runs_took_and_count_a_shared_run_once() -> None:
+def test_estimates_scale_with_finished_runs_and_count_shared_runs_once() -> None:
     units = (Unit("a", 10.0, True, 25.0), Unit("b", 10.0, True, 15.0), Unit("c", 5.0), Unit("s", 7.0, search=True))
     block = Block(all_published()["toy-main"], {}, LOCAL, (Piece("x", units), Piece("y", (Unit("c", 5.0),))))
     estimates = Estimates.of([block])
@@ -242,7 +244,7 @@ def test_estimates_follow_what_finished_runs_took_and_count_a_shared_run_once() 
     assert estimates.seconds((Unit("d"),)) is None
 
 
-def test_a_figure_has_a_block_for_each_value_that_its_lines_have(settings: Settings) -> None:
+def test_figure_has_a_block_for_each_dataset_and_backbone_of_its_lines(settings: Settings) -> None:
     figure = all_published()["thesis-fig5.3"]
     every = [{"dataset": "ml-100k", "backbone": "mf"}, {"dataset": "ml-100k", "backbone": "lightgcn"}]
     assert pieces._places(figure, {}) == every  # type: ignore[arg-type]
@@ -255,7 +257,7 @@ def test_a_figure_has_a_block_for_each_value_that_its_lines_have(settings: Setti
     ]
 
 
-def test_the_command_line_has_a_verb_for_each_source(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+def test_reproduce_has_a_command_for_each_source(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
     assert {"thesis", "vera", "l2r", "toy"} <= set(sources())
     app(["reproduce", "--help"], standalone_mode=False)
     assert " thesis " in capsys.readouterr().out

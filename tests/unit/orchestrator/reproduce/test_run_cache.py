@@ -18,7 +18,7 @@ from orchestrator.sweeps import request, sweep
 from tests.support.waiting import HANG_SECONDS
 
 
-def test_a_search_with_another_range_is_another_search(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_with_another_range_gets_another_name(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """So that values of an earlier range are not reported as those of the new one, and no resume is refused."""
     spec = request.sweep("recommender", settings, search={"trials": 2}, local=True)
     names = []

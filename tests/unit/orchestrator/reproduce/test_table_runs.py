@@ -32,7 +32,7 @@ def ask(
 
 
 @pytest.mark.slow
-def test_a_table_of_ours_has_a_mean_a_spread_and_a_test_against_its_reference(
+def test_table_has_mean_spread_and_a_test_against_its_reference(
     settings: Settings, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("orchestrator.engine.loop.CHECKPOINT_SECONDS", 0.0)
@@ -63,7 +63,7 @@ def test_a_table_of_ours_has_a_mean_a_spread_and_a_test_against_its_reference(
 
 
 @pytest.mark.slow
-def test_a_search_with_failed_trials_is_named(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_trials_of_a_search_are_reported(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = Runner.chosen
     monkeypatch.setattr(Runner, "chosen", lambda self, *asked: replace(chosen(self, *asked), failed=1))
     told, _ = ask("toy-main", settings, methods=("searched", "flat", "Searched"))
@@ -76,7 +76,7 @@ def test_a_search_with_failed_trials_is_named(settings: Settings, monkeypatch: p
     assert f"| flat | {told['rows'][1]['epochs']} |" in page
 
 
-def test_a_dataset_that_is_not_here_is_named_and_the_rest_is_run(settings: Settings) -> None:
+def test_missing_dataset_is_reported_and_the_other_datasets_are_run(settings: Settings) -> None:
     told, code = ask("toy-missing", settings)
     assert code == PARTIAL
     assert list(told["missing"]) == ["gowalla"]
@@ -86,7 +86,7 @@ def test_a_dataset_that_is_not_here_is_named_and_the_rest_is_run(settings: Setti
         ask("toy-missing", settings, where={"dataset": ("gowalla",)})
 
 
-def test_a_quick_look_trains_as_little_as_the_regime_says(settings: Settings) -> None:
+def test_quick_reproduction_uses_the_reduced_plan_of_the_regime(settings: Settings) -> None:
     method = Method({"lr": 0.1}, (), 40)
     regime = replace(REGIME, plan={"precision": "bf16"}, quick={"steps_per_epoch": 3})
     specs = [
@@ -99,7 +99,7 @@ def test_a_quick_look_trains_as_little_as_the_regime_says(settings: Settings) ->
 
 
 @pytest.mark.slow
-def test_a_search_has_no_refit_and_its_epochs_are_those_of_the_final_models(settings: Settings) -> None:
+def test_search_has_no_refit_and_selects_the_epochs_of_final_models(settings: Settings) -> None:
     runner = Runner(replace(REGIME, refit=True), settings, ReproductionBudget(trials=2, local=True))
     method = Method({}, ("lr",), 40)
     spec = runner.search_spec(method)
@@ -111,12 +111,14 @@ def test_a_search_has_no_refit_and_its_epochs_are_those_of_the_final_models(sett
     assert (final.plan.refit, final.plan.epochs) == ("only", choice.epochs)
 
 
-def test_a_source_that_selects_nothing_on_test_has_no_as_published(settings: Settings) -> None:
+def test_as_published_is_refused_for_a_source_not_selecting_on_test(settings: Settings) -> None:
     with pytest.raises(UserError, match="Leave out --as-published"):
         ask("toy-main", settings, as_published=True)
 
 
-def test_a_run_without_a_column_is_a_failure_that_names_it(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_metric_of_a_run_is_reported_as_failure_of_its_row(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one = all_published()["toy-main"]
     assert isinstance(one, Table)
     monkeypatch.setitem(all_published(), "toy-main", replace(one, metrics=("error", "eror"), reference=None))
@@ -125,7 +127,7 @@ def test_a_run_without_a_column_is_a_failure_that_names_it(settings: Settings, m
     assert "has no eror on test" in told["rows"][0]["failure"]
 
 
-def test_what_can_not_be_measured_is_a_failure_in_one_sentence(
+def test_error_of_a_measurement_is_reported_as_failure_of_its_row(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def nothing(run: Trained) -> dict[str, float]:
@@ -174,12 +176,12 @@ def test_a_line_is_left_out_where_its_method_does_not_exist(
         ask("thesis-fig4.5", settings, where={"dataset": ("synthetic",), "backbone": ("lightgcn",)})
 
 
-def test_a_figure_over_epochs_has_a_value_for_each(settings: Settings) -> None:
+def test_figure_over_epochs_has_a_value_for_each_epoch(settings: Settings) -> None:
     (curve,) = ask("toy-epochs", settings)[0]["curves"]
     assert (curve["x"], curve["sd"]) == ([1.0, 2.0, 3.0, 4.0], [None] * 4)
 
 
-def test_a_figure_of_the_workloads_own_is_drawn_from_its_runs(settings: Settings) -> None:
+def test_custom_figure_of_a_workload_is_drawn_from_its_runs(settings: Settings) -> None:
     told, _ = ask("toy-slopes", settings, methods=("Steep",))
     assert [(len(curve["y"]), curve["note"], curve["y_label"]) for curve in told["curves"]] == [
         (3, "2 runs", "error")
@@ -197,7 +199,7 @@ def test_a_computation_needs_no_runs(settings: Settings) -> None:
     assert not settings.storage.exists()
 
 
-def test_the_command_line_knows_all_of_it_and_the_nearest_to_what_it_does_not(
+def test_reproduce_command_lists_all_results_and_suggests_the_nearest(
     settings: Settings, capsys: pytest.CaptureFixture[str]
 ) -> None:
     app(["reproduce", "--help"], standalone_mode=False)
@@ -237,7 +239,7 @@ def test_one_id_of_two_workloads_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.faults  # long
 @pytest.mark.parametrize("name", [name for name, one in all_published().items() if isinstance(one, Computation)])
-def test_every_computation_gives_plain_numbers(name: str, settings: Settings) -> None:
+def test_every_computation_finishes_with_curves_or_tables(name: str, settings: Settings) -> None:
     told, code = ask(name, settings, quick=True)
     assert code == DONE
     assert told["curves"] or told["tables"]

@@ -15,7 +15,7 @@ from orchestrator.runs import description, worker
 from workloads.recommender.params import Params
 
 
-def test_a_name_begins_with_what_sets_the_run_apart() -> None:
+def test_run_name_in_mlflow_begins_with_its_settings() -> None:
     stamp = "20261123-113030-38e4"
     assert description.name(f"toy-{stamp}", "toy", "lr=0.2") == f"lr=0.2 ({stamp})"
     assert description.name("mine", "toy", "lr=0.2") == "mine"
@@ -23,7 +23,7 @@ def test_a_name_begins_with_what_sets_the_run_apart() -> None:
     assert long == "x" * (description.NAME_CHARACTERS - 3) + f"... ({stamp})"
 
 
-def test_the_settings_are_those_that_are_not_defaults(toy_workload: str) -> None:
+def test_described_settings_are_those_that_differ_from_defaults(toy_workload: str) -> None:
     spec = ExperimentSpec(workload="toy", params={"lr": 0.2, "momentum": 0.5}, plan=Plan(epochs=3), seed=0)
     assert description.run_settings(spec) == "lr=0.2 epochs=3"
     assert description.run_settings(spec.model_copy(update={"seed": 4})) == "lr=0.2 epochs=3 seed=4"
@@ -34,7 +34,7 @@ def test_the_settings_are_those_that_are_not_defaults(toy_workload: str) -> None
     assert description.sweep_settings(sweep.model_copy(update={"fixed": {}})) == "sweep space"
 
 
-def test_an_interval_is_that_of_a_mean_over_units(tmp_path: Path) -> None:
+def test_interval_half_width_is_that_of_a_mean_over_units(tmp_path: Path) -> None:
     values = [0.0, 1.0, 1.0, 0.0]
     worker.write_table({"id": range(5), "hit": [*values, math.nan], "auc": [0.5] * 5}, tmp_path / "units.parquet")
     half = intervals.half_width(tmp_path / "units.parquet", "hit", 0.5)

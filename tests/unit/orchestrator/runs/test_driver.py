@@ -1,4 +1,4 @@
-"""A run in this process that is interrupted and resumed: what it prints."""
+"""Runs in this process: interruption, resume, resources and printed messages."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def interrupted(workload: str | None, after: int, monkeypatch: pytest.MonkeyPatc
     return trained
 
 
-def test_the_first_record_has_what_a_resume_goes_by(
+def test_first_record_contains_tracking_and_experiment_for_a_resume(
     toy_workload: str, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process can be killed before its session begins, while it reads the data."""
@@ -61,7 +61,7 @@ def test_the_first_record_has_what_a_resume_goes_by(
     assert (record["tracking"], record["experiment"]) == (tracking, "mine")
 
 
-def test_a_resume_says_where_it_continues(
+def test_resume_message_names_the_epoch_at_which_it_continues(
     toy_workload: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     again = {"resume": "r1", "tracking": "none"}
@@ -84,7 +84,7 @@ def test_a_resume_that_is_stopped_while_it_starts_trains_nothing(
     assert result.history()["epoch"].tolist()[:6] == [1, 2, 3, 4, 5, 6]
 
 
-def test_a_smaller_machine_takes_a_run_over(
+def test_run_is_resumed_on_a_machine_with_fewer_cpus(
     toy_workload: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     machine = [{"CPU": 16.0, "GPU": 0.0}]
@@ -99,7 +99,7 @@ def test_a_smaller_machine_takes_a_run_over(
     assert "Run r1: test_toy:Toy on 1 CPU" in out.replace(toy_workload, "test_toy:Toy")
 
 
-def test_gpus_and_clusters_are_never_given_up_unasked(
+def test_resume_without_the_recorded_gpu_is_refused_unless_requested(
     toy_workload: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     machine = [{"CPU": 8.0, "GPU": 1.0}]
@@ -116,7 +116,9 @@ def test_gpus_and_clusters_are_never_given_up_unasked(
     assert "Recorded on 1 worker of 1 GPU; continued on 1 worker of" in capsys.readouterr().out
 
 
-def test_a_run_of_a_cluster_is_not_continued_on_a_part_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resume_of_a_cluster_run_on_one_machine_needs_explicit_resources(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("orchestrator.cluster.preflight.this_machine", lambda: [{"CPU": 8.0, "GPU": 2.0}])
     said: list[str] = []
 
@@ -143,7 +145,7 @@ def test_a_resume_checks_its_resources_as_a_start_does(toy_workload: str, monkey
         api.sweep(resume="r1", workers=2)
 
 
-def test_bf16_on_a_cpu_without_its_instructions_is_said_to_be_slow(
+def test_only_bf16_on_a_cpu_without_bf16_instructions_prints_a_warning(
     toy_workload: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for precision, fast in (("bf16", False), ("bf16", True), ("fp32", False)):
@@ -176,7 +178,7 @@ def test_the_lease_is_renewed_while_the_data_are_checked(
     assert result.metrics
 
 
-def test_a_run_without_a_checkpoint(
+def test_run_without_a_checkpoint_is_resumed_from_the_beginning(
     toy_workload: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail(*_: object, **__: object) -> None:

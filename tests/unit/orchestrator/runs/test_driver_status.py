@@ -1,4 +1,4 @@
-"""What a driver says of itself: in a file, and to Ray's metrics; and that saying it cannot hurt."""
+"""Status that a driver publishes in a file and as Ray metrics; failures of publishing are ignored."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def series(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], dict[str, float]]
 # The file
 
 
-def test_it_says_what_it_is_asked_and_what_it_was_told(folder: RunFolder) -> None:
+def test_status_file_contains_progress_epochs_spool_and_queue(folder: RunFolder) -> None:
     with StatusPublisher(folder, lambda: 4, {"queue": "team", "priority": 2}) as publisher:
         publisher.set_source(lambda: VITALS)
         publisher.trained(5)
@@ -76,7 +76,7 @@ def test_it_says_what_it_is_asked_and_what_it_was_told(folder: RunFolder) -> Non
     assert said["trouble"] == VITALS.trouble
 
 
-def test_it_goes_on_while_the_driver_is_busy(folder: RunFolder) -> None:
+def test_status_is_published_repeatedly_at_the_interval(folder: RunFolder) -> None:
     beats = threading.Semaphore(0)
 
     def current_status() -> DriverStatus:
@@ -88,7 +88,7 @@ def test_it_goes_on_while_the_driver_is_busy(folder: RunFolder) -> None:
         assert all(beats.acquire(timeout=HANG_SECONDS) for _ in range(3))
 
 
-def test_what_it_can_not_say_costs_nothing(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_while_publishing_the_status_are_ignored(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     def current_status() -> DriverStatus:
         raise RuntimeError("the study is just being written")
 
@@ -105,18 +105,18 @@ def _full(*of: Any) -> int:
     raise OSError(28, "No space left on device")
 
 
-def test_a_driver_that_failed_before_it_began_says_nothing(folder: RunFolder) -> None:
+def test_publisher_that_was_not_entered_writes_no_status_file(folder: RunFolder) -> None:
     StatusPublisher(folder).__exit__(None, None, None)
     assert not (folder.path / STATUS_FILE).exists()
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"format": 2, "done": 1}', '{"format": 1', "{}"])
-def test_another_format_or_half_a_file_is_no_publisher(folder: RunFolder, text: str) -> None:
+def test_status_file_of_another_format_or_cut_short_reads_as_empty(folder: RunFolder, text: str) -> None:
     (folder.path / STATUS_FILE).write_text(text)
     assert read(folder) == {}
 
 
-def test_the_rate_is_of_the_last_changes(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_epoch_rate_is_computed_over_the_last_changes(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     monkeypatch.setattr(module, "time", clock)
     publisher = StatusPublisher(folder)
@@ -133,7 +133,7 @@ def test_the_rate_is_of_the_last_changes(folder: RunFolder, monkeypatch: pytest.
     assert publisher._rate() == 2
 
 
-def test_the_end_of_a_run_is_foretold_by_its_rate(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_seconds_left_of_a_run_are_estimated_from_its_rate(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     monkeypatch.setattr(module, "time", clock)
     publisher = StatusPublisher(folder)
@@ -147,7 +147,7 @@ def test_the_end_of_a_run_is_foretold_by_its_rate(folder: RunFolder, monkeypatch
 # Ray's metrics
 
 
-def test_a_cluster_hears_it_until_the_end(
+def test_ray_metrics_are_set_while_connected_and_unchanged_afterwards(
     folder: RunFolder, series: Callable[[str], dict[str, float]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publisher = StatusPublisher(folder, lambda: 4)
@@ -163,7 +163,7 @@ def test_a_cluster_hears_it_until_the_end(
     assert series(EPOCHS) == {"": 11}, "there is no cluster any more"
 
 
-def test_a_state_that_nobody_is_in_any_more_is_0(series: Callable[[str], dict[str, float]]) -> None:
+def test_trial_state_without_trials_is_exported_as_0(series: Callable[[str], dict[str, float]]) -> None:
     exported = Exported("s", "sweep", "toy")
     exported.update({"running": 2}, 3, {"cpus": 10.0}, 0)
     exported.update({"complete": 2}, 9, {"cpus": 25.0}, 0)
@@ -171,7 +171,7 @@ def test_a_state_that_nobody_is_in_any_more_is_0(series: Callable[[str], dict[st
     assert series(DEVICE_SECONDS) == {"cpus": 25, "gpus": 0}
 
 
-def test_a_cluster_in_trouble_costs_the_numbers_only(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_ray_metrics_do_not_prevent_the_status_file(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     from ray.util import metrics
 
     monkeypatch.setattr(metrics, "Gauge", _full)

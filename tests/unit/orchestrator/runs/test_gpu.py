@@ -14,7 +14,7 @@ pytestmark = [
 ]
 
 
-def test_who_takes_more_than_its_part_fails_with_what_to_do() -> None:
+def test_worker_beyond_its_share_of_gpu_memory_fails_with_out_of_memory() -> None:
     """Of a tenth of the memory a fifth of it cannot be had, however much is free."""
     device = worker.take_device(Resources(gpus_per_worker=0.1))
     try:

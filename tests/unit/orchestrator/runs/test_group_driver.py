@@ -1,4 +1,4 @@
-"""The file by which reports reach whoever waits for them on the same machine, while it is being written."""
+"""Reports of a group of workers to its driver: their file, errors, and time limits."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def payload(epoch: int) -> dict[str, Any]:
     return reports.payload(EpochReport((Row(epoch, 1.5, {"train/loss": 1 / 3}),), progress, False, None))
 
 
-def test_what_is_sent_is_received_once_and_whole(tmp_path: Path) -> None:
+def test_sent_reports_are_received_once_and_complete(tmp_path: Path) -> None:
     file = tmp_path / "inbox"
     with file.open("w") as out, file.open() as inbox:
         assert list(reports.receive(inbox)) == []
@@ -63,7 +63,7 @@ def test_rows_that_a_dead_driver_did_not_read_are_delivered(tmp_path: Path) -> N
     assert got == [[Row(1, 1.5, {"train/loss": 1 / 3})]]
 
 
-def test_a_driver_that_fails_leaves_no_workers_behind(tmp_path: Path) -> None:
+def test_worker_group_is_killed_when_the_driver_fails(tmp_path: Path) -> None:
     """In a notebook the connection to Ray stays, and with it what was started on it."""
     with (tmp_path / train.INBOX).open("w") as out:
         reports.send(out, payload(1))
@@ -80,7 +80,7 @@ def test_a_driver_that_fails_leaves_no_workers_behind(tmp_path: Path) -> None:
     assert killed == [group_driver.END_SECONDS]
 
 
-def test_an_error_that_crossed_a_process_is_told_with_its_place() -> None:
+def test_error_from_another_process_is_described_with_file_and_line() -> None:
     error = ValueError("the third layer is missing")  # never raised here: it has no traceback
     assert reports.describe(error) == "ValueError: the third layer is missing"
     trace = (
@@ -89,7 +89,7 @@ def test_an_error_that_crossed_a_process_is_told_with_its_place() -> None:
     assert reports.describe(error, trace) == "ValueError: the third layer is missing (layers.py:7)"
 
 
-def test_what_does_not_fit_is_told_with_what_to_do() -> None:
+def test_out_of_memory_error_is_described_with_remedies() -> None:
     """PyTorch's own words go on for lines."""
     words = "CUDA out of memory. Tried to allocate 2.00 GiB.\nIf reserved but unallocated memory is large, try ..."
     with pytest.raises(torch.OutOfMemoryError) as caught:
@@ -100,14 +100,16 @@ def test_what_does_not_fit_is_told_with_what_to_do() -> None:
     )
 
 
-def test_last_words_hold_all_that_was_not_yet_told() -> None:
+def test_failure_payload_contains_all_unsent_rows_and_the_error() -> None:
     first, second = (Row(epoch, 1.5, {"train/loss": float(epoch)}) for epoch in (1, 2))
     said = reports.failure_payload(Diverged(3, "train/loss", math.nan, (second,)), [first])
     assert list(reports.rows_from_json(json.loads(json.dumps(said["rows"])))) == [first, second]
     assert (said["error"], said["refused"], said["done"]) == ("train/loss is nan at epoch 3", None, True)
 
 
-def test_the_time_limits_reach_ray(toy_workload: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timeouts_of_the_settings_are_passed_to_ray_train(
+    toy_workload: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The settings, by their variables; TorchTrainer itself would need a cluster."""
     parts: dict[str, Any] = {}
 
@@ -132,7 +134,7 @@ def test_the_time_limits_reach_ray(toy_workload: str, tmp_path: Path, monkeypatc
     assert parts["train_loop_config"]["timeout"] == 17
 
 
-def test_the_cause_of_a_lost_group_is_its_workers_own_error() -> None:
+def test_failure_text_names_the_workload_error_not_lost_connections() -> None:
     text = (
         '[Rank 0,2 Error Snippet]:\n  File "/somewhere/pair.py", line 5, in read\n'
         '[Rank 1 Error Snippet]:\n  File "/somewhere/layers.py", line 7, in pick\nValueError: it is missing'
@@ -160,13 +162,11 @@ WRONG = ValueError("the third layer is missing")
         ({}, False),
     ],
 )
-def test_only_a_group_without_an_error_of_the_workload_is_tried_again(
-    failures: dict[int, Exception], lost: bool
-) -> None:
+def test_worker_group_counts_as_lost_only_without_a_workload_error(failures: dict[int, Exception], lost: bool) -> None:
     assert train.lost_a_process(WorkerGroupError("lost", failures)) is lost
 
 
-def test_the_state_of_the_best_epoch_reaches_all_workers_without_a_pickle_of_its_tensors() -> None:
+def test_best_state_is_broadcast_to_all_workers_without_pickling_tensors() -> None:
     """Pickled, it takes four times its size on each worker, when training has ended."""
     for rank, (state, pickled) in enumerate(run_on_ranks(_best_state)):
         assert state["weights"][1].tolist() == [1.0] * 10_000, f"on rank {rank}"

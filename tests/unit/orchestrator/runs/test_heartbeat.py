@@ -1,4 +1,4 @@
-"""The watch over trials: who is silent, since when, and where a trial hung by its stack."""
+"""Monitoring of trials: detection of silent trials, and the place where one hung by its stack."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def later(clock: Clock, watched: TrialMonitor, seconds: float) -> list[int]:
     return sorted(found)
 
 
-def test_who_does_not_report_is_silent(clock: Clock, tmp_path: Path) -> None:
+def test_trial_without_a_report_within_the_timeout_is_silent(clock: Clock, tmp_path: Path) -> None:
     watched = TrialMonitor(10)
     watched.begin(7, tmp_path)
     began(tmp_path)
@@ -55,7 +55,7 @@ def test_who_does_not_report_is_silent(clock: Clock, tmp_path: Path) -> None:
     assert watched.silent() == {7: tmp_path}
 
 
-def test_a_driver_that_was_busy_takes_the_reports_first(clock: Clock, tmp_path: Path) -> None:
+def test_silence_is_not_judged_right_after_the_driver_was_busy(clock: Clock, tmp_path: Path) -> None:
     watched = TrialMonitor(10)
     for trial in (1, 2):
         watched.begin(trial, tmp_path)
@@ -71,7 +71,7 @@ def test_a_driver_that_was_busy_takes_the_reports_first(clock: Clock, tmp_path: 
     assert sorted(watched.silent()) == [1, 2], "of a driver that is always busy every second look decides"
 
 
-def test_the_wait_for_a_process_does_not_count(clock: Clock, tmp_path: Path) -> None:
+def test_wait_for_a_process_does_not_count_as_silence(clock: Clock, tmp_path: Path) -> None:
     watched = TrialMonitor(10)
     began(tmp_path)  # of an earlier process
     (tmp_path / GIVEN_UP).write_text("no report for 10 s")
@@ -83,7 +83,7 @@ def test_the_wait_for_a_process_does_not_count(clock: Clock, tmp_path: Path) -> 
     assert later(clock, watched, 11) == [7]
 
 
-def test_who_has_ended_is_not_silent(clock: Clock, tmp_path: Path) -> None:
+def test_ended_trial_is_not_silent(clock: Clock, tmp_path: Path) -> None:
     watched = TrialMonitor(10)
     watched.begin(7, tmp_path)
     watched.heard(7)
@@ -92,7 +92,7 @@ def test_who_has_ended_is_not_silent(clock: Clock, tmp_path: Path) -> None:
     assert later(clock, watched, 1000) == []
 
 
-def test_who_begins_again_has_all_its_time(clock: Clock, tmp_path: Path) -> None:
+def test_trial_that_begins_again_gets_the_full_timeout(clock: Clock, tmp_path: Path) -> None:
     watched = TrialMonitor(10)
     watched.begin(7, tmp_path)
     watched.heard(7)
@@ -101,7 +101,7 @@ def test_who_begins_again_has_all_its_time(clock: Clock, tmp_path: Path) -> None
     assert later(clock, watched, 9) == []
 
 
-def test_a_process_that_takes_a_dead_ones_place_has_all_its_time(clock: Clock, tmp_path: Path) -> None:
+def test_process_that_replaces_a_dead_one_gets_the_full_timeout(clock: Clock, tmp_path: Path) -> None:
     """The dead one had been heard of, and what it left must not be taken for the new one's."""
     watched = TrialMonitor(10)
     watched.begin(7, tmp_path)
@@ -119,7 +119,7 @@ def test_a_process_that_takes_a_dead_ones_place_has_all_its_time(clock: Clock, t
     assert (tmp_path / PROCESS).exists(), "given up: it is no longer watched"
 
 
-def test_a_group_has_its_time_to_come_up_and_its_worker_the_trials_own(clock: Clock, tmp_path: Path) -> None:
+def test_group_gets_its_start_allowance_and_its_worker_the_timeout(clock: Clock, tmp_path: Path) -> None:
     watched = TrialMonitor(10)
     watched.begin(7, tmp_path)
     began(tmp_path, allowance=START_SECONDS)
@@ -133,7 +133,7 @@ def test_a_group_has_its_time_to_come_up_and_its_worker_the_trials_own(clock: Cl
     assert later(clock, watched, 2) == [7]
 
 
-def test_without_a_timeout_nobody_is(clock: Clock, tmp_path: Path) -> None:
+def test_without_a_timeout_no_trial_is_silent(clock: Clock, tmp_path: Path) -> None:
     watched = TrialMonitor(None)
     watched.begin(7, tmp_path)
     began(tmp_path)
@@ -141,7 +141,7 @@ def test_without_a_timeout_nobody_is(clock: Clock, tmp_path: Path) -> None:
     assert watched.silent() == {}
 
 
-def test_the_storage_is_asked_once_a_second_at_most(clock: Clock, tmp_path: Path) -> None:
+def test_silent_trials_are_looked_up_at_most_once_a_second(clock: Clock, tmp_path: Path) -> None:
     watched = TrialMonitor(10)
     watched.begin(7, tmp_path)
     watched.heard(7)
@@ -153,11 +153,11 @@ def test_the_storage_is_asked_once_a_second_at_most(clock: Clock, tmp_path: Path
 # Where it hung
 
 
-def test_who_was_not_given_up(tmp_path: Path) -> None:
+def test_given_up_is_none_for_a_trial_that_was_not_given_up(tmp_path: Path) -> None:
     assert heartbeat.given_up(tmp_path) is None
 
 
-def test_without_a_stack_the_time_is_all_there_is(tmp_path: Path) -> None:
+def test_hang_message_without_a_stack_contains_only_the_time(tmp_path: Path) -> None:
     (tmp_path / GIVEN_UP).write_text("no report for 5 s")
     assert str(heartbeat.given_up(tmp_path)) == "no report for 5 s"
     (tmp_path / STACK).write_text("")
@@ -165,7 +165,7 @@ def test_without_a_stack_the_time_is_all_there_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_place_is_the_training_threads(tmp_path: Path) -> None:
+def test_hang_place_is_read_from_the_training_thread(tmp_path: Path) -> None:
     """A real dump of a process with idle threads beside the one that trains, by the workload's own code."""
     code = (
         "import faulthandler, sys, threading, time\n"
@@ -191,7 +191,7 @@ def test_the_place_is_the_training_threads(tmp_path: Path) -> None:
     assert re.fullmatch(r'no report for 5 s; it hung at File "<string>", line 11 in dump', found)
 
 
-def test_of_a_group_the_worker_that_waits_for_nobody_hangs(tmp_path: Path) -> None:
+def test_hung_worker_of_a_group_is_the_one_not_waiting_for_others(tmp_path: Path) -> None:
     package = Path(heartbeat.__file__).parents[1]
     stream = f'  File "{package}/runs/train.py", line 1 in _stream'
     loop = f'  File "{package}/engine/loop.py", line 1 in run_epochs'
@@ -205,7 +205,7 @@ def test_of_a_group_the_worker_that_waits_for_nobody_hangs(tmp_path: Path) -> No
     assert "worker 0 hung at" in str(heartbeat.given_up(tmp_path)), "all wait: the first is named"
 
 
-def test_workers_that_wait_for_their_device_are_named_after_the_one_that_may_have_hung(tmp_path: Path) -> None:
+def test_workers_waiting_for_devices_are_named_after_the_possibly_hung_one(tmp_path: Path) -> None:
     """With NCCL no frame shows that a worker waits for the others: it stands where it reads a value."""
     package = Path(heartbeat.__file__).parents[1]
     loop = f'  File "{package}/engine/loop.py", line 1 in run_epochs'
@@ -219,7 +219,7 @@ def test_workers_that_wait_for_their_device_are_named_after_the_one_that_may_hav
     )
 
 
-def test_of_a_group_that_timed_out_the_worker_that_did_not_answer_is_named(
+def test_collective_timeout_message_names_the_worker_that_did_not_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Others may have noticed as well, and one may have left already."""
@@ -237,7 +237,7 @@ def test_of_a_group_that_timed_out_the_worker_that_did_not_answer_is_named(
     assert str(heartbeat.waited_in_vain(tmp_path, 9)) == limit
 
 
-def test_ranks_of_an_earlier_group_are_forgotten(clock: Clock, tmp_path: Path) -> None:
+def test_files_of_ranks_of_an_earlier_group_are_removed(clock: Clock, tmp_path: Path) -> None:
     """An elastic run may go on with fewer workers."""
     for name in ("process-1.json", "stack-1.txt"):
         (tmp_path / name).write_text("of before")

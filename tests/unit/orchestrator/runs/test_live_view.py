@@ -40,7 +40,7 @@ def text(view: RenderableType, width: int = 130) -> list[str]:
 
 
 @pytest.mark.parametrize("width", [80, 130])
-def test_a_sweep_shows_what_runs_and_where_it_stands(width: int) -> None:
+def test_sweep_view_shows_running_trials_progress_and_best(width: int) -> None:
     lines = text(sweep_view(STATUS, [trial(2, 10), trial(11)], "error", NOW - 20), width)
     assert max(map(len, lines)) <= width
     assert lines[1].split() == ["2", "10/50", "0.5", "0.25", "10", "s", "lr=0.01"]
@@ -73,12 +73,14 @@ def test_a_failure_is_shown() -> None:
         ([trial(0)], 2, 1, 70.0, "1 min 10 s"),
     ],
 )
-def test_the_time_left(running: list[RunningTrial], done: int, seeds: int, known: float | None, left: str) -> None:
+def test_time_left_is_estimated_from_running_and_remaining_trials(
+    running: list[RunningTrial], done: int, seeds: int, known: float | None, left: str
+) -> None:
     status = DriverStatus(done=done, target=8, seconds_left=known)
     assert f"{left.rpartition('= ')[2]} left" in "\n".join(text(sweep_view(status, running, "error", 0.0, seeds)))
 
 
-def test_a_trial_that_has_not_ended_an_epoch_tells_no_time() -> None:
+def test_no_time_left_is_shown_before_a_trial_ends_an_epoch() -> None:
     assert " left" not in "".join(text(sweep_view(DriverStatus(target=8), [trial(0)], "error", 0.0)))
 
 

@@ -56,7 +56,7 @@ def spec(size: int = 8, accumulate: Any = "auto", **resources: Any) -> Experimen
         (1, {}, []),
     ],
 )
-def test_each_number_is_at_least_twice_the_last_and_divides_the_batch(
+def test_number_of_micro_batches_at_least_doubles_and_divides_the_batch(
     size: int, resources: dict[str, Any], expected: list[int], tmp_path: Path
 ) -> None:
     one = spec(size, **resources)
@@ -78,14 +78,16 @@ def test_each_number_is_at_least_twice_the_last_and_divides_the_batch(
         (2, torch.OutOfMemoryError("CUDA out of memory"), False),
     ],
 )
-def test_only_an_error_of_memory_splits_a_batch(accumulate: Any, error: Exception, split: bool, tmp_path: Path) -> None:
+def test_only_an_out_of_memory_error_in_training_splits_a_batch(
+    accumulate: Any, error: Exception, split: bool, tmp_path: Path
+) -> None:
     one = spec(accumulate=accumulate)
     assert not micro_batches.increase(one, tmp_path, error), "outside of training"
     assert micro_batches.increase(one, tmp_path, in_training(error)) == split
     assert micro_batches.chosen(one, tmp_path) == (2 if split else 1 if accumulate == "auto" else 2)
 
 
-def test_a_workload_says_itself_what_is_no_training() -> None:
+def test_error_inside_not_in_training_is_not_marked_as_training_error() -> None:
     class Mining:
         def train_epoch(self, epoch: int) -> None:
             with not_in_training():
@@ -96,11 +98,11 @@ def test_a_workload_says_itself_what_is_no_training() -> None:
     assert not caught.value.in_training  # type: ignore[attr-defined]
 
 
-def test_an_error_in_training_is_one_in_another_process_too() -> None:
+def test_training_mark_of_an_error_is_kept_by_pickling() -> None:
     assert pickle.loads(pickle.dumps(OUT)).in_training
 
 
-def test_an_evaluation_out_of_memory_splits_nothing(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_in_an_evaluation_does_not_split_the_batch(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def evaluate(self: Toy, split: str) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
@@ -111,7 +113,9 @@ def test_an_evaluation_out_of_memory_splits_nothing(home: Path, monkeypatch: pyt
     assert not (folder / micro_batches.FILE).exists()
 
 
-def test_a_real_batch_is_split_where_it_does_not_fit(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recommender_batch_is_split_until_it_fits_with_equal_metrics(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of 1,024 interactions those of a quarter fit; the result is the same within rounding."""
     settings: dict[str, Any] = {
         "epochs": 2, "dataset": "synthetic", "dim": 8, "batch_size": 1024, "refit": False, "local": True,
@@ -134,7 +138,7 @@ def test_a_real_batch_is_split_where_it_does_not_fit(home: Path, monkeypatch: py
     assert small.metrics == pytest.approx(dict(plain.metrics), rel=1e-3)
 
 
-def test_a_trials_number_is_in_its_row_and_kept_when_it_is_resumed(home: Path, tmp_path: Path) -> None:
+def test_accumulate_of_a_trial_is_in_its_row_and_in_the_winners_outcome(home: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def space(trial):\n    return {'lr': trial.suggest_float('lr', 0.1, 0.2)}\n")
     found = orchestrator.sweep(
         "toy", local=True, tracking="none", epochs=4, accumulate="auto", fits=2, space=f"{tmp_path}/mine.py:space",
@@ -144,7 +148,7 @@ def test_a_trials_number_is_in_its_row_and_kept_when_it_is_resumed(home: Path, t
     assert json.loads((found.folder / "winner" / "outcome.json").read_text())["accumulate"] == 4, "as its trial"
 
 
-def test_a_run_goes_on_with_the_same_result(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_that_splits_its_batches_has_the_same_metrics(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plain = orchestrator.run("toy", local=True, tracking="none", epochs=4)
     small = orchestrator.run("toy", local=True, tracking="none", epochs=4, accumulate="auto", fits=2, name="small")
     assert small.metrics == plain.metrics
@@ -153,7 +157,7 @@ def test_a_run_goes_on_with_the_same_result(home: Path, capsys: pytest.CaptureFi
     assert json.loads((small.folder / "record.json").read_text())["accumulate"] == 4
 
 
-def test_a_batch_of_one_that_does_not_fit_fails(home: Path) -> None:
+def test_run_fails_if_the_smallest_micro_batch_does_not_fit(home: Path) -> None:
     with pytest.raises(RunFailed, match=r"out of memory \(CUDA out of memory.*accumulate=auto, a smaller batch_size"):
         orchestrator.run("toy", local=True, tracking="none", epochs=4, accumulate="auto", fits=0)
     with pytest.raises(RunFailed, match="out of memory"):
@@ -168,7 +172,9 @@ def test_a_batch_of_one_that_does_not_fit_fails(home: Path) -> None:
         ("bi_encoder", {}, None),
     ],
 )
-def test_where_the_result_would_change_it_is_refused(workload: str, params: dict[str, Any], reason: str | None) -> None:
+def test_accumulate_auto_is_refused_only_where_the_result_would_change(
+    workload: str, params: dict[str, Any], reason: str | None
+) -> None:
     complete = preflight.parameters(workload, params)
     preflight.micro_batches(workload, complete, Plan(accumulate=2))
     if reason is None:
@@ -206,14 +212,16 @@ def test_a_batch_that_cannot_be_split_is_refused(params: dict[str, Any], reason:
         ("recommender", {}, None),
     ],
 )
-def test_that_dropout_differs_is_said_before_it_starts(workload: str, params: dict[str, Any], note: str | None) -> None:
+def test_preflight_notes_dropout_in_micro_batches_only_where_it_differs(
+    workload: str, params: dict[str, Any], note: str | None
+) -> None:
     complete = preflight.parameters(workload, params)
     assert preflight.micro_batches(workload, complete, Plan(accumulate=2)) is None
     shown = preflight.micro_batches(workload, complete, Plan(accumulate="auto"))
     assert shown == note or (note and note in (shown or ""))
 
 
-def test_a_request_says_it() -> None:
+def test_run_and_sweep_requests_print_the_note_on_dropout() -> None:
     lines: list[str] = []
     settings = resolve({"tracking": "none"})
     changed = {"accumulate": "auto", "dropout": "0.1"}
@@ -224,6 +232,6 @@ def test_a_request_says_it() -> None:
 
 
 @pytest.mark.parametrize("content", ["", "[]"])
-def test_a_damaged_number_is_as_none(content: str, tmp_path: Path) -> None:
+def test_damaged_micro_batch_file_counts_as_absent(content: str, tmp_path: Path) -> None:
     (tmp_path / micro_batches.FILE).write_text(content)
     assert micro_batches.chosen(spec(), tmp_path) == 1

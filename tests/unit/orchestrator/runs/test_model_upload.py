@@ -1,4 +1,4 @@
-"""Later delivery of what an outage has delayed: while no driver writes to the run."""
+"""Delivery of delayed models and results by ``sync`` after an outage."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GONE = 2**22 + 1
 """Above the pid of any process."""
 
 
-def test_no_driver_begins_while_the_journal_is_emptied(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_driver_cannot_begin_during_a_sync(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it wrote to the journal would be lost."""
     settings = resolve()
     folder = records.create(settings.storage, "run", "toy", {}, "orchestrator run toy", "one")
@@ -36,7 +36,7 @@ def test_no_driver_begins_while_the_journal_is_emptied(home: Path, monkeypatch: 
     open_folder(folder.path).acquire()
 
 
-def test_what_another_sync_has_uploaded_is_not_uploaded_again(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_uploaded_by_another_sync_is_not_uploaded_again(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = resolve()
     folder = records.create(settings.storage, "run", "toy", {}, "orchestrator run toy", "one", owed={})
     folder.release("finished", 0)
@@ -48,7 +48,7 @@ def test_what_another_sync_has_uploaded_is_not_uploaded_again(home: Path, monkey
     assert model_upload.sync(settings, found) == "one: None"
 
 
-def test_a_model_that_waits_for_mlflow_is_told(home: Path) -> None:
+def test_undelivered_model_is_kept_and_the_message_names_the_sync_command(home: Path) -> None:
     """MLflow may answer before the tracker is closed, which then has nothing to say."""
     folder = records.create(resolve().storage, "run", "toy", {}, "orchestrator run toy", "one")
     said: list[str] = []
@@ -62,7 +62,7 @@ def test_a_model_that_waits_for_mlflow_is_told(home: Path) -> None:
 
 
 @pytest.mark.parametrize("host", ["another", socket.gethostname()])
-def test_what_another_driver_has_gone_on_without_is_not_said_to_be_uploaded(
+def test_sync_reports_files_not_stored_of_a_run_continued_elsewhere(
     host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lease, "SETTLE_SECONDS", 0.0)

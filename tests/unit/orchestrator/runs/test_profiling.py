@@ -1,4 +1,4 @@
-"""``--profile``: a trace of real steps as an artifact, one sentence, and training as without it."""
+"""``--profile``: a trace of real steps, its summary, and unchanged training."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from orchestrator.runs import profiling
 from workloads import memory
 
 
-def test_a_run_is_traced_and_trains_as_without(home: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_profiled_run_has_a_trace_and_unchanged_metrics(home: Any, capsys: pytest.CaptureFixture[str]) -> None:
     settings: dict[str, Any] = {"local": True, "tracking": "none", "epochs": 1, "batch_size": 512}
     plain = orchestrator.run("recommender", **settings)
     traced = orchestrator.run("recommender", profile=3, **settings)
@@ -36,7 +36,7 @@ def test_a_run_is_traced_and_trains_as_without(home: Any, capsys: pytest.Capture
     assert sum(share for _, share in found["largest"]) <= 1
 
 
-def test_the_memory_of_what_was_traced_is_free_before_the_run_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_profiled_workload_is_freed_before_memory_is_released(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else two models are on the device until Python next collects what refers to itself."""
 
     class Traced:
@@ -57,7 +57,7 @@ def test_the_memory_of_what_was_traced_is_free_before_the_run_begins(monkeypatch
 
 
 @pytest.mark.parametrize("steps", [0, 1001])
-def test_how_many(steps: int, home: Any) -> None:
+def test_invalid_number_of_profile_steps_raises_user_error(steps: int, home: Any) -> None:
     with pytest.raises(UserError, match=f"--profile is not valid: got {steps}; allowed: 1 to 1000 steps"):
         orchestrator.run("recommender", local=True, tracking="none", profile=steps)
 
@@ -71,7 +71,7 @@ def event(
     )  # fmt: skip
 
 
-def test_shares_of_a_second_on_a_gpu() -> None:
+def test_profile_summary_has_shares_of_waiting_idle_and_operations() -> None:
     us = 1e5  # a tenth of a second
     events = [
         event("aten::mm", 0, 2 * us), event("cudaLaunchKernel", us, 2 * us),
@@ -90,7 +90,7 @@ def test_shares_of_a_second_on_a_gpu() -> None:
     assert profiling.summary(events[3:4], 1.0, cuda=False)["collectives"] == pytest.approx(0.2)
 
 
-def test_collectives_of_nccl_are_its_kernels() -> None:
+def test_nccl_kernels_are_counted_as_collectives() -> None:
     """Their launch takes the host microseconds. Annotations, which span kernels and pauses, are not counted."""
     ms = 1e3
     reduce = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"

@@ -1,4 +1,4 @@
-"""What is shown of the rows of a run."""
+"""Progress output for the rows of a run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from orchestrator.runs.progress_reporter import ProgressReporter
 
 
 @pytest.mark.parametrize("resumed_after", [0, 2, 3])
-def test_a_resumed_run_knows_its_best_epoch(tmp_path: Path, resumed_after: int) -> None:
+def test_resumed_run_shows_refit_epochs_up_to_its_best_epoch(tmp_path: Path, resumed_after: int) -> None:
     """Validation values .1, .5, .3: the refit has two epochs."""
     shown: list[tuple[Any, ...]] = []
     session = SimpleNamespace(

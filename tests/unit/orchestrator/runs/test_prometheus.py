@@ -1,4 +1,4 @@
-"""The dashboard asks Prometheus for nothing that is not exported."""
+"""The dashboard queries only metrics that are exported."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SCHEDULER = {"ray_resources"}
 """Ray's own in C++, which no Python file names; the tests on a real cluster scrape them."""
 
 
-def test_every_metric_of_ours_is_shown_and_every_other_is_one_of_rays() -> None:
+def test_dashboard_queries_all_own_metrics_and_otherwise_only_those_of_ray() -> None:
     from ray.dashboard.modules.reporter.reporter_agent import METRICS_GAUGES
 
     asked = names()
@@ -19,14 +19,14 @@ def test_every_metric_of_ours_is_shown_and_every_other_is_one_of_rays() -> None:
     assert asked <= set(PROMETHEUS.values()) | {f"ray_{name}" for name in METRICS_GAUGES} | SCHEDULER
 
 
-def test_sums_are_asked_for_as_rates_or_totals() -> None:
+def test_growing_metrics_are_queried_as_rates_or_maxima() -> None:
     for grows in (PROMETHEUS[EPOCHS], PROMETHEUS[DEVICE_SECONDS]):
         asked = [expression for expression in expressions() if grows in expression]
         assert asked
         assert all("rate(" in expression or "max by" in expression for expression in asked)
 
 
-def test_panels_have_numbers_places_and_a_source_of_their_own() -> None:
+def test_panels_have_consecutive_ids_and_do_not_overlap() -> None:
     panels = dashboard()["panels"]
     assert [panel["id"] for panel in panels] == list(range(1, len(panels) + 1))
     taken: set[tuple[int, int]] = set()
@@ -47,6 +47,6 @@ def test_parentheses_match_and_labels_are_quoted() -> None:
             assert all(re.fullmatch(r'\w+(=|=~)"[^"]*"', matcher) for matcher in inside.split(","))
 
 
-def test_the_page_names_every_metric() -> None:
+def test_readme_names_every_exported_metric() -> None:
     text = (FOLDER / "README.md").read_text()
     assert all(f"`{name}`" in text for name in PROMETHEUS.values())

@@ -1,4 +1,4 @@
-"""The interval between a trial's reports: a second, the driver's word, or what its answers allow."""
+"""The interval between a trial's reports: one second, the driver's request, or the answering time."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ def clock() -> Clock:
     return Clock()
 
 
-def test_alone_it_reports_every_second(clock: Clock) -> None:
+def test_interval_is_one_second_by_default(clock: Clock) -> None:
     assert waited(ReportPace(clock=clock.monotonic), clock, *[0.004] * 9) == 1.0
 
 
-def test_the_driver_may_ask_for_longer(clock: Clock) -> None:
+def test_interval_requested_by_the_driver_is_used(clock: Clock) -> None:
     pace = ReportPace({"seconds": 3.0, "longest": 10.0}, clock.monotonic)
     assert waited(pace, clock, *[0.004] * 9) == 3.0
     pace.ask({"seconds": 0.0, "longest": 10.0})
     assert pace.seconds() == 1.0
 
 
-def test_slow_answers_make_it_longer_and_quick_ones_shorter_again(clock: Clock) -> None:
+def test_interval_grows_with_slow_answers_and_shrinks_with_quick_ones(clock: Clock) -> None:
     pace = ReportPace(clock=clock.monotonic)
     assert waited(pace, clock, 0.05, 0.05, 0.05) == pytest.approx(5.0)
     assert waited(pace, clock, 0.5, 0.5, 0.5) == 10.0, "never longer"
     assert waited(pace, clock, 0.001, 0.001, 0.001) == 1.0
 
 
-def test_the_first_answers_and_a_single_slow_one_say_nothing(clock: Clock) -> None:
+def test_first_answer_and_a_single_slow_answer_do_not_change_the_interval(clock: Clock) -> None:
     pace = ReportPace(clock=clock.monotonic)
     assert waited(pace, clock, 1.0) == 1.0, "all trials begin at once"
     assert waited(pace, clock, 0.004, 0.004, 1.0, 0.004) == 1.0
 
 
-def test_a_report_at_a_rung_is_not_counted(clock: Clock) -> None:
+def test_answers_to_reports_at_rungs_do_not_change_the_interval(clock: Clock) -> None:
     pace = ReportPace(clock=clock.monotonic)
     for _ in range(5):  # sent without a word to the pace
         clock.sleep(2.0)
@@ -54,7 +54,7 @@ def test_a_report_at_a_rung_is_not_counted(clock: Clock) -> None:
     assert pace.seconds() == 1.0
 
 
-def test_it_is_never_longer_than_a_silence_may_be(clock: Clock) -> None:
+def test_interval_is_limited_by_the_longest_allowed_silence(clock: Clock) -> None:
     pace = ReportPace({"seconds": 3.0, "longest": 2.5}, clock.monotonic)
     assert waited(pace, clock, *[1.0] * 5) == 2.5
     pace.ask({"seconds": 3.0, "longest": 0.5})

@@ -1,4 +1,4 @@
-"""What a process far away has raised reaches the user with its kind, its words and its place."""
+"""Errors of remote processes are reported with type, message and place."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def raised_there(error: Exception) -> RayTaskError:
     return RayTaskError("task", TRACE, error, "ray::task", 1, "127.0.0.1").as_instanceof_cause()
 
 
-def test_an_error_of_the_code_there_has_its_place(tmp_path: Path) -> None:
+def test_remote_error_is_reported_with_file_and_line(tmp_path: Path) -> None:
     told = reports.failed_there(RunFolder(tmp_path / "toy-1", {}), raised_there(RuntimeError("no such layer")))
     assert isinstance(told, RunFailed)
     assert "RuntimeError: no such layer (model.py:7)" in str(told)
 
 
-def test_the_place_of_an_error_in_a_library_is_the_call_of_it() -> None:
+def test_place_of_a_library_error_is_the_call_in_user_code() -> None:
     with pytest.raises(RuntimeError) as caught:
         torch.nn.functional.pad(torch.zeros(1), [1, 1], mode="circular")  # raised in a file of PyTorch or in its core
     with pytest.raises(json.JSONDecodeError) as python:
@@ -49,13 +49,13 @@ class Broken(torch.utils.data.Dataset[int]):
         raise ValueError(f"row {index} has no label")
 
 
-def test_an_error_in_a_process_of_a_data_loader_has_its_message_and_its_place() -> None:
+def test_data_loader_worker_error_is_reported_with_message_and_place() -> None:
     with pytest.raises(ValueError, match="Caught ValueError") as caught:
         next(iter(torch.utils.data.DataLoader(Broken(), num_workers=1)))
     line = Broken.__getitem__.__code__.co_firstlineno + 1
     assert reports.describe(caught.value).endswith(f". ValueError: row 0 has no label (test_reports.py:{line})")
 
 
-def test_a_users_error_is_told_as_it_is(tmp_path: Path) -> None:
+def test_remote_user_error_is_returned_unchanged(tmp_path: Path) -> None:
     error = UserError("The data is not there", fix="Fetch it")
     assert reports.failed_there(RunFolder(tmp_path / "toy-1", {}), raised_there(error)) is error

@@ -1,4 +1,4 @@
-"""What every run shares: however it ends, its folder, its MLflow run and the process' signals say so."""
+"""Sessions: every end of a run is recorded in its folder and its MLflow run, also after signals."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def ended(folder: RunFolder) -> tuple[str, Any, Any]:
     return again.status(), again.record["exit_code"], again.record.get("error")
 
 
-def test_it_ends_as_it_was_settled(folder: RunFolder) -> None:
+def test_session_records_the_end_that_was_set(folder: RunFolder) -> None:
     with opened(folder) as running:
         assert ended(folder)[0] == "running"
         running.set_end("finished", DONE)
@@ -57,7 +57,9 @@ def test_it_ends_as_it_was_settled(folder: RunFolder) -> None:
         (KeyboardInterrupt(), ("interrupted", INTERRUPTED, None)),
     ],
 )
-def test_an_exception_is_its_end_and_passes_on(error: BaseException, expected: Any, folder: RunFolder) -> None:
+def test_exception_is_recorded_as_end_of_the_run_and_propagates(
+    error: BaseException, expected: Any, folder: RunFolder
+) -> None:
     with pytest.raises(type(error)), opened(folder):
         raise error
     assert ended(folder) == expected
@@ -104,7 +106,9 @@ def test_a_dataset_is_described_once_a_session(home: Path, monkeypatch: pytest.M
     assert described == ["synthetic"] * 2
 
 
-def test_a_signal_before_there_is_a_tracker_ends_its_run_too(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_signal_before_the_tracker_is_opened_ends_the_mlflow_run(
+    database: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole = session.open_tracker
 
     def pressed(*words: Any, **named: Any) -> Any:
@@ -119,7 +123,7 @@ def test_a_signal_before_there_is_a_tracker_ends_its_run_too(database: Path, mon
     assert ended(folder)[:2] == ("interrupted", INTERRUPTED)
 
 
-def test_the_description_tells_the_state_and_how_to_continue(database: Path) -> None:
+def test_mlflow_description_contains_state_and_resume_command(database: Path) -> None:
     folder = records.create(resolve().storage, "run", "toy", {}, "orchestrator run toy", "one")
 
     def description() -> str:
@@ -141,7 +145,7 @@ def break_after_a_signal(error: Exception) -> None:
     raise error
 
 
-def test_what_breaks_after_a_signal_is_no_failure(folder: RunFolder) -> None:
+def test_error_after_a_signal_is_recorded_as_interruption(folder: RunFolder) -> None:
     """A signal to the whole group ends Ray too."""
     with pytest.raises(Interrupted), opened(folder):
         break_after_a_signal(RunFailed("one", "its worker was lost"))
@@ -149,14 +153,14 @@ def test_what_breaks_after_a_signal_is_no_failure(folder: RunFolder) -> None:
     assert "its worker was lost" in folder.log.read_text()
 
 
-def test_what_a_user_has_to_mend_is_told_after_a_signal_too(folder: RunFolder) -> None:
+def test_full_disk_after_a_signal_raises_user_error_and_is_a_failure(folder: RunFolder) -> None:
     with pytest.raises(UserError, match="No space"), opened(folder):
         break_after_a_signal(OSError(28, "No space left on device"))
     assert ended(folder)[:2] == ("failed", UNAVAILABLE)
 
 
 @pytest.mark.parametrize("error", [None, FileNotFoundError(2, "No such file or directory", "history.jsonl")])
-def test_a_folder_that_was_removed_is_named(error: Exception | None, folder: RunFolder) -> None:
+def test_removed_run_folder_is_named_in_the_error(error: Exception | None, folder: RunFolder) -> None:
     def end(running: Session) -> None:
         shutil.rmtree(folder.path)
         running.set_end("finished", DONE)
@@ -169,7 +173,7 @@ def test_a_folder_that_was_removed_is_named(error: Exception | None, folder: Run
     assert not folder.path.exists()
 
 
-def test_sigterm_while_it_connects_says_how_to_go_on(folder: RunFolder) -> None:
+def test_sigterm_during_the_connection_to_ray_names_the_resume_command(folder: RunFolder) -> None:
     def ray_init() -> None:
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(number))
         signal.raise_signal(signal.SIGTERM)
@@ -186,7 +190,7 @@ def test_sigterm_while_it_connects_says_how_to_go_on(folder: RunFolder) -> None:
 
 @pytest.mark.parametrize("step", ["provenance.sources", "provenance.write", "open_tracker", "Interrupts.__enter__"])
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
-def test_what_fails_on_the_way_in_is_its_end_too(
+def test_error_while_a_session_is_entered_is_recorded_as_its_end(
     step: str, error: BaseException, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: Any, **__: Any) -> None:
@@ -202,7 +206,7 @@ def test_what_fails_on_the_way_in_is_its_end_too(
     assert signal.getsignal(signal.SIGINT) is handler
 
 
-def test_ctrl_c_before_the_session_handles_signals_says_how_to_continue(
+def test_ctrl_c_before_signals_are_handled_names_the_resume_command(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("orchestrator.runs.session.Interrupts.__enter__", Mock(side_effect=KeyboardInterrupt))
@@ -213,7 +217,7 @@ def test_ctrl_c_before_the_session_handles_signals_says_how_to_continue(
 
 
 @pytest.mark.parametrize("step", ["provenance.sources", "provenance.write", "open_tracker"])
-def test_ctrl_c_on_the_way_in_is_a_clean_stop(
+def test_ctrl_c_while_a_session_is_entered_requests_a_clean_stop(
     step: str, folder: RunFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Whoever has entered looks whether to stop, and leaves with all it has begun closed."""
@@ -233,9 +237,7 @@ def test_ctrl_c_on_the_way_in_is_a_clean_stop(
     assert "Press Ctrl-C again" in capsys.readouterr().out
 
 
-def test_the_mlflow_run_of_a_way_in_that_failed_is_not_left_running(
-    database: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mlflow_run_is_failed_if_the_session_cannot_be_entered(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from mlflow.tracking import MlflowClient
 
     def fail(*_: Any) -> None:
@@ -250,7 +252,7 @@ def test_the_mlflow_run_of_a_way_in_that_failed_is_not_left_running(
     assert [run.info.status for run in client.search_runs([experiment.experiment_id])] == ["FAILED"]
 
 
-def test_a_driver_that_was_overtaken_leaves_its_successors_mlflow_run(database: Path) -> None:
+def test_overtaken_driver_does_not_end_the_mlflow_run_of_its_successor(database: Path) -> None:
     folder = records.create(resolve().storage, "run", "toy", {}, "orchestrator run toy", "one")
     with opened(folder, None) as running:
         assert running.tracker is not None

@@ -115,7 +115,7 @@ def own(tmp_path: Path, home: Path) -> tuple[Path, ExperimentSpec, str]:
     return files, spec, fingerprint(str(files), tmp_path)
 
 
-def test_a_node_with_other_bytes_of_the_dataset_is_named(
+def test_node_with_another_dataset_content_is_named_in_the_error(
     own: tuple[Path, ExperimentSpec, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files, spec, content = own
@@ -138,9 +138,7 @@ def test_a_node_with_other_bytes_of_the_dataset_is_named(
     start_point.check_data(spec, tmp_path, folder)
 
 
-def test_a_run_goes_on_with_the_dataset_that_it_began_with(
-    own: tuple[Path, ExperimentSpec, str], tmp_path: Path
-) -> None:
+def test_changed_dataset_of_a_started_run_is_refused(own: tuple[Path, ExperimentSpec, str], tmp_path: Path) -> None:
     files, spec, content = own
     folder = tmp_path / "storage" / "run"
     folder.mkdir(parents=True)
@@ -155,7 +153,9 @@ def test_a_run_goes_on_with_the_dataset_that_it_began_with(
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]"])
-def test_a_damaged_fingerprint_is_as_none(content: str, own: tuple[Path, ExperimentSpec, str], tmp_path: Path) -> None:
+def test_damaged_dataset_fingerprint_counts_as_absent(
+    content: str, own: tuple[Path, ExperimentSpec, str], tmp_path: Path
+) -> None:
     _, spec, known = own
     folder = tmp_path / "storage" / "run"
     folder.mkdir(parents=True)
@@ -169,7 +169,7 @@ def test_a_damaged_fingerprint_is_as_none(content: str, own: tuple[Path, Experim
     assert worker.outcome_of(folder) is None
 
 
-def test_a_run_that_goes_on_from_another_keeps_its_dataset(run: Run, tmp_path: Path) -> None:
+def test_run_continued_from_another_keeps_the_recorded_fingerprint(run: Run, tmp_path: Path) -> None:
     first = run(epochs=2, refit=False, name="first")
     noted = first.folder / "start" / "data" / "fingerprint.json"
     noted.write_text(json.dumps({**json.loads(noted.read_text()), "fingerprint": "0" * 64}))
@@ -180,7 +180,7 @@ def test_a_run_that_goes_on_from_another_keeps_its_dataset(run: Run, tmp_path: P
     assert (tmp_path / "second/start/data/fingerprint.json").read_text() == noted.read_text()
 
 
-def test_a_node_checks_what_the_driver_has_not_read(
+def test_node_checks_a_large_dataset_that_the_driver_has_not_read(
     own: tuple[Path, ExperimentSpec, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files, spec, content = own
@@ -198,14 +198,14 @@ def test_a_node_checks_what_the_driver_has_not_read(
     )  # fmt: skip
 
 
-def test_a_workload_without_a_dataset_waits_for_no_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workload_without_a_dataset_does_not_query_the_storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a node that has nothing of the run yet: its folder is the copy of an object store."""
     monkeypatch.setattr(start_point, "download", lambda *args: pytest.fail("asked the store"))
     folder = remote.mirror_of("s3://bucket/runs", tmp_path) / "run" / "train"
     start_point.check_data(ExperimentSpec(workload="toy", params={}), tmp_path, folder)
 
 
-def test_trials_go_on_from_one_state(run: Run, tmp_path: Path) -> None:
+def test_trials_of_a_sweep_continue_from_the_state_of_one_run(run: Run, tmp_path: Path) -> None:
     run(epochs=2, momentum=0.25, name="first")
     (tmp_path / "mine.py").write_text(MINE)
     found = api.sweep(
@@ -241,7 +241,7 @@ def test_init_starts_from_the_final_weights_as_epoch_0(run: Run) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("database")
 @pytest.mark.parametrize("registered", [False, pytest.param(True, marks=pytest.mark.faults)])
-def test_weights_of_a_refit_have_seen_the_validation_part(
+def test_runs_from_weights_of_a_refit_or_other_split_warn_and_are_tagged(
     run: Run, registered: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from orchestrator.registry import models as registry
@@ -275,7 +275,7 @@ def test_weights_of_a_refit_have_seen_the_validation_part(
     assert started("other-test", refit="only", split="random", **other) == (True, True)
 
 
-def test_a_chain_of_weights_keeps_all_data_that_they_have_learned_from(tmp_path: Path) -> None:
+def test_earlier_training_records_all_datasets_of_a_chain_of_weights(tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     first.mkdir()
     second.mkdir()
@@ -293,7 +293,7 @@ def test_a_chain_of_weights_keeps_all_data_that_they_have_learned_from(tmp_path:
     assert earlier_training.warning(tmp_path, "a's", same, plan) is None
 
 
-def test_the_note_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+def test_earlier_training_file_of_an_earlier_version_is_read(tmp_path: Path) -> None:
     (tmp_path / earlier_training.FILE).write_text('{"fingerprint": "a\'s"}')
     warned = earlier_training.warning(tmp_path, "a's", {"split": "random"}, Plan(refit=False))
     assert warned == earlier_training.REFITTED
@@ -301,7 +301,7 @@ def test_the_note_of_an_earlier_version_is_read(tmp_path: Path) -> None:
     assert earlier_training.warning(tmp_path, "a's", {}, Plan(refit=False)) is None
 
 
-def test_a_sweeps_refit_starts_from_the_weights_too(run: Run, tmp_path: Path) -> None:
+def test_refit_of_a_sweep_with_init_starts_from_the_given_weights(run: Run, tmp_path: Path) -> None:
     run(epochs=3, refit=False, name="first")
     (tmp_path / "mine.py").write_text(MINE)
     options: dict[str, Any] = {"trials": 2, "scheduler": "none", "space": f"{tmp_path}/mine.py:space", "epochs": 1}
@@ -331,7 +331,7 @@ def test_init_takes_a_registered_model_by_its_alias(run: Run) -> None:
     refused(lambda: run("recommender", init="mine/1", tracking=None), "mine/1 is a model of another workload: got toy")
 
 
-def test_what_cannot_be_started_from_is_refused_in_a_sentence(run: Run, tmp_path: Path) -> None:
+def test_invalid_init_or_origin_is_refused(run: Run, tmp_path: Path) -> None:
     run(epochs=3, name="first")
     (tmp_path / "mine.py").write_text(MINE)
     space = f"{tmp_path}/mine.py:space"
@@ -376,7 +376,7 @@ def _raise(error: Exception) -> None:
     raise error
 
 
-def test_a_plan_of_both_needs_nothing_to_be_copied(run: Run, home: Path) -> None:
+def test_plan_with_probe_of_a_continued_run_succeeds(run: Run, home: Path) -> None:
     run(epochs=2, refit=False, name="first")
     planned = typed(home, "plan", "run", "--from", "first", "epochs=4", "--local", "--probe", "--tracking=none")
     assert planned.returncode == 0, planned.stderr

@@ -1,4 +1,4 @@
-"""An evaluation's tables are drawn by what their columns say, in reports and beside what is logged."""
+"""Plots of an evaluation's tables, chosen by their columns, in reports and as image files."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def test_real_numbers_are_lines_over_the_first_column() -> None:
     assert axes.get_legend() is not None
 
 
-def test_one_line_names_its_axis() -> None:
+def test_single_line_is_named_on_its_axis_without_a_legend() -> None:
     figure = draw({"true_rate": np.arange(3), "mean_confidence": np.arange(3.0)})
     assert figure is not None
     (axes,) = figure.axes
     assert (axes.get_xlabel(), axes.get_ylabel(), axes.get_legend()) == ("true rate", "mean confidence", None)
 
 
-def test_points_have_a_colour_and_a_name_a_class() -> None:
+def test_points_have_a_colour_and_a_legend_entry_per_class() -> None:
     figure = draw(PLANE)
     assert figure is not None
     cat, dog = figure.axes[0].lines
@@ -52,7 +52,7 @@ def test_points_have_a_colour_and_a_name_a_class() -> None:
     assert [text.get_text() for text in legend.get_texts()] == ["cat", "dog"]
 
 
-def test_more_classes_than_colours_go_without_names() -> None:
+def test_more_classes_than_colours_are_drawn_without_a_legend() -> None:
     many = len(COLOURS) + 1
     figure = draw({"x": np.arange(many), "y": np.arange(many), "label": np.arange(many).astype(str)})
     assert figure is not None
@@ -79,11 +79,11 @@ def test_points_need_no_label() -> None:
         {"x": np.empty(0), "y": np.empty(0)},
     ],
 )
-def test_what_is_data_alone_is_not_drawn(table: Any) -> None:
+def test_tables_without_plottable_columns_are_not_drawn(table: Any) -> None:
     assert draw(table) is None
 
 
-def test_files_are_drawn_by_name_and_beside_themselves(tmp_path: Path) -> None:
+def test_tables_are_drawn_into_png_files_in_their_folder(tmp_path: Path) -> None:
     for name, table in (("risk", CURVES), ("plane", PLANE), ("skipped", {"image": np.array(["a.png"])})):
         write_table(table, tmp_path / f"{name}.parquet")
     assert list(figures(tmp_path)) == ["plane", "risk"]
@@ -95,7 +95,7 @@ def test_files_are_drawn_by_name_and_beside_themselves(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("toy_workload")
-def test_reports_show_them(tmp_path: Path) -> None:
+def test_reports_show_the_plots_of_evaluation_tables(tmp_path: Path) -> None:
     alone, searched = run(tmp_path, "alone", 1.0), sweep(tmp_path, "searched", [(3.0,), (1.0,)])
     assert "Measured on test" not in comparison_output.report([alone])
     for folder in (alone.path, searched.path / "winner"):
@@ -110,7 +110,7 @@ def test_reports_show_them(tmp_path: Path) -> None:
         assert len(ids) == len(set(ids))
 
 
-def test_a_drawing_has_the_look_of_all() -> None:
+def test_table_plot_uses_the_common_plot_style() -> None:
     figure = draw(PLANE)
     assert figure is not None
     assert figure.get_size_inches()[0] == pytest.approx(plot_style.WIDTH)

@@ -1,4 +1,4 @@
-"""Constraints: what violates one does not win, and samplers know it."""
+"""Constraints: a trial that violates one does not win, and samplers use the constraint values."""
 
 from __future__ import annotations
 
@@ -27,13 +27,15 @@ from workloads.contract import Objective
         ("latency_ms<=50", "latency_ms", 50, False),
     ],
 )
-def test_a_constraint_is_read(text: str, metric: str, bound: float, at_least: bool) -> None:
+def test_constraint_text_is_parsed_and_can_be_written_back(
+    text: str, metric: str, bound: float, at_least: bool
+) -> None:
     assert Constraint.parse(text) == Constraint(metric, bound, at_least)
     assert Constraint.parse(str(Constraint.parse(text))) == Constraint.parse(text)
 
 
 @pytest.mark.parametrize("text", ["", "x", "x<5", "x==5", "<=5", "x<=", "x<=five", "x<=nan", "x<=5<=6", "5<=x"])
-def test_what_is_none_is_refused(text: str) -> None:
+def test_malformed_constraint_text_raises_user_error(text: str) -> None:
     with pytest.raises(UserError, match=r"constraint is not valid.*METRIC<=NUMBER"):
         Constraint.parse(text)
 
@@ -44,7 +46,7 @@ def ended(running: Study, error: float, **others: float) -> int:
     return trial.number
 
 
-def test_the_best_that_violates_none_wins(tmp_path: Path) -> None:
+def test_best_trial_that_violates_no_constraint_wins(tmp_path: Path) -> None:
     running = study(tmp_path, constraint=("size<=10", "recall>=0.5"))
     ended(running, 0.1, size=11, recall=0.9)
     ended(running, 0.2, size=9, recall=0.4)
@@ -62,7 +64,7 @@ def test_the_best_that_violates_none_wins(tmp_path: Path) -> None:
     assert again.number == 3, "the journal has it"
 
 
-def test_without_a_feasible_trial_none_is_best(tmp_path: Path) -> None:
+def test_best_is_none_without_a_feasible_trial(tmp_path: Path) -> None:
     running = study(tmp_path, constraint=("size<=10",))
     ended(running, 0.1, size=11)
     assert running.best() is None
@@ -91,7 +93,7 @@ def test_seconds_and_parameters_can_be_constrained(tmp_path: Path) -> None:
     assert best.number == 2
 
 
-def test_repeated_seeds_meet_it_on_average(tmp_path: Path) -> None:
+def test_constraint_applies_to_the_mean_over_repeated_seeds(tmp_path: Path) -> None:
     running = study(tmp_path, seeds=2, constraint=("size<=10", "train_seconds<=1"))
     for sizes in ((8, 13), (8, 12)):
         for _ in range(2):
@@ -102,7 +104,7 @@ def test_repeated_seeds_meet_it_on_average(tmp_path: Path) -> None:
     assert best.number == 1, "its mean is 10"
 
 
-def test_what_violates_one_is_not_on_the_front(tmp_path: Path) -> None:
+def test_trial_that_violates_a_constraint_is_not_on_the_front(tmp_path: Path) -> None:
     several = [ERROR, Objective("size", "min")]
     running = study(tmp_path, several, constraint=("size>=2",))
     for error, size in ((0.1, 5.0), (0.5, 1.0), (0.3, 3.0)):
@@ -113,7 +115,9 @@ def test_what_violates_one_is_not_on_the_front(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("sampler", "trials", "learnt"), [("tpe", 30, 15), pytest.param("gp", 18, 8, marks=pytest.mark.faults)]
 )
-def test_samplers_learn_it(sampler: str, trials: int, learnt: int, tmp_path: Path) -> None:
+def test_samplers_suggest_more_feasible_values_with_a_constraint(
+    sampler: str, trials: int, learnt: int, tmp_path: Path
+) -> None:
     """The best values lie far above lr = .5, where the constraint is violated; suggestions stay near the border."""
 
     def feasible(name: str, *constraint: str) -> int:
@@ -128,7 +132,7 @@ def test_samplers_learn_it(sampler: str, trials: int, learnt: int, tmp_path: Pat
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "gp"])
-def test_pruned_trials_have_no_constraint_and_trouble_no_sampler(sampler: str, tmp_path: Path) -> None:
+def test_samplers_accept_pruned_trials_without_constraint_values(sampler: str, tmp_path: Path) -> None:
     running = study(tmp_path, sampler=sampler, trials=16, decide_at=(3,), scheduler="asha", constraint=("size<=10",))
     while trial := running.next():
         number = trial.number
@@ -155,7 +159,7 @@ def test_a_misspelt_metric_is_noticed_at_the_first_evaluation() -> None:
     assert unknown_metric(constraints, ["validation/recal"]) is None
 
 
-def test_a_sweep_without_constraints_has_its_fingerprint_of_before() -> None:
+def test_fingerprint_of_a_sweep_without_constraints_is_unchanged() -> None:
     changed: dict[str, Any] = {"constraint": ("size<=10",)}
     assert sweep().fingerprint() != sweep(**changed).fingerprint()
     assert sweep().fingerprint() == "ab10408e090389d0"

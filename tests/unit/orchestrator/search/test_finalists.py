@@ -35,7 +35,7 @@ def test_the_best_are_repeated_with_their_parameters_and_other_seeds(tmp_path: P
 
 
 @pytest.mark.parametrize("is_ahead", [True, False])
-def test_a_budget_for_repeats_alone_starts_repeats_alone(is_ahead: bool, tmp_path: Path) -> None:
+def test_only_repeats_start_when_no_new_trials_are_allowed(is_ahead: bool, tmp_path: Path) -> None:
     """Not the trial that was asked ahead. Repeats are not asked ahead."""
     running = study(tmp_path, trials=9 if is_ahead else 8, sampler="tpe", finalists=8, finalist_seeds=3)
     runs = [begin(running) for _ in range(8)]
@@ -53,7 +53,7 @@ def test_a_budget_for_repeats_alone_starts_repeats_alone(is_ahead: bool, tmp_pat
         assert begin(running).number == 8
 
 
-def test_they_are_the_best_by_their_estimates(tmp_path: Path) -> None:
+def test_finalists_are_chosen_by_estimate_not_by_observed_value(tmp_path: Path) -> None:
     """The lowest error is that of the noisiest trial: it is no finalist."""
     running = study(tmp_path, trials=6, finalists=2, finalist_seeds=2)
     rng = np.random.default_rng(0)
@@ -68,7 +68,7 @@ def test_they_are_the_best_by_their_estimates(tmp_path: Path) -> None:
     assert [begin(running).repeat_of for _ in range(2)] == [1, 2]
 
 
-def test_they_wait_for_the_last_trial(tmp_path: Path) -> None:
+def test_repeats_start_only_after_the_last_trial_has_ended(tmp_path: Path) -> None:
     running = study(tmp_path, trials=2, finalists=2, finalist_seeds=2)
     first, last = begin(running), begin(running)
     complete(running, first.seed_run, 0.1)
@@ -78,7 +78,7 @@ def test_they_wait_for_the_last_trial(tmp_path: Path) -> None:
     assert begin(running).repeat_of == 0
 
 
-def test_the_mean_over_seeds_decides(tmp_path: Path) -> None:
+def test_winner_is_the_finalist_with_the_best_mean_over_seeds(tmp_path: Path) -> None:
     """The luckiest trial is worse on other seeds."""
     running = searched(tmp_path, 0.10, 0.12, 0.3, 0.4, 0.5)
     best = running.best()
@@ -129,7 +129,7 @@ def test_constraints_are_about_the_mean_over_seeds(others: tuple[float, float], 
     assert rows[0]["violates"] == ("x<=0.5" if best else None)
 
 
-def test_a_killed_driver_repeats_none_twice(tmp_path: Path) -> None:
+def test_repeats_are_not_doubled_after_the_driver_was_killed(tmp_path: Path) -> None:
     first = searched(tmp_path, 0.3, 0.1, 0.2)
     complete(first, begin(first).seed_run, 0.1)
     begin(first)
@@ -154,7 +154,7 @@ def test_more_trials_may_bring_another_finalist(tmp_path: Path) -> None:
     assert [trial.user_attrs.get(REPEAT) for trial in second.trials] == [None, None, 1, 0, None, 4]
 
 
-def test_a_failed_repeat_is_one_seed_less(tmp_path: Path) -> None:
+def test_failed_repeat_is_not_replaced_but_can_be_retried(tmp_path: Path) -> None:
     running = searched(tmp_path, 0.1, 0.2, finalist_seeds=2)
     running.fail(begin(running).seed_run, "train/loss is nan at epoch 2")
     complete(running, begin(running).seed_run, 0.2)
@@ -165,7 +165,7 @@ def test_a_failed_repeat_is_one_seed_less(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("restart", [False, True])
-def test_trials_that_follow_do_not_compete_with_repeats(restart: bool, tmp_path: Path) -> None:
+def test_repeats_do_not_count_at_the_rungs_of_later_trials(restart: bool, tmp_path: Path) -> None:
     """Six trials and four repeats of the best two: the second of seven is in the best third, as without repeats."""
     asked: dict[str, Any] = {"scheduler": "asha", "decide_at": (3, 9), "finalists": 2, "finalist_seeds": 3}
     running = study(tmp_path, trials=6, **asked)
@@ -179,7 +179,7 @@ def test_trials_that_follow_do_not_compete_with_repeats(restart: bool, tmp_path:
     assert at_rung(running, begin(running).seed_run, 3, 0.2) == "go on"
 
 
-def test_without_a_complete_trial_there_are_none(tmp_path: Path) -> None:
+def test_no_trial_is_repeated_without_a_complete_trial(tmp_path: Path) -> None:
     running = study(tmp_path, trials=1, finalists=2)
     running.fail(begin(running).seed_run, "train/loss is nan at epoch 2")
     assert running.next() is None
@@ -187,7 +187,7 @@ def test_without_a_complete_trial_there_are_none(tmp_path: Path) -> None:
     assert running.winner() is None
 
 
-def test_the_budgets_last_part_is_theirs(tmp_path: Path) -> None:
+def test_finalists_are_repeated_only_when_final_repeats_are_allowed(tmp_path: Path) -> None:
     """No new trial fits, but repeats do."""
     running = study(tmp_path, trials=9, finalists=2, finalist_seeds=2)
     for value in (0.2, 0.1):
@@ -204,6 +204,6 @@ def test_the_budgets_last_part_is_theirs(tmp_path: Path) -> None:
     assert running.exhausted(fresh=False)
 
 
-def test_a_sweep_without_finalists_has_its_fingerprint_of_before() -> None:
+def test_finalist_seeds_change_the_fingerprint_only_with_finalists() -> None:
     assert sweep(finalist_seeds=5).fingerprint() == sweep().fingerprint()
     assert len({sweep(finalists=2, finalist_seeds=seeds).fingerprint() for seeds in (2, 3)}) == 2

@@ -21,7 +21,7 @@ SCORE = Objective("error", "max")
 
 
 @pytest.mark.parametrize(("share", "trials", "best"), [(1.0, 1, 0.5), (0.3, 8, 1.0), (1.0, 30, -2.0), (0.5, 100, 3.5)])
-def test_gain_of_the_best_of_several_draws(share: float, trials: int, best: float) -> None:
+def test_expected_gain_of_the_best_draw_matches_simulation(share: float, trials: int, best: float) -> None:
     rng = np.random.default_rng(0)
     values = [0.0, *(sign * 1.0 for sign in (-1, 1) for _ in range(10))]  # median 0, spread 1
     scale = np.sqrt(10 / 12 * (1 + np.pi / 42))
@@ -33,7 +33,7 @@ def test_gain_of_the_best_of_several_draws(share: float, trials: int, best: floa
 
 @pytest.mark.parametrize("ended", [20, 40])
 @pytest.mark.parametrize("trials", [1, 8])
-def test_gain_over_many_sweeps_with_normal_values(ended: int, trials: int) -> None:
+def test_mean_expected_gain_is_close_to_the_true_gain_over_many_sweeps(ended: int, trials: int) -> None:
     """Its mean is that of the true gain: more where all trials are alike, less where only the last half are."""
     rng = np.random.default_rng(0)
     sweeps = rng.normal(size=(1000, ended))
@@ -46,7 +46,7 @@ def test_gain_over_many_sweeps_with_normal_values(ended: int, trials: int) -> No
         assert least < np.mean(expected) / true < most
 
 
-def test_noise_is_no_spread_between_trials() -> None:
+def test_expected_gain_is_zero_when_noise_explains_the_spread() -> None:
     source = random.Random(0)
     values = [source.gauss(0, 0.1) for _ in range(200)]
     assert _best_of(values, 1.0, max(values), 0.2, 50) == 0.0
@@ -55,7 +55,7 @@ def test_noise_is_no_spread_between_trials() -> None:
 
 
 @pytest.mark.parametrize(("direction", "sign"), [("max", 1.0), ("min", -1.0)])
-def test_both_directions(direction: Any, sign: float) -> None:
+def test_expected_gain_is_computed_for_min_and_max_objectives(direction: Any, sign: float) -> None:
     source = random.Random(1)
     values = [source.gauss(1.0, 0.2) for _ in range(2 * LEAST)]
     trials = [create_trial(state=TrialState.COMPLETE, value=sign * value) for value in values]
@@ -66,7 +66,7 @@ def test_both_directions(direction: Any, sign: float) -> None:
     assert gain.noise == pytest.approx(0.01 * 2**0.5)
 
 
-def test_unknown_without_noise_or_with_few_trials() -> None:
+def test_expected_gain_is_none_without_noise_or_with_few_trials() -> None:
     trials = [create_trial(state=TrialState.COMPLETE, value=float(i)) for i in range(LEAST)]
     known = Selection(0, (0,), (Estimate(0, 1.0, 0.01, None),))
     assert expected_gain(trials, SCORE, Selection(0), 5) is None
@@ -97,7 +97,7 @@ def test_a_sweep_ends_when_only_noise_is_to_be_gained(tmp_path: Path) -> None:
     assert len(run(tmp_path / "clear", 1e-4).trials) == 40
 
 
-def test_it_stays_ended_after_a_resume_and_goes_on_with_more_trials(tmp_path: Path) -> None:
+def test_sweep_ended_by_gain_stays_ended_on_resume_until_trials_are_added(tmp_path: Path) -> None:
     ended = len(run(tmp_path, 2.0).trials)
     again = study(tmp_path, SCORE, scheduler="none", trials=40, until_gain=4)
     assert again.next() is None
@@ -119,7 +119,7 @@ def test_a_sweep_whose_metrics_are_constant_ends_by_its_first_estimate(tmp_path:
     assert str(running.gain) == "expected gain of 4 more trials 0, noise 0"
 
 
-def test_without_noise_no_estimate_is_made(tmp_path: Path) -> None:
+def test_gain_is_not_estimated_while_the_noise_is_unknown(tmp_path: Path) -> None:
     running = study(tmp_path, SCORE, scheduler="none", trials=LEAST + 1, until_gain=4)
     for number in range(LEAST):
         assert not running.lacks_noise

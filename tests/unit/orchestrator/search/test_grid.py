@@ -34,7 +34,7 @@ def branching(trial: Any) -> dict[str, Any]:
     return found | {"lr": trial.suggest_categorical("lr", [0.1, 0.2])}
 
 
-def test_every_combination_once() -> None:
+def test_grid_has_every_combination_once() -> None:
     found = grid.points(flat, {})
     expected = [
         {"kind": kind, "dim": dim, "lr": pytest.approx(lr)}
@@ -57,7 +57,7 @@ def test_every_point_lies_in_the_space(low: float, high: float, step: float) -> 
     assert len(found) == round((distribution.high - low) / step) + 1
 
 
-def test_what_is_asked_for_depends_on_what_was_got() -> None:
+def test_grid_of_a_conditional_space_has_the_points_of_each_branch() -> None:
     expected = [
         {"backbone": backbone, **more, "lr": lr}
         for backbone, more in [
@@ -73,32 +73,32 @@ def test_what_is_asked_for_depends_on_what_was_got() -> None:
     assert grid.points(branching, {}) == expected
 
 
-def test_what_is_fixed_is_no_dimension() -> None:
+def test_fixed_parameters_are_not_dimensions_of_the_grid() -> None:
     found = grid.points(branching, {"backbone": "gcn", "lr": 0.5})
     assert found == [{"layers": 1}, {"layers": 2}, {"layers": 3, "norm": False}, {"layers": 3, "norm": True}]
 
 
-def test_asked_for_twice_it_is_one_parameter() -> None:
+def test_parameter_suggested_twice_is_one_dimension_of_the_grid() -> None:
     def twice(trial: Any) -> dict[str, Any]:
         return {"a": trial.suggest_int("a", 1, 3), "b": trial.suggest_int("a", 1, 3)}
 
     assert grid.points(twice, {}) == [{"a": 1}, {"a": 2}, {"a": 3}]
 
 
-def test_a_parameter_without_steps() -> None:
+def test_float_parameter_without_step_is_refused() -> None:
     with pytest.raises(UserError, match="A grid needs steps, and lr has none: got suggest_float from"):
         grid.points(lambda trial: {"lr": trial.suggest_float("lr", 0.1, 0.2)}, {})
     with pytest.raises(UserError, match="lr has none"):
         grid.points(lambda trial: {"lr": trial.suggest_float("lr", 1e-4, 1e-1, log=True)}, {})
 
 
-def test_what_a_grid_has_not() -> None:
+def test_space_that_uses_the_trial_number_is_refused() -> None:
     with pytest.raises(UserError, match=r"A grid has no trial.number"):
         grid.points(lambda trial: {"lr": trial.suggest_int("lr", 1, 2 + trial.number)}, {})
 
 
 @pytest.mark.parametrize("shape", ["one", "product"])
-def test_more_points_than_anybody_wants(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_grid_with_more_points_than_the_limit_is_refused(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grid, "LIMIT", 30)
 
     def large(trial: Any) -> dict[str, Any]:
@@ -177,7 +177,7 @@ def test_a_resume_goes_on_with_the_next_point(tmp_path: Path) -> None:
     assert second.next() is None
 
 
-def test_a_process_that_died_with_a_point_in_hand(tmp_path: Path) -> None:
+def test_point_enqueued_by_a_killed_driver_is_run_once(tmp_path: Path) -> None:
     points = grid.points(branching, {})
     first = study(tmp_path, space=branching, sampler="grid", trials=3)
     first.optuna_study.enqueue_trial(points[0])

@@ -85,7 +85,7 @@ def test_a_summary_has_states_values_and_small_attributes(tmp_path: Path) -> Non
     assert len((tmp_path / JOURNAL).read_text().splitlines()) > 20, "nothing was written"
 
 
-def test_what_is_appended_together_waits_for_the_disk_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_entries_appended_together_are_synced_to_disk_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     journal = Journal(tmp_path / JOURNAL)
     study = open_study(tmp_path, ["maximize"], backend=journal)
     trial = study.ask()

@@ -20,7 +20,7 @@ def member(lr: float, *lineage: tuple[int, int, float], best_epoch: int | None =
     return create_trial(value=0.0, user_attrs=about | {"best_epoch": best_epoch})
 
 
-def test_the_training_goes_back_through_the_donors() -> None:
+def test_training_of_a_member_is_traced_through_its_donors() -> None:
     """Member 2 took over from 1 at epoch 6, and that from 0 at epoch 4. What 1 took over later does not count."""
     population = [
         member(0.1, (8, 2, 0.9)),
@@ -33,7 +33,7 @@ def test_the_training_goes_back_through_the_donors() -> None:
     assert members.parts([member(0.1)], 0) == [members.Part(0, 0, {"lr": 0.1})]
 
 
-def test_members_that_took_over_are_shown_with_what_they_have() -> None:
+def test_present_parameters_of_a_member_follow_its_lineage() -> None:
     population = [member(0.1), member(0.2, (4, 0, 0.5), best_epoch=4), member(0.3, (4, 0, 0.5))]
     for number, trial in enumerate(population):
         trial.number = number

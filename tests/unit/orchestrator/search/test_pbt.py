@@ -1,4 +1,4 @@
-"""Population based training: who takes over from whom, what changes, and the same population whatever dies."""
+"""Population based training: takeovers, perturbed parameters, and equal results after any killed process."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ def test_the_worst_quarter_takes_over_from_the_best(size: int, seed: int) -> Non
     assert found == pairs(dict(reversed(scores.items())), random.Random(seed)), "the order of reports is no matter"
 
 
-def test_nobody_takes_over_from_an_equal() -> None:
+def test_no_member_takes_over_when_all_scores_are_equal() -> None:
     assert pairs(dict.fromkeys(range(8), 0.5), random.Random(0)) == {}
 
 
-def test_every_one_of_the_best_may_be_taken() -> None:
+def test_donors_are_drawn_from_the_whole_best_quarter() -> None:
     scores = {number: float(number) for number in range(12)}
     taken = {donor for seed in range(40) for donor in pairs(scores, random.Random(seed)).values()}
     assert taken == {9, 10, 11}
@@ -84,7 +84,7 @@ def reference(value: float, distribution: Any, draw: random.Random) -> set[float
         (CategoricalDistribution(["a", None, True]), None),
     ],
 )
-def test_a_parameter_is_moved_or_drawn_anew(distribution: BaseDistribution, value: Any) -> None:
+def test_perturbed_parameter_is_scaled_or_redrawn_within_its_range(distribution: BaseDistribution, value: Any) -> None:
     found = [perturb({"p": value, "other": 7}, {"p": distribution}, ["p"], random.Random(seed)) for seed in range(400)]
     assert all(result["other"] == 7 for result in found)
     results = [result["p"] for result in found]
@@ -105,14 +105,14 @@ def test_a_parameter_is_moved_or_drawn_anew(distribution: BaseDistribution, valu
         assert elsewhere == pytest.approx(100, abs=40), "one in four is drawn anew"
 
 
-def test_what_is_drawn_anew_follows_its_scale() -> None:
+def test_redrawn_value_follows_the_log_scale_of_its_range() -> None:
     """Half of what is drawn on a log scale lies below the geometric mean."""
     distribution = FloatDistribution(1e-4, 1.0, log=True)
     drawn = [pbt._draw(distribution, random.Random(seed)) for seed in range(400)]
     assert sum(value < 1e-2 for value in drawn) == pytest.approx(200, abs=40)
 
 
-def test_only_what_may_change_changes() -> None:
+def test_perturbation_changes_only_the_changeable_parameters() -> None:
     params = {"lr": 0.1, "dim": 8, "kind": "a"}
     distributions = {"lr": LR, "dim": IntDistribution(1, 64)}
     for seed in range(20):
@@ -173,7 +173,7 @@ class Members:
         return list(checkpoint.read(found).state["made_by"]) if found else []
 
 
-def test_all_meet_before_anybody_goes_on(tmp_path: Path) -> None:
+def test_no_member_continues_before_all_have_reached_the_rung(tmp_path: Path) -> None:
     members = Members(tmp_path)
     assert [trial.number for trial in members.begin_all()] == [0, 1, 2, 3]
     for seed_run in (2, 0, 3):
@@ -187,7 +187,7 @@ def test_all_meet_before_anybody_goes_on(tmp_path: Path) -> None:
     assert members.study.met == 1
 
 
-def test_fewer_slots_than_members_take_turns(tmp_path: Path) -> None:
+def test_members_are_trained_in_turn_with_fewer_slots_than_members(tmp_path: Path) -> None:
     members = Members(tmp_path)
     for number in range(4):
         assert members.begin().number == number
@@ -217,7 +217,7 @@ def test_the_worst_takes_over_weights_and_parameters(direction: str, loser: int,
     assert "lineage" not in members.study.trials[donor].user_attrs
 
 
-def test_the_ranges_are_those_of_the_member_that_drew_the_parameters(tmp_path: Path) -> None:
+def test_perturbation_ranges_are_those_of_the_member_that_drew_the_values(tmp_path: Path) -> None:
     """Also after two meetings: of the donor's donor."""
 
     def space(trial: OptunaTrial) -> dict[str, Any]:
@@ -271,7 +271,7 @@ def test_a_member_ends_with_the_parameters_of_its_best_epoch(tmp_path: Path) -> 
     assert {name: row[f"params.{name}"] for name in first[0]} == first[0]
 
 
-def test_a_member_is_shown_with_the_parameters_that_it_has(tmp_path: Path) -> None:
+def test_member_in_a_conditional_space_has_the_parameter_names_of_its_donor(tmp_path: Path) -> None:
     """In a conditional space these are not the ones that were drawn for it."""
 
     def space(trial: OptunaTrial) -> dict[str, Any]:
@@ -292,7 +292,7 @@ def test_a_member_is_shown_with_the_parameters_that_it_has(tmp_path: Path) -> No
     assert present[:3] == played.study.trials[:3]
 
 
-def test_who_reports_the_meeting_again_is_not_held_there(tmp_path: Path) -> None:
+def test_member_that_reports_a_passed_rung_again_is_not_paused(tmp_path: Path) -> None:
     """A member goes on from the checkpoint of the meeting, whose rows it states again."""
     members = Members(tmp_path)
     members.begin_all()
@@ -320,7 +320,7 @@ def test_members_that_failed_are_not_waited_for(tmp_path: Path) -> None:
     assert not members.study.exhausted()
 
 
-def test_a_donor_without_a_checkpoint_of_the_meeting(tmp_path: Path) -> None:
+def test_damaged_checkpoint_of_a_donor_raises_user_error(tmp_path: Path) -> None:
     members = Members(tmp_path)
     members.begin_all()
     for seed_run in range(4):
@@ -330,7 +330,9 @@ def test_a_donor_without_a_checkpoint_of_the_meeting(tmp_path: Path) -> None:
         members.begin()
 
 
-def test_a_full_disk_at_a_meeting_is_told_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_while_a_checkpoint_is_taken_over_raises_user_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     members = Members(tmp_path)
     members.begin_all()
     for seed_run in range(4):
@@ -343,7 +345,7 @@ def test_a_full_disk_at_a_meeting_is_told_in_a_sentence(tmp_path: Path, monkeypa
     refused(members.begin, "cannot be written: got No space left on device", code=UNAVAILABLE)
 
 
-def test_a_budget_gives_up_who_waits_and_who_trains(tmp_path: Path) -> None:
+def test_waiting_and_training_members_can_be_discarded(tmp_path: Path) -> None:
     members = Members(tmp_path)
     members.begin_all()
     for seed_run in (0, 1):
@@ -355,7 +357,7 @@ def test_a_budget_gives_up_who_waits_and_who_trains(tmp_path: Path) -> None:
     assert members.study.exhausted()
 
 
-def test_a_budget_that_takes_no_more_members_lets_those_that_began_meet(tmp_path: Path) -> None:
+def test_begun_members_continue_when_no_new_members_are_allowed(tmp_path: Path) -> None:
     members = Members(tmp_path, size=6)
     for seed_run in range(4):
         members.begin()
@@ -428,7 +430,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
     return play(tmp_path_factory.mktemp("population") / "whole")
 
 
-def test_somebody_took_over(whole: Mapping[str, Any]) -> None:
+def test_lineages_are_ordered_and_end_with_the_present_parameters(whole: Mapping[str, Any]) -> None:
     lineages = [lineage for _, _, lineage in whole["told"].values() if lineage]
     assert lineages
     for lineage in lineages:
@@ -438,24 +440,26 @@ def test_somebody_took_over(whole: Mapping[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("slots", [1, 2, 3])
-def test_the_same_on_any_number_of_slots(slots: int, whole: Mapping[str, Any], tmp_path: Path) -> None:
+def test_population_is_the_same_on_any_number_of_slots(slots: int, whole: Mapping[str, Any], tmp_path: Path) -> None:
     assert play(tmp_path / "again", slots=slots) == whole
 
 
-def test_another_seed_is_another_population(whole: Mapping[str, Any], tmp_path: Path) -> None:
+def test_population_differs_with_another_seed(whole: Mapping[str, Any], tmp_path: Path) -> None:
     assert play(tmp_path / "other", seed=6) != whole
 
 
 @pytest.mark.parametrize("place", ["begun", "training", "told"])
 @pytest.mark.parametrize("epoch", [1, 2, 5])
-def test_the_same_when_a_process_dies(place: str, epoch: int, whole: Mapping[str, Any], tmp_path: Path) -> None:
+def test_population_is_the_same_after_the_process_dies(
+    place: str, epoch: int, whole: Mapping[str, Any], tmp_path: Path
+) -> None:
     dies = once(place, epoch)
     assert play(tmp_path / "torn", dies) == whole
     assert not dies(place, 1, epoch), "nothing died"
 
 
 @pytest.mark.parametrize("written", ["nothing", "weights", "lineage", "parameters"])
-def test_the_same_when_a_process_dies_in_a_meeting(
+def test_population_is_the_same_after_a_kill_during_a_takeover(
     written: str, whole: Mapping[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed in its first exploit: before the checkpoint is there, after it, and between two attributes."""
@@ -491,6 +495,6 @@ def test_the_same_when_a_process_dies_in_a_meeting(
     assert play(folder) == whole
 
 
-def test_its_rungs_are_every_tenth() -> None:
+def test_pbt_rungs_are_a_tenth_of_the_epochs_or_one_epoch_apart() -> None:
     assert rungs(100, "pbt") == tuple(range(10, 100, 10))
     assert rungs(EPOCHS, "pbt") == RUNGS

@@ -1,4 +1,4 @@
-"""Points that are named, not sampled: only those of the space, each as the value that the space has."""
+"""Named points of a search space: values inside it get its types, and others are refused."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from workloads.contract import Objective
         (CategoricalDistribution([8, 16]), "16", 16),
     ],
 )
-def test_a_value_of_the_space_is_taken(distribution: Any, value: Any, taken: Any) -> None:
+def test_value_inside_the_distribution_is_returned_in_its_type(distribution: Any, value: Any, taken: Any) -> None:
     found = points.contained(distribution, value)
     assert (found, type(found)) == (taken, type(taken))
 
@@ -52,7 +52,7 @@ def test_a_value_of_the_space_is_taken(distribution: Any, value: Any, taken: Any
         (CategoricalDistribution(["a"]), "b"),
     ],
 )
-def test_another_one_is_not(distribution: Any, value: Any) -> None:
+def test_value_outside_the_distribution_is_rejected(distribution: Any, value: Any) -> None:
     assert points.contained(distribution, value) is points._OUTSIDE
 
 
@@ -69,7 +69,7 @@ def test_a_point_of_a_branch_that_the_survey_lacks_is_taken() -> None:
         space.checked({"loss": "bcl", "drop_steps": "2000"})
 
 
-def test_a_value_that_its_branch_does_not_have_is_not_taken() -> None:
+def test_parameter_absent_from_the_branch_of_the_point_is_refused() -> None:
     """It would be ignored."""
     space = points.Points(SweepSpec(workload="recommender", search=Search(space="everything")))
     with pytest.raises(UserError, match=r"tau is not searched together with the other values: got tau=0.1; .*loss"):
@@ -79,7 +79,7 @@ def test_a_value_that_its_branch_does_not_have_is_not_taken() -> None:
 # What was published
 
 
-def test_presets_and_defaults_that_lie_in_the_space_are_its_points() -> None:
+def test_published_points_exclude_presets_and_defaults_outside_the_space() -> None:
     spec = SweepSpec(workload="recommender", fixed={"backbone": "mf"}, search=Search(space="dpl"))
     found = points.published(spec)
     assert list(found) == ["dpl_code"], "lr of the defaults is outside"
@@ -95,7 +95,7 @@ def test_presets_and_defaults_that_lie_in_the_space_are_its_points() -> None:
         ({}, "sgd_bns", ["thesis-4.2 BNS, SGD (ml-100k mf)", "thesis-4.3 BNS-3, SGD (ml-100k mf)"]),
     ],
 )
-def test_rows_of_published_tables_are_points_of_the_loss_and_sampler_at_hand(
+def test_published_table_rows_are_points_of_their_loss_and_sampler_only(
     fixed: dict[str, Any], space: str, names: list[str]
 ) -> None:
     """``mf`` trains BPR, so DPL's preset, whose numbers lie in it, is no published setting of it."""
@@ -106,7 +106,7 @@ def test_rows_of_published_tables_are_points_of_the_loss_and_sampler_at_hand(
 
 
 @pytest.mark.slow
-def test_they_are_the_first_trials_each_once(tmp_path: Path) -> None:
+def test_published_points_are_the_first_trials_each_once(tmp_path: Path) -> None:
     spec = SweepSpec(workload="recommender", search=Search(space="sgd_bns", trials=3, warm_start=("published",)))
     objective, space = Objective("ndcg_at_20", "max"), spaces.load("recommender", "sgd_bns")
     study = Study(tmp_path, spec, [objective], space, conditional=False)
@@ -126,7 +126,7 @@ def test_they_are_the_first_trials_each_once(tmp_path: Path) -> None:
         assert enqueue_published(spec, study) == "No published setting of recommender lies in this search space"
 
 
-def test_a_preset_that_contradicts_what_is_fixed_is_left_out() -> None:
+def test_preset_that_contradicts_fixed_parameters_is_left_out() -> None:
     spec = SweepSpec(
         workload="recommender", fixed={"backbone": "lightgcn", "negatives": 10}, search=Search(space="dpl")
     )

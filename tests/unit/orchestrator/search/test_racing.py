@@ -1,4 +1,4 @@
-"""Racing: trials that cannot win are stopped, with a stated chance of error, and decisions survive everything."""
+"""Racing: trials that cannot win are stopped, with a stated error rate, and decisions survive restarts."""
 
 from __future__ import annotations
 
@@ -95,7 +95,9 @@ def test_a_slow_trial_that_will_win_goes_on(tmp_path: Path) -> None:
         ({8: 0.3, 12: 0.9}, 12, None),  # no rung up to the half
     ],
 )
-def test_what_a_trial_may_still_gain(values: dict[int, float], epoch: int, gain: float | None) -> None:
+def test_allowance_is_extrapolated_from_the_gain_over_past_rungs(
+    values: dict[int, float], epoch: int, gain: float | None
+) -> None:
     assert _allowance(values, epoch, 32) == (None if gain is None else pytest.approx(gain))
 
 
@@ -124,7 +126,7 @@ def test_the_best_is_stopped_at_most_as_often_as_promised(units_of: int) -> None
     assert stopped / replications <= LEVEL + 2 * math.sqrt(LEVEL * (1 - LEVEL) / replications)
 
 
-def test_of_many_units_the_noise_is_that_of_those_kept() -> None:
+def test_error_rate_holds_when_only_part_of_the_units_is_kept() -> None:
     """Two equal trials: only 100 of 10,000 units are kept, which differ by more than all would."""
     stopped = 0
     replications = 400
@@ -170,7 +172,7 @@ def test_a_trial_that_violates_a_constraint_stops_no_trial(ends_first: bool, tmp
 
 
 @pytest.mark.parametrize("resumed", [False, True])
-def test_trials_that_were_stopped_hide_no_leader(resumed: bool, tmp_path: Path) -> None:
+def test_leader_behind_stopped_trials_at_early_rungs_still_stops_others(resumed: bool, tmp_path: Path) -> None:
     """Six were ahead at the first rungs and were stopped later; the winner, behind them there, still stops others."""
     easy = np.random.default_rng(6).normal(0, 0.1, 200)
     running = racing(tmp_path)
@@ -186,7 +188,7 @@ def test_trials_that_were_stopped_hide_no_leader(resumed: bool, tmp_path: Path) 
     assert max(running.trials[number].intermediate_values) == 4
 
 
-def test_leaders_outlive_the_driver(tmp_path: Path) -> None:
+def test_leaders_are_restored_after_a_driver_restart(tmp_path: Path) -> None:
     easy = np.random.default_rng(2).normal(0, 0.5, 200)
     strong = dict.fromkeys((*DECIDE_AT, EPOCHS), easy + 1.0)
     weak = dict.fromkeys((*DECIDE_AT, EPOCHS), easy + 0.3)
@@ -200,7 +202,7 @@ def test_leaders_outlive_the_driver(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("direction", ["min", "max"])
-def test_both_directions(direction: Any, tmp_path: Path) -> None:
+def test_weak_trial_is_pruned_for_min_and_max_objectives(direction: Any, tmp_path: Path) -> None:
     sign = 1.0 if direction == "max" else -1.0
     easy = np.random.default_rng(3).normal(0, 0.5, 200)
     running = study(
@@ -241,7 +243,7 @@ def test_units_that_cannot_be_compared_stop_no_trial(units: Any, unpaired: bool,
     assert running.unpaired is unpaired
 
 
-def test_constant_units_that_are_worse_are_stopped(tmp_path: Path) -> None:
+def test_trial_with_constant_and_worse_units_is_pruned(tmp_path: Path) -> None:
     running = racing(tmp_path)
     levels = {0: 0.5, 1: 0.4}
     verdicts = [
@@ -309,7 +311,7 @@ class TestOrdered:
         level = float(level + 0.015)
         return running.report(number, rows((epoch, level)), level, False, attributes(level, epoch, epoch))
 
-    def test_later_trials_that_arrive_first_hide_no_earlier_one(self, tmp_path: Path) -> None:
+    def test_trial_is_compared_with_earlier_ones_when_later_ones_report_first(self, tmp_path: Path) -> None:
         running = racing(tmp_path, ordered=True, trials=8)
         levels = [0.6, 0.2, *[0.9] * 6]
         for number, level in enumerate(levels):
@@ -321,7 +323,7 @@ class TestOrdered:
         assert self.at(running, 1, 8, levels[1]) == "pruned"
 
     @pytest.mark.parametrize("first", [1, 2])
-    def test_what_becomes_of_a_trial_later_does_not_count(self, first: int, tmp_path: Path) -> None:
+    def test_decision_at_a_rung_ignores_later_pruning_of_other_trials(self, first: int, tmp_path: Path) -> None:
         """Trial 1 is the best at epoch 8 and is stopped at 12, before or after trial 2 is judged at 8."""
         running = racing(tmp_path, ordered=True, trials=3)
         for number, level in enumerate((0.5, 0.8, 0.6)):
@@ -333,7 +335,7 @@ class TestOrdered:
         steps = {1: lambda: self.at(running, 1, 12, 0.8), 2: lambda: self.at(running, 2, 8, 0.6)}
         assert [steps[number]() for number in sorted(steps, reverse=first == 2)] == ["pruned", "pruned"]
 
-    def test_it_does_not_wait_for_a_trial_that_was_stopped_before_it_began(self, tmp_path: Path) -> None:
+    def test_trial_does_not_wait_for_one_stopped_before_it_began(self, tmp_path: Path) -> None:
         first = racing(tmp_path, ordered=True, trials=3)
         for _ in range(2):
             first.optuna_study.enqueue_trial({"lr": 0.5})
@@ -342,7 +344,7 @@ class TestOrdered:
         assert begin(running).number == 1
         assert self.at(running, 1, 4, 0.5) == "go on"
 
-    def test_it_waits_for_earlier_trials_only(self, tmp_path: Path) -> None:
+    def test_trial_waits_for_earlier_trials_only(self, tmp_path: Path) -> None:
         running = racing(tmp_path, ordered=True, trials=3)
         first, second = begin(running).number, begin(running).number
         running.observe(second, 4, encoded([0.5] * 4))
@@ -353,7 +355,7 @@ class TestOrdered:
 
 
 @pytest.mark.parametrize("options", [{"scheduler": "asha"}, {"scheduler": "none"}])
-def test_other_schedulers_have_no_order(options: dict[str, Any]) -> None:
+def test_ordered_is_refused_with_other_schedulers_workers_or_constraints(options: dict[str, Any]) -> None:
     from orchestrator.config.spec import Resources
     from orchestrator.search.strategy import _check_ordered
     from tests.support.searching import sweep

@@ -1,4 +1,4 @@
-"""Several objectives: all values are told, the front is the sweep's own, the first one names the winner."""
+"""Several objectives: each value is stored, the front matches its definition, the first one selects the best."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def unbeaten(*pairs: tuple[float, float]) -> set[int]:
     }
 
 
-def test_each_objective_is_told(tmp_path: Path) -> None:
+def test_study_stores_value_and_direction_of_each_objective(tmp_path: Path) -> None:
     running = told(tmp_path, (0.25, 3.0))
     assert running.trials[0].values == [0.25, 3.0]
     assert [direction.name for direction in running.optuna_study.directions] == ["MINIMIZE", "MAXIMIZE"]
@@ -53,14 +53,14 @@ def test_an_objective_that_is_not_reported_fails_the_trial(tmp_path: Path) -> No
     assert "Did you mean 'recall'?" in cause
 
 
-def test_nobody_is_stopped(tmp_path: Path) -> None:
+def test_no_trial_is_stopped_with_two_objectives_and_no_scheduler(tmp_path: Path) -> None:
     running = study(tmp_path, [ERROR, X], trials=9, decide_at=(3,), scheduler="none")
     for number in range(9):
         begin(running)
         assert at_rung(running, number, 3, float(number)) == "go on"
 
 
-def test_the_front_has_no_one_that_another_beats(tmp_path: Path) -> None:
+def test_front_has_no_dominated_trial_and_is_ordered_by_first_objective(tmp_path: Path) -> None:
     pairs = [(0.5, 1.0), (0.1, 0.2), (0.1, 0.1), (0.9, 0.9), (0.3, 0.7), (0.3, 0.7), (0.9, 5.0)]
     found = [trial.number for trial in front_of(told(tmp_path, *pairs))]
     assert set(found) == unbeaten(*pairs) == {0, 1, 4, 5, 6}
@@ -68,13 +68,13 @@ def test_the_front_has_no_one_that_another_beats(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_the_front_against_its_definition(seed: int, tmp_path: Path) -> None:
+def test_front_of_random_trials_matches_the_definition(seed: int, tmp_path: Path) -> None:
     draw = random.Random(seed)
     pairs = [(draw.randint(0, 6) / 6, draw.randint(0, 6) / 6) for _ in range(25)]
     assert {trial.number for trial in front_of(told(tmp_path, *pairs))} == unbeaten(*pairs)
 
 
-def test_of_one_objective_the_front_is_its_best(tmp_path: Path) -> None:
+def test_front_of_one_objective_is_the_trials_with_the_best_value(tmp_path: Path) -> None:
     running = study(tmp_path, trials=3)
     for number, value in enumerate((0.5, 0.1, 0.1)):
         begin(running)
@@ -82,13 +82,13 @@ def test_of_one_objective_the_front_is_its_best(tmp_path: Path) -> None:
     assert [trial.number for trial in front_of(running)] == [1, 2]
 
 
-def test_the_first_objective_names_the_winner(tmp_path: Path) -> None:
+def test_best_trial_is_chosen_by_the_first_objective(tmp_path: Path) -> None:
     best = told(tmp_path, (0.5, 9.0), (0.1, 1.0), (0.1, 7.0)).best()
     assert best is not None
     assert best.number == 1
 
 
-def test_what_was_learnt_hides_no_trial_of_the_front(tmp_path: Path) -> None:
+def test_warm_start_trials_do_not_displace_trials_from_the_front(tmp_path: Path) -> None:
     earlier = told(tmp_path / "earlier", (0.0, 9.0))
     lesson = earlier.trials[0]
     lesson.user_attrs["warm_from"] = "earlier/0"
@@ -99,7 +99,7 @@ def test_what_was_learnt_hides_no_trial_of_the_front(tmp_path: Path) -> None:
     assert [trial.number for trial in front_of(running)] == [1]
 
 
-def test_means_over_seeds_are_taken_of_each(tmp_path: Path) -> None:
+def test_each_objective_is_averaged_over_seeds(tmp_path: Path) -> None:
     running = study(tmp_path, [ERROR, X], trials=1, seeds=2)
     begin(running)
     complete(running, 0, 0.2, x=1.0)

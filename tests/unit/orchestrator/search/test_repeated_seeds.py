@@ -1,4 +1,4 @@
-"""Repeated seeds: a configuration is its mean over them, stopped by the first alone, and failed by any."""
+"""Repeated seeds: a trial has their mean value, only the first is pruned, and any failure fails the trial."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_further_seeds_begin_when_the_first_has_reached_its_end(tmp_path: Path) 
     assert states(running) == ["RUNNING", "RUNNING"]
 
 
-def test_a_configuration_is_the_mean_of_its_seeds(tmp_path: Path) -> None:
+def test_value_of_a_configuration_is_the_mean_over_its_seeds(tmp_path: Path) -> None:
     running = three(tmp_path, trials=1)
     begin(running)
     complete(running, 0, 0.3, best_epoch=4, x=1.0)
@@ -70,7 +70,7 @@ def test_a_metric_that_not_every_seed_has_at_its_best_epoch_has_no_mean(
     assert trial.user_attrs["best_metrics"] == pytest.approx({"validation/error": 0.3})
 
 
-def test_the_winner_is_the_best_by_the_mean_not_by_the_luckiest(tmp_path: Path) -> None:
+def test_best_trial_has_the_best_mean_not_the_best_single_seed(tmp_path: Path) -> None:
     running = three(tmp_path)
     for number, values in enumerate([(0.0, 0.9, 0.9), (0.5, 0.5, 0.5)]):
         for seed, value in enumerate(values):
@@ -105,7 +105,7 @@ def test_only_the_first_seed_is_stopped_and_only_its_rungs_count(tmp_path: Path)
     assert states(running)[:2] == ["RUNNING", "PRUNED"]
 
 
-def test_a_further_seed_is_not_judged_by_what_others_have_done_since(tmp_path: Path) -> None:
+def test_further_seed_is_not_pruned_though_later_trials_are_better(tmp_path: Path) -> None:
     running = study(tmp_path, seeds=2, trials=7, scheduler="median", decide_at=(3,))
     begin(running)
     assert at_rung(running, 0, 3, 0.9) == "go on"
@@ -167,9 +167,7 @@ def test_a_restart_loses_and_doubles_no_seed(ended: tuple[int, ...], tmp_path: P
     assert trial.user_attrs["best_epoch"] == 3
 
 
-def test_a_process_that_died_between_the_last_seed_and_its_mean(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resume_completes_a_trial_whose_mean_was_not_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = three(tmp_path, trials=1)
     begin(first)
     complete(first, 0, 0.3)
@@ -184,7 +182,7 @@ def test_a_process_that_died_between_the_last_seed_and_its_mean(
     assert second.exhausted()
 
 
-def test_a_budget_cuts_a_configuration_with_all_its_seeds(tmp_path: Path) -> None:
+def test_discarding_a_seed_ends_the_configuration_with_all_its_seeds(tmp_path: Path) -> None:
     running = three(tmp_path, trials=1)
     begin(running)
     complete(running, 0, 0.3)
@@ -208,7 +206,7 @@ def test_a_failed_configuration_is_tried_again_with_all_its_seeds(tmp_path: Path
     assert seed_runs(drain(running)) == [(4, 1, 1), (5, 1, 2)]
 
 
-def test_a_row_of_a_further_seed_is_no_rung(tmp_path: Path) -> None:
+def test_rows_of_further_seeds_add_no_rung_values(tmp_path: Path) -> None:
     running = three(tmp_path, decide_at=(3, 9), trials=1)
     begin(running)
     running.report(0, rows((1, 0.9), (3, 0.5)), 0.5, False, {})

@@ -1,4 +1,4 @@
-"""Rungs: where trials are judged, that asynchronous halving does what it is defined to, the others what Optuna does."""
+"""Rungs: asynchronous halving matches its definition; Hyperband and the median rule decide as Optuna does."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_rungs_are_below_the_budget_and_a_reduction_apart(epochs: int) -> None:
 
 
 @pytest.mark.parametrize("direction", ["min", "max"])
-def test_at_each_rung_the_weak_are_stopped(direction: Any, tmp_path: Path) -> None:
+def test_asha_promotes_only_the_best_share_of_a_rung(direction: Any, tmp_path: Path) -> None:
     """Asynchronous halving by its definition: promoted is who belongs to the best 1/REDUCTION of a rung so far,
     and of fewer than REDUCTION the best one."""
     sign = 1 if direction == "min" else -1
@@ -42,7 +42,7 @@ def test_at_each_rung_the_weak_are_stopped(direction: Any, tmp_path: Path) -> No
         assert verdict == ("go on" if promoted else "pruned"), seen
 
 
-def test_untouched_weights_are_judged_at_no_rung(tmp_path: Path) -> None:
+def test_rung_compares_trained_values_not_the_value_of_epoch_0(tmp_path: Path) -> None:
     """Epoch 0 is the same for all trials: a rung compares what each was trained to, not its best value so far."""
     running = study(tmp_path, decide_at=(3, 9), trials=3)
     verdicts = []
@@ -91,7 +91,7 @@ def test_hyperband_and_median_decide_as_optuna_does(scheduler: str, restart: boo
     assert min(verdicts.count("pruned"), states(running).count("COMPLETE")) > 5
 
 
-def test_hyperbands_brackets_are_those_of_every_sweep_of_this_seed(tmp_path: Path) -> None:
+def test_hyperband_decisions_are_equal_for_sweeps_with_the_same_seed(tmp_path: Path) -> None:
     """Optuna draws them by the study's name, which must not be the sweep's own, and when somebody first asks."""
 
     def told(folder: Path, restarts: bool = False) -> list[str]:
@@ -123,7 +123,7 @@ def test_no_trial_is_stopped_where_all_values_are_equal(scheduler: str, tmp_path
         complete(running, number, 0.0)
 
 
-def test_between_rungs_nobody_is_stopped(tmp_path: Path) -> None:
+def test_no_trial_is_pruned_between_rungs(tmp_path: Path) -> None:
     running = study(tmp_path, decide_at=(3,))
     for value in (0.1, 0.2, 0.3):
         at_rung(running, begin(running).number, 3, value)
@@ -132,7 +132,7 @@ def test_between_rungs_nobody_is_stopped(tmp_path: Path) -> None:
     assert at_rung(running, last, 3, 99.0) == "pruned"
 
 
-def test_the_last_epoch_is_an_end_and_no_rung(tmp_path: Path) -> None:
+def test_trial_at_its_last_epoch_completes_and_is_not_pruned(tmp_path: Path) -> None:
     running = study(tmp_path, decide_at=(3,))
     for value in (0.1, 0.2, 0.3):
         at_rung(running, begin(running).number, 3, value)
@@ -140,7 +140,7 @@ def test_the_last_epoch_is_an_end_and_no_rung(tmp_path: Path) -> None:
     assert running.report(last, rows((3, 99.0)), 99.0, True, {}) == "complete"
 
 
-def test_rungs_are_remembered_over_a_restart(tmp_path: Path) -> None:
+def test_rung_values_and_pruned_trials_are_kept_over_a_restart(tmp_path: Path) -> None:
     first = study(tmp_path, decide_at=(3,))
     for value in (0.1, 0.2, 0.3, 0.4):
         at_rung(first, begin(first).number, 3, value)
@@ -170,7 +170,7 @@ def test_a_resumed_trial_that_states_its_rung_again_changes_nothing(tmp_path: Pa
 
 
 @pytest.mark.parametrize("scheduler", ["asha", "hyperband", "median"])
-def test_a_decision_outlives_the_driver_that_made_it(scheduler: Any, tmp_path: Path) -> None:
+def test_pruning_decision_is_kept_after_the_driver_dies(scheduler: Any, tmp_path: Path) -> None:
     """The driver dies between a decision and the trial's end; until the resume, other trials change the picture."""
     decide_at = rungs(27, scheduler)
     options: dict[str, Any] = {"decide_at": decide_at, "scheduler": scheduler, "trials": 20}

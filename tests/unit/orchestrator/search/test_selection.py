@@ -1,4 +1,4 @@
-"""Selection with noise: the set of contenders holds the best as often as it says, and separates what can be."""
+"""Selection with noise: the contenders contain the best trial at the stated rate and exclude worse ones."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_the_best_is_a_contender_as_often_as_promised_over_seeds(units: bool) ->
     assert inside / SIMULATIONS >= LEAST
 
 
-def test_noise_that_all_trials_share_separates_nothing_less() -> None:
+def test_noise_shared_by_all_trials_does_not_hide_a_difference() -> None:
     """Hard and easy users are the same for both: the difference is certain though each mean is not."""
     users = np.random.default_rng(0).normal(0, 10, 100)
     noise = np.random.default_rng(1).normal(0, 0.01, (2, 100))
@@ -121,7 +121,7 @@ def test_the_estimate_is_shrunk_by_the_noise(monkeypatch: pytest.MonkeyPatch) ->
     assert abs(np.mean(shrunk)) < np.mean(errors) / 2
 
 
-def test_without_noise_known_nothing_is_said() -> None:
+def test_no_contenders_are_given_without_a_noise_estimate() -> None:
     values = [Candidate(trial, 1.0 - trial, (1.0 - trial,), None) for trial in range(3)]
     result = select(values, GAIN)
     assert result is not None
@@ -171,7 +171,7 @@ def test_only_a_trial_without_the_same_units_is_left_out(units: UnitValues | Non
 
 @pytest.mark.parametrize("maximise", [True, False])
 @pytest.mark.parametrize(("trials", "units"), [(8, 100), (30, 100), (5, 20)])
-def test_a_noisy_trial_wins_less_often_where_variances_differ(trials: int, units: int, maximise: bool) -> None:
+def test_selection_by_estimate_has_less_regret_where_variances_differ(trials: int, units: int, maximise: bool) -> None:
     """The regret of the choice, against that of the largest value; with equal variances it is about the same."""
     rng = np.random.default_rng(4)
     objective = GAIN if maximise else ERROR
@@ -223,7 +223,7 @@ def test_equal_constant_values_have_an_estimate_without_noise() -> None:
 # From the journal and the file of units
 
 
-def test_a_study_knows_its_contenders(tmp_path: Path) -> None:
+def test_study_returns_contenders_and_the_cheapest_of_them_as_winner(tmp_path: Path) -> None:
     """Lower is better; the second trial is as good as the first for all that 60 users say, the third is not."""
     rng = np.random.default_rng(0)
     users = rng.normal(5, 1, 60)
@@ -307,7 +307,7 @@ def test_repeated_seeds_are_averaged_by_unit(tmp_path: Path) -> None:
     ("values", "value"),
     [([1.0, 2.0], 9.0), ([1.0], 1.0), ([1.0, float("nan")], 1.0), ([1.0, 2.0], None)],
 )
-def test_units_that_say_nothing_of_the_value_are_not_kept(values: list[float], value: float | None) -> None:
+def test_unusable_unit_values_are_not_encoded(values: list[float], value: float | None) -> None:
     assert unit_values.encode({"id": np.arange(len(values)), "error": np.array(values)}, value) is None
 
 

@@ -57,7 +57,7 @@ def test_the_published_weight_decay_falls_with_the_number_of_users(dataset: str,
     assert (decay.low, decay.high) == pytest.approx((low, high))
 
 
-def test_everything_of_the_recommender_is_searched_but_data_and_device() -> None:
+def test_space_everything_draws_all_but_the_listed_parameters() -> None:
     params = catalog()["recommender"].load_params()
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=2))
     asked: dict[str, set[Any]] = {}
@@ -100,33 +100,33 @@ def test_everything_of_the_recommender_is_searched_but_data_and_device() -> None
     assert ranges["positives"] == "int 0 to 10"
 
 
-def test_everything_takes_a_fixed_loss_that_it_does_not_draw() -> None:
+def test_space_everything_accepts_a_fixed_loss_that_it_does_not_draw() -> None:
     params = catalog()["recommender"].load_params()
     survey = spaces.probe(spaces.load("recommender", "everything"), {"loss": "supervised"}, params, seed=0)
     assert "negatives" in survey.distributions
 
 
-def test_everything_takes_a_fixed_loss_without_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_space_everything_accepts_a_fixed_loss_without_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(LOSSES, "mine", LOSSES["bpr"])
     survey = spaces.probe(spaces.load("recommender", "everything"), {"loss": "mine"}, RecommenderParams, seed=0)
     assert {"lr", "sampler"} <= set(survey.distributions)
 
 
 @pytest.mark.parametrize("preset", ["infonce", "decoupled", "dcl", "hcl", "bcl", "everything"])
-def test_negatives_are_asked_for_only_where_they_are_drawn(preset: str) -> None:
+def test_negatives_are_searched_only_with_a_sampler_that_draws_them(preset: str) -> None:
     space, params = spaces.load("recommender", preset), catalog()["recommender"].load_params()
     fixed = {"sampler": "in_batch"} | ({"loss": "bcl"} if preset == "everything" else {})
     assert "negatives" not in spaces.probe(space, fixed, params, seed=0).distributions
     assert "negatives" in spaces.probe(space, {**fixed, "sampler": "dns"}, params, seed=0).distributions
 
 
-def test_a_fixed_hard_margin_searches_with_hard_negatives_only() -> None:
+def test_fixed_hard_margin_removes_hard_from_the_search_space() -> None:
     space, params = spaces.load("text_ranker", "space"), catalog()["text_ranker"].load_params()
     assert "hard" in spaces.probe(space, {}, params, seed=0).distributions
     assert "hard" not in spaces.probe(space, {"hard_margin": 0.5}, params, seed=0).distributions
 
 
-def test_an_unknown_preset_gets_the_nearest() -> None:
+def test_unknown_search_space_is_refused_with_the_nearest_name() -> None:
     refused(lambda: spaces.load("recommender", "spce"), "Unknown search space of recommender", "Did you mean 'space'?")
 
 
@@ -149,11 +149,11 @@ def test_the_spaces_of_a_users_file_have_summaries(tmp_path: Path) -> None:
     assert spaces.summaries(f"{file}:train") == {}
 
 
-def test_a_file_without_the_name_of_a_space() -> None:
+def test_space_file_without_a_function_name_is_refused() -> None:
     refused(lambda: spaces.load("recommender", "sp.py"), "search space is named by its file alone", "Write sp.py:NAME")
 
 
-def test_a_workload_without_presets(toy_workload: str) -> None:
+def test_preset_of_a_workload_without_presets_is_refused(toy_workload: str) -> None:
     refused(
         lambda: spaces.load(toy_workload, "space"), "toy has no search space of its own", "--space file.py:function"
     )
@@ -162,7 +162,7 @@ def test_a_workload_without_presets(toy_workload: str) -> None:
 # Files
 
 
-def test_a_function_of_a_file(tmp_path: Path) -> None:
+def test_space_is_loaded_from_a_function_of_a_file(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "def _hidden(trial): ...\n\ndef mine(trial):\n    return {'lr': trial.suggest_float('lr', 0.1, 0.2)}\n"
     )
@@ -184,7 +184,7 @@ def test_a_function_of_a_file(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_broken_file_has_its_line(text: str, words: tuple[str, ...], tmp_path: Path) -> None:
+def test_error_names_the_line_of_a_broken_space_file(text: str, words: tuple[str, ...], tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(text)
     refused(lambda: spaces.load("toy", f"{tmp_path}/mine.py:space"), f"{tmp_path}/mine.py", *words)
 
@@ -198,30 +198,30 @@ def test_a_file_is_read_again_whatever_its_time_and_length(tmp_path: Path) -> No
     assert not (tmp_path / "__pycache__").exists()
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_missing_space_file_is_refused(tmp_path: Path) -> None:
     refused(lambda: spaces.load("toy", f"{tmp_path}/none.py:space"), "file does not exist", f"{tmp_path}/none.py")
 
 
 # Fixing
 
 
-def test_a_fixed_parameter_is_no_dimension() -> None:
+def test_fixed_parameter_is_not_a_dimension_of_the_search() -> None:
     params, dimensions = ask({"lr": 0.25, "momentum": 0.5})
     assert (params["lr"], params["momentum"]) == (0.25, 0.5)
     assert set(dimensions) == {"start"}
 
 
-def test_a_fixed_parameter_steers_the_space() -> None:
+def test_fixed_parameter_selects_the_branch_of_the_space() -> None:
     params, dimensions = ask({"momentum": 0.0})
     assert "start" not in params
     assert set(dimensions) == {"lr"}
 
 
-def test_a_fixed_parameter_that_the_space_does_not_know_is_added() -> None:
+def test_fixed_parameter_absent_from_the_space_is_added() -> None:
     assert ask({"slow": 0.0, "lr": 0.3})[0]["slow"] == 0.0
 
 
-def test_the_rest_of_the_trial_is_optunas_own() -> None:
+def test_space_function_can_use_other_attributes_of_the_optuna_trial() -> None:
     seen: list[int] = []
 
     def numbered(trial: Any) -> dict[str, Any]:
@@ -236,7 +236,7 @@ def test_the_rest_of_the_trial_is_optunas_own() -> None:
 # Probing
 
 
-def test_probing_tells_what_varies_conditions_included() -> None:
+def test_probe_finds_all_searched_parameters_with_conditional_ones() -> None:
     survey = spaces.probe(space, {}, Params, seed=0)
     assert set(survey.distributions) == {"momentum", "lr", "start"}
     assert survey.conditional
@@ -279,7 +279,7 @@ def broken(trial: Any) -> dict[str, Any]:
         (broken, ("The search space failed: KeyError: 'depth'", "called with an Optuna trial")),
     ],
 )
-def test_a_space_that_no_trial_could_run(space: spaces.Space, words: tuple[str, ...]) -> None:
+def test_space_with_invalid_output_or_an_error_is_refused(space: spaces.Space, words: tuple[str, ...]) -> None:
     refused(lambda: spaces.probe(space, {}, Params, seed=0), *words)
 
 
@@ -291,7 +291,7 @@ def test_the_line_of_an_error_is_the_one_in_the_file_of_the_space() -> None:
     refused(lambda: spaces.probe(lambda trial: {"lr": helper(trial)}, {}, Params, seed=0), f" (test_spaces.py:{line})")
 
 
-def test_every_draw_is_handed_over_complete() -> None:
+def test_probe_passes_complete_parameters_of_every_draw_to_the_callback() -> None:
     seen: list[Any] = []
     spaces.probe(space, {"slow": 0.0}, Params, 0, seen.append)
     assert len(seen) == spaces.PROBES
@@ -299,14 +299,14 @@ def test_every_draw_is_handed_over_complete() -> None:
     assert {complete["momentum"] for complete in seen} == {0.0, 0.5}
 
 
-def test_a_value_that_is_rarely_wrong_is_found() -> None:
+def test_rarely_drawn_invalid_value_is_found_by_the_probe() -> None:
     def rarely(trial: Any) -> dict[str, Any]:
         return {"lr": 2.0 if trial.suggest_float("u", 0, 1) > 0.8 else 0.1}
 
     refused(lambda: spaces.probe(rarely, {}, Params, seed=0), "lr is not valid: got 2.0")
 
 
-def test_what_the_study_could_not_write_is_refused_before_a_trial_runs() -> None:
+def test_numpy_value_from_the_space_is_refused_by_the_probe() -> None:
     words = ("Parameter batch_size from the search space is not a plain value", "got int64")
     refused(lambda: spaces.probe(lambda trial: {"batch_size": np.int64(4)}, {}, Params, seed=0), *words)
 
@@ -323,7 +323,7 @@ def test_what_the_study_could_not_write_is_refused_before_a_trial_runs() -> None
         ("simclr", {"method": "byol"}, "or choose another with --space: byol, published."),
     ],
 )
-def test_a_drawn_value_that_conflicts_names_the_spaces_that_fit(
+def test_error_of_a_conflicting_drawn_value_names_fitting_spaces(
     workload: str, fixed: dict[str, Any], message: str
 ) -> None:
     params, default = catalog()[workload].load_params(), spaces.load(workload, "space")
@@ -334,7 +334,7 @@ def test_a_drawn_value_that_conflicts_names_the_spaces_that_fit(
     assert "Drop" not in str(caught.value)
 
 
-def test_a_conflict_of_fixed_values_is_not_the_spaces_fault() -> None:
+def test_error_of_conflicting_fixed_values_names_the_fixed_values() -> None:
     params, default = catalog()["recommender"].load_params(), spaces.load("recommender", "space")
     fixed = {"backbone": "ease", "batch_size": 4}
     with pytest.raises(UserError, match=r"^batch_size=4 has no effect with backbone=ease\. Drop batch_size, or set"):

@@ -1,4 +1,4 @@
-"""Which sampler, scheduler and plan go together: each refusal has its reason, what is left open is filled in."""
+"""Sampler, scheduler and plan: combinations that do not work are refused, and open settings are filled in."""
 
 from __future__ import annotations
 
@@ -43,20 +43,20 @@ def refused(*words: str, **asked: Any) -> None:
 # What is filled in
 
 
-def test_the_refit_is_as_the_objective_says_where_nobody_does() -> None:
+def test_refit_defaults_to_the_setting_of_the_objective() -> None:
     assert settle({})[1].refit is True
     assert settle({}, objectives=(X,))[1].refit is False
     assert settle({}, {"refit": False})[1].refit is False
 
 
-def test_what_was_asked_for_stays() -> None:
+def test_given_scheduler_sampler_and_trials_are_kept() -> None:
     for scheduler in ("asha", "hyperband", "median", "racing", "none"):
         for sampler in ("tpe", "gp", "cmaes", "random"):
             found, _ = settle({"scheduler": scheduler, "sampler": sampler, "trials": 3})
             assert (found.scheduler, found.sampler, found.trials) == (scheduler, sampler, 3)
 
 
-def test_constraints_are_checked() -> None:
+def test_malformed_or_unsupported_constraints_are_refused() -> None:
     refused("constraint is not valid", "METRIC<=NUMBER", search={"constraint": ("size<10",)})
     refused("several workers", search={"constraint": ("parameters<=10",)}, workers=2)
     assert settle({"constraint": ("size<=10",)}, workers=2)[0].constraint == ("size<=10",)
@@ -70,7 +70,7 @@ def test_constraints_are_checked() -> None:
         ({"search": {"finalists": 2}, "objectives": (ERROR, X)}, "they are selected by one objective"),
     ],
 )
-def test_finalists_need_trials_of_one_seed(asked: dict[str, Any], reason: str) -> None:
+def test_finalists_are_refused_with_seeds_pbt_or_several_objectives(asked: dict[str, Any], reason: str) -> None:
     refused("Finalists cannot be used here", reason, **asked)
 
 
@@ -101,11 +101,11 @@ def test_a_population_is_drawn_at_random_and_not_refitted() -> None:
         ({"plan": {"epochs": 1}}, "a trial needs at least two epochs"),
     ],
 )
-def test_where_pbt_can_not_be_used(asked: dict[str, Any], reason: str) -> None:
+def test_pbt_is_refused_with_incompatible_settings(asked: dict[str, Any], reason: str) -> None:
     refused("PBT cannot be used here: ", reason, **{"search": PBT} | asked)
 
 
-def test_what_may_change_is_what_the_workload_marks() -> None:
+def test_changeable_parameters_are_those_the_workload_marks() -> None:
     assert strategy.changeable(Params, ["momentum", "lr", "log2_dim"]) == ["lr"]
 
 
@@ -113,7 +113,7 @@ def test_what_may_change_is_what_the_workload_marks() -> None:
 
 
 @pytest.mark.parametrize("scheduler", ["asha", "hyperband", "median", "racing", "pbt"])
-def test_of_several_objectives_no_scheduler_can_stop_by_one(scheduler: str) -> None:
+def test_schedulers_are_refused_with_several_objectives(scheduler: str) -> None:
     asked = {"scheduler": scheduler, "trials": 4}
     refused(
         f"{scheduler} stops trials by one objective", "got error, x", "--scheduler none",
@@ -121,24 +121,24 @@ def test_of_several_objectives_no_scheduler_can_stop_by_one(scheduler: str) -> N
     )  # fmt: skip
 
 
-def test_of_several_objectives_none_is_the_default() -> None:
+def test_scheduler_none_is_the_default_with_several_objectives() -> None:
     assert settle({}, objectives=(ERROR, X))[0].scheduler == "none"
     assert settle({"scheduler": "none", "sampler": "gp"}, objectives=(ERROR, X))[0].sampler == "gp"
 
 
-def test_of_several_objectives_the_gain_is_not_known() -> None:
+def test_until_gain_is_refused_with_several_objectives_or_a_population() -> None:
     refused(
         "gain of further trials is not known for several objectives", search={"until_gain": 3}, objectives=(ERROR, X)
     )
     refused("gain of further trials is not known for a population", search={"until_gain": 3, "scheduler": "pbt"})
 
 
-def test_cma_es_knows_one_objective_and_two_parameters() -> None:
+def test_cma_es_is_refused_with_two_objectives_or_one_parameter() -> None:
     refused("CMA-ES knows one objective: got error, x", search={"sampler": "cmaes"}, objectives=(ERROR, X))
     refused("CMA-ES needs at least two searched parameters: got lr", search={"sampler": "cmaes"}, searched=LR)
 
 
-def test_seeds_of_finalists_need_finalists() -> None:
+def test_finalist_seeds_without_finalists_are_refused() -> None:
     refused("--finalist-seeds 5", "Add --finalists N", search={"finalist_seeds": 5})
     refused("--finalist-seeds 3", search={"finalist_seeds": 3})
     assert settle({"finalists": 2, "finalist_seeds": 5})[0].finalist_seeds == 5
@@ -147,7 +147,7 @@ def test_seeds_of_finalists_need_finalists() -> None:
 # Timeouts
 
 
-def test_in_one_process_nobody_could_kill_a_trial() -> None:
+def test_trial_timeout_is_refused_in_local_mode() -> None:
     refused("--trial-timeout", "--local", search={"trial_timeout": 5.0}, local=True)
     assert settle({"trial_timeout": 5.0})[0].trial_timeout == 5.0
 

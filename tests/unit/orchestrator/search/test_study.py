@@ -1,4 +1,4 @@
-"""The study: it asks for exactly so many trials, tells the sampler the truth, and forgets nothing when it dies."""
+"""The study: the exact number of trials, their ends as Optuna records them, and no loss after a kill."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ JOURNAL = "study.jsonl"
 # How many
 
 
-def test_exactly_so_many_trials_are_asked_for(tmp_path: Path) -> None:
+def test_exactly_the_requested_number_of_trials_is_started(tmp_path: Path) -> None:
     running = study(tmp_path)
     numbers = [begin(running).number for _ in range(6)]
     assert numbers == [0, 1, 2, 3, 4, 5]
@@ -35,7 +35,7 @@ def test_exactly_so_many_trials_are_asked_for(tmp_path: Path) -> None:
     assert running.running() == numbers
 
 
-def test_every_end_counts(tmp_path: Path) -> None:
+def test_pruned_failed_and_discarded_trials_count_as_trials(tmp_path: Path) -> None:
     running = study(tmp_path, decide_at=(3,), trials=4)
     for value in (1.0, 2.0):
         at_rung(running, begin(running).number, 3, value)
@@ -44,7 +44,7 @@ def test_every_end_counts(tmp_path: Path) -> None:
     assert running.next() is None
 
 
-def test_the_number_is_exact_over_any_restarts(tmp_path: Path) -> None:
+def test_number_of_trials_is_exact_after_restarts(tmp_path: Path) -> None:
     seen: list[int] = []
     while True:
         running = study(tmp_path)  # the process before this one has died
@@ -59,7 +59,7 @@ def test_the_number_is_exact_over_any_restarts(tmp_path: Path) -> None:
     assert states(running) == ["COMPLETE"] * 6
 
 
-def test_what_was_interrupted_comes_first_and_with_the_same_parameters(tmp_path: Path) -> None:
+def test_interrupted_trials_resume_first_with_the_same_parameters(tmp_path: Path) -> None:
     first = study(tmp_path)
     asked = [begin(first) for _ in range(3)]
     complete(first, 1, 0.5)
@@ -69,7 +69,7 @@ def test_what_was_interrupted_comes_first_and_with_the_same_parameters(tmp_path:
     assert [trial.params for trial in again[:2]] == [asked[0].params, asked[2].params]
 
 
-def test_what_was_given_up_is_not_taken_up(tmp_path: Path) -> None:
+def test_discarded_trial_is_not_resumed(tmp_path: Path) -> None:
     first = study(tmp_path)
     first.discard(begin(first).number, "the time budget was spent")
     assert begin(study(tmp_path)).number == 1
@@ -111,7 +111,7 @@ def test_with_many_trials_at_once_the_next_one_is_asked_for_ahead(tmp_path: Path
 
 
 @pytest.mark.parametrize("about", [{"sampler": "random"}, {"sampler": "tpe", "trials": 8}])
-def test_nothing_is_asked_for_ahead_that_costs_nothing_or_is_not_to_be(about: dict[str, Any], tmp_path: Path) -> None:
+def test_no_trial_is_asked_ahead_with_random_sampler_or_at_the_limit(about: dict[str, Any], tmp_path: Path) -> None:
     running = study(tmp_path, **{"trials": 10, **about})
     for _ in range(8):
         begin(running)
@@ -120,7 +120,7 @@ def test_nothing_is_asked_for_ahead_that_costs_nothing_or_is_not_to_be(about: di
 
 
 @pytest.mark.parametrize("sampler", ["random", "tpe"])
-def test_a_restart_does_not_change_what_the_sampler_says(sampler: str, tmp_path: Path) -> None:
+def test_restart_does_not_change_the_suggestions_of_the_sampler(sampler: str, tmp_path: Path) -> None:
     def params(folder: Path, restart: Callable[[int], bool]) -> list[dict[str, Any]]:
         folder.mkdir()
         running, found = study(folder, sampler=sampler, trials=14), []
@@ -138,7 +138,7 @@ def test_a_restart_does_not_change_what_the_sampler_says(sampler: str, tmp_path:
 
 
 @pytest.mark.parametrize("reached", ["ask", "first suggestion"])
-def test_a_trial_that_died_while_it_was_asked_for_is_taken_up(
+def test_trial_interrupted_while_it_was_sampled_is_resumed(
     reached: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole_folder, folder = tmp_path / "whole", tmp_path / "torn"
@@ -166,7 +166,7 @@ def test_a_trial_that_died_while_it_was_asked_for_is_taken_up(
     assert best.user_attrs["params"] == trial.params
 
 
-def test_another_seed_other_parameters(tmp_path: Path) -> None:
+def test_parameters_differ_with_another_seed(tmp_path: Path) -> None:
     found = []
     for name, seed in (("a", 5), ("b", 6)):
         (tmp_path / name).mkdir()
@@ -177,7 +177,7 @@ def test_another_seed_other_parameters(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "gp", "random", "cmaes"])
-def test_every_sampler_samples(sampler: str, tmp_path: Path) -> None:
+def test_every_sampler_suggests_values_within_the_range(sampler: str, tmp_path: Path) -> None:
     running = study(tmp_path, sampler=sampler, trials=11)
     for number in range(11):
         trial = begin(running)
@@ -264,7 +264,7 @@ def test_cma_es_passes_all_trials_once_for_a_suggestion(tmp_path: Path, monkeypa
 # The truth
 
 
-def test_optuna_is_told_how_each_trial_ended(tmp_path: Path) -> None:
+def test_end_of_each_trial_is_recorded_in_the_optuna_study(tmp_path: Path) -> None:
     running = study(tmp_path, decide_at=(3,), trials=4)
     numbers = [begin(running).number for _ in range(4)]
     assert at_rung(running, numbers[0], 3, 0.5) == "go on"
@@ -290,16 +290,14 @@ def test_the_value_of_a_complete_trial_is_its_best_and_only_rungs_are_kept(tmp_p
 
 
 @pytest.mark.parametrize("best", [None, math.nan, math.inf])
-def test_an_end_without_an_objective_is_a_failure(best: float | None, tmp_path: Path) -> None:
+def test_trial_that_ends_without_a_finite_objective_fails(best: float | None, tmp_path: Path) -> None:
     running = study(tmp_path)
     assert running.report(begin(running).number, [], best, True, {}) == "failed"
     assert running.trials[0].user_attrs["cause"] == "the objective validation/error was never reported"
 
 
 @pytest.mark.parametrize(("direction", "expected"), [("min", 1), ("max", 3)])
-def test_the_best_is_among_the_complete_and_a_tie_goes_to_the_first(
-    direction: Any, expected: int, tmp_path: Path
-) -> None:
+def test_best_trial_is_complete_and_a_tie_goes_to_the_first(direction: Any, expected: int, tmp_path: Path) -> None:
     running = study(tmp_path, Objective("error", direction))
     for number, value in enumerate((0.5, 0.1, 0.1, 0.9, 0.9)):
         begin(running)
@@ -312,13 +310,13 @@ def test_the_best_is_among_the_complete_and_a_tie_goes_to_the_first(
     assert best.number == expected
 
 
-def test_of_none_that_is_complete_there_is_no_best(tmp_path: Path) -> None:
+def test_best_is_none_without_a_complete_trial(tmp_path: Path) -> None:
     running = study(tmp_path)
     running.fail(begin(running).number, "diverged")
     assert running.best() is None
 
 
-def test_a_report_looks_at_new_trials_alone_for_the_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_trial_is_examined_once_for_the_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looked = []
     monkeypatch.setattr(sweep_trials, "is_additional", lambda trial: looked.append(trial.number) or trial.number == 1)
     running = study(tmp_path, trials=30)
@@ -375,7 +373,7 @@ def test_a_trial_that_waits_is_begun_before_new_ones_and_after_a_restart(tmp_pat
     assert second.next() is None
 
 
-def test_trials_that_wait_together_are_drawn_apart(tmp_path: Path) -> None:
+def test_enqueued_trials_get_different_values_for_open_parameters(tmp_path: Path) -> None:
     """From each other, and from the new one that follows."""
     running = study(tmp_path, trials=1)
     for request in ("first", "second"):
@@ -384,14 +382,14 @@ def test_trials_that_wait_together_are_drawn_apart(tmp_path: Path) -> None:
     assert len({params["lr"] for params in found}) == 3
 
 
-def test_what_a_budget_ended_is_not_tried_again(tmp_path: Path) -> None:
+def test_trial_discarded_by_a_budget_is_not_retried(tmp_path: Path) -> None:
     running = study(tmp_path)
     running.discard(begin(running).number, "the time budget was spent")
     assert running.retry_failed() == 0
     assert running.failed() == []
 
 
-def test_without_fresh_ones_only_what_was_begun_goes_on(tmp_path: Path) -> None:
+def test_only_begun_trials_continue_when_no_new_ones_are_allowed(tmp_path: Path) -> None:
     first = study(tmp_path)
     begin(first)
     assert first.next(fresh=False) is None
@@ -404,7 +402,7 @@ def test_without_fresh_ones_only_what_was_begun_goes_on(tmp_path: Path) -> None:
     assert second.next(fresh=False) is None
 
 
-def test_what_a_dead_process_left_can_be_given_up_before_it_was_taken_up(tmp_path: Path) -> None:
+def test_unfinished_trials_of_a_dead_driver_can_be_discarded(tmp_path: Path) -> None:
     first = study(tmp_path)
     begin(first), begin(first)
     second = study(tmp_path)
@@ -426,7 +424,7 @@ def test_the_journal_is_lines_of_json(tmp_path: Path) -> None:
     assert all(isinstance(json.loads(line), dict) for line in lines)
 
 
-def test_half_a_line_that_a_killed_process_left_is_no_harm(tmp_path: Path) -> None:
+def test_partial_journal_line_of_a_killed_process_is_ignored(tmp_path: Path) -> None:
     first = study(tmp_path)
     complete(first, begin(first).number, 0.5)
     with (tmp_path / JOURNAL).open("a") as journal:
@@ -438,7 +436,7 @@ def test_half_a_line_that_a_killed_process_left_is_no_harm(tmp_path: Path) -> No
     assert states(study(tmp_path)) == ["COMPLETE"] * 3
 
 
-def test_a_lock_that_a_killed_process_left_keeps_nobody_waiting(
+def test_stale_journal_lock_of_a_killed_process_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def wait(seconds: float) -> None:
@@ -450,7 +448,7 @@ def test_a_lock_that_a_killed_process_left_keeps_nobody_waiting(
     begin(study(tmp_path))
 
 
-def test_a_journal_that_can_not_be_read(tmp_path: Path) -> None:
+def test_damaged_journal_raises_user_error(tmp_path: Path) -> None:
     running = study(tmp_path)
     begin(running)
     content = (tmp_path / JOURNAL).read_text().splitlines()

@@ -83,7 +83,7 @@ def test_a_sampler_and_a_pruner_of_the_user_decide(mine: Path) -> None:
     assert (found.folder / "sampler.py").read_text() == (found.folder / "scheduler.py").read_text() == MINE
 
 
-def test_a_resume_decides_alike_and_needs_consent(mine: Path, home: Path, tmp_path: Path) -> None:
+def test_resume_uses_the_same_user_sampler_and_requires_consent(mine: Path, home: Path, tmp_path: Path) -> None:
     sweep(mine, sampler=f"{mine}:Steps", name="mine", trials=2)
     more = api.sweep(resume="mine", more_trials=2, tracking="none")
     assert sorted(more.trials()["params.lr"]) == pytest.approx([0.02, 0.03, 0.04, 0.05])
@@ -102,7 +102,7 @@ def test_a_resume_decides_alike_and_needs_consent(mine: Path, home: Path, tmp_pa
     assert len(api.sweep(resume="mine", more_trials=1, tracking="none", **moved).trials()) == 6
 
 
-def test_what_only_a_record_names_is_not_run(mine: Path, home: Path, tmp_path: Path) -> None:
+def test_code_named_only_in_a_record_is_not_run(mine: Path, home: Path, tmp_path: Path) -> None:
     canary = tmp_path / "canary"
     found = sweep(mine, name="theirs", trials=1)
     folder = records.open_folder(found.folder)
@@ -123,7 +123,7 @@ def test_what_only_a_record_names_is_not_run(mine: Path, home: Path, tmp_path: P
     assert not canary.exists()
 
 
-def test_who_names_a_sampler_may_repeat_a_sweep_with_it(mine: Path, tmp_path: Path) -> None:
+def test_sweep_with_a_user_sampler_is_repeated_only_if_it_is_named(mine: Path, tmp_path: Path) -> None:
     folder = records.open_folder(sweep(mine, name="theirs", sampler=f"{mine}:Steps", trials=1).folder)
     (tmp_path / "theirs.py").write_text(f"{MINE}# of another user\n")
     named = f"{tmp_path}/theirs.py:Steps"
@@ -174,7 +174,7 @@ def test_a_sampler_without_further_points_ends_the_search(mine: Path) -> None:
         ({"sampler": "MINE:Failing"}, ("The sampler", "failed: KeyError: 'lr'")),
     ],
 )
-def test_bad_input_is_one_sentence(mine: Path, asked: dict[str, str], words: tuple[str, ...]) -> None:
+def test_invalid_sampler_or_scheduler_is_refused(mine: Path, asked: dict[str, str], words: tuple[str, ...]) -> None:
     named = {name: value.replace("MINE", str(mine)) for name, value in asked.items()}
     refused(lambda: sweep(mine, **named), *words)
 

@@ -1,4 +1,4 @@
-"""Warm start: whose trials are taken, as what, and that they are nobody's trials in the new sweep."""
+"""Warm start: which earlier trials are taken, and that they do not count as trials of the new sweep."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def lesson(trial: FrozenTrial, distributions: Any = None, objectives: Any = (ERR
     return warm_start.fitting_trial("old", trial, objectives, WIDE if distributions is None else distributions)
 
 
-def test_what_ended_with_a_value_is_taken_as_what_it_was(tmp_path: Path) -> None:
+def test_complete_and_pruned_trials_are_taken_with_their_state(tmp_path: Path) -> None:
     trials = earlier(tmp_path).trials
     found = [lesson(trial) for trial in trials]
     assert [one.state.name if one else None for one in found] == ["COMPLETE", "COMPLETE", "PRUNED", None, None]
@@ -55,7 +55,7 @@ def test_what_ended_with_a_value_is_taken_as_what_it_was(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_lessons_have_the_constraints_of_the_search_or_are_left_out(tmp_path: Path) -> None:
+def test_earlier_trials_get_constraint_values_or_are_left_out(tmp_path: Path) -> None:
     """The earlier sweep had none. GP refuses trials of which some have constraints."""
     trials = earlier(tmp_path / "old").trials
     constraints = [Constraint.parse("x<=0.4")]
@@ -74,7 +74,7 @@ def test_lessons_have_the_constraints_of_the_search_or_are_left_out(tmp_path: Pa
     assert states(running) == ["COMPLETE"] * 12
 
 
-def test_schedulers_do_not_see_what_others_had_on_the_way(tmp_path: Path) -> None:
+def test_rung_values_of_complete_earlier_trials_are_dropped(tmp_path: Path) -> None:
     found = [lesson(trial) for trial in earlier(tmp_path).trials[:3]]
     assert [one.intermediate_values for one in found if one] == [{}, {}, {3: 0.9}], "TPE ranks a pruned one by it"
     assert all(one is None or one.system_attrs == {} for one in found), "ASHA's rungs"
@@ -91,7 +91,7 @@ def test_schedulers_do_not_see_what_others_had_on_the_way(tmp_path: Path) -> Non
         ({"lr": None}, "none"),
     ],
 )
-def test_what_lies_outside_the_space_is_left_out(change: dict[str, Any], taken: str, tmp_path: Path) -> None:
+def test_earlier_trial_outside_the_space_is_left_out(change: dict[str, Any], taken: str, tmp_path: Path) -> None:
     space = {name: d for name, d in (WIDE | change).items() if d is not None}
     trials = earlier(tmp_path).trials[:3]
     inside = {
@@ -101,7 +101,7 @@ def test_what_lies_outside_the_space_is_left_out(change: dict[str, Any], taken: 
     assert [lesson(trial, space) is not None for trial in trials] == [inside(trial.params) for trial in trials]
 
 
-def test_every_branch_of_a_conditional_space_teaches(toy_workload: str, settings: Settings) -> None:
+def test_trials_of_every_branch_of_a_conditional_space_are_taken(toy_workload: str, settings: Settings) -> None:
     """Its ranges may differ by branch, and a sample of the space may lack a rare one."""
 
     def space(trial: Any) -> dict[str, Any]:
@@ -123,7 +123,7 @@ def test_every_branch_of_a_conditional_space_teaches(toy_workload: str, settings
     assert lines == ["Learnt from 8 of 8 trials of one"]
 
 
-def test_what_was_fixed_then_and_is_searched_now_has_the_value_it_had(tmp_path: Path) -> None:
+def test_parameter_fixed_before_and_searched_now_keeps_its_value(tmp_path: Path) -> None:
     trial = earlier(tmp_path).trials[0]
     trial.user_attrs["params"] = trial.params | {"momentum": 0.7, "batch_size": 8}
     found = lesson(trial, WIDE | {"momentum": FloatDistribution(0.0, 0.9)})
@@ -132,19 +132,19 @@ def test_what_was_fixed_then_and_is_searched_now_has_the_value_it_had(tmp_path: 
     assert lesson(trial, WIDE | {"momentum": FloatDistribution(0.0, 0.5)}) is None
 
 
-def test_another_objective_has_no_value_here(tmp_path: Path) -> None:
+def test_trial_without_the_objective_of_the_new_sweep_is_left_out(tmp_path: Path) -> None:
     trials = earlier(tmp_path).trials
     assert [lesson(trial, objectives=(Objective("recall", "max"),)) for trial in trials] == [None] * 5
     of_x = [lesson(trial, objectives=(X,)) for trial in trials]
     assert [one.values if one else None for one in of_x] == [[0.5], [0.3], None, None, None]
 
 
-def test_of_several_objectives_only_the_complete_are_taken(tmp_path: Path) -> None:
+def test_only_complete_trials_are_taken_with_several_objectives(tmp_path: Path) -> None:
     found = [lesson(trial, objectives=(ERROR, X)) for trial in earlier(tmp_path).trials]
     assert [one.values if one else None for one in found] == [[0.25, 0.5], [0.15, 0.3], None, None, None]
 
 
-def test_a_schedule_of_parameters_lies_nowhere(tmp_path: Path) -> None:
+def test_trial_with_a_pbt_lineage_is_left_out(tmp_path: Path) -> None:
     trial = earlier(tmp_path).trials[0]
     trial.user_attrs["lineage"] = [{"epoch": 2, "from": 1, "params": {}}]
     assert lesson(trial) is None
@@ -159,7 +159,7 @@ def taught(folder: Path, old: Path, **asked: Any) -> Study:
     return found
 
 
-def test_what_was_learnt_is_no_trial_of_the_sweep(tmp_path: Path) -> None:
+def test_earlier_trials_do_not_count_as_trials_of_the_new_sweep(tmp_path: Path) -> None:
     running = taught(tmp_path / "new", tmp_path / "old")
     assert (running.trials, running.best()) == ([], None)
     numbers = [begin(running).number for _ in range(3)]
@@ -173,7 +173,7 @@ def test_what_was_learnt_is_no_trial_of_the_sweep(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("scheduler", ["asha", "hyperband", "median"])
-def test_what_was_learnt_stops_nobody(scheduler: Any, tmp_path: Path) -> None:
+def test_earlier_trials_do_not_cause_a_scheduler_to_stop_a_trial(scheduler: Any, tmp_path: Path) -> None:
     old = study(tmp_path / "old", trials=9, decide_at=(3, 9))
     for number in range(9):
         begin(old)
@@ -190,7 +190,7 @@ def test_what_was_learnt_stops_nobody(scheduler: Any, tmp_path: Path) -> None:
     assert verdicts[0] == verdicts[1] == ["go on"]
 
 
-def test_a_sampler_begins_where_the_last_one_ended(tmp_path: Path) -> None:
+def test_tpe_with_earlier_trials_suggests_values_nearer_to_the_optimum(tmp_path: Path) -> None:
     """The best lie near lr = 0.8: with twenty such trials known, the first of the new ones are there already."""
     old = study(tmp_path / "old", trials=40)
     for number in range(40):
@@ -210,7 +210,7 @@ def test_a_sampler_begins_where_the_last_one_ended(tmp_path: Path) -> None:
     assert first(tmp_path / "warm", lessons) < 0.6 * first(tmp_path / "cold", [])
 
 
-def test_each_is_learnt_once_though_its_driver_dies(tmp_path: Path) -> None:
+def test_earlier_trials_are_added_once_after_a_driver_restart(tmp_path: Path) -> None:
     lessons = [one for trial in earlier(tmp_path / "old").trials if (one := lesson(trial))]
     first = study(tmp_path / "new")
     first.add_earlier(lessons[:2])
@@ -237,7 +237,7 @@ def lessons(settings: Settings, *sources: str, **fixed: Any) -> tuple[list[Froze
     return warm_start.earlier_trials(spec, settings, [ERROR], lambda params: WIDE)
 
 
-def test_several_sweeps_teach_together(toy_workload: str, settings: Settings) -> None:
+def test_trials_of_several_sweeps_are_taken(toy_workload: str, settings: Settings) -> None:
     kept(settings, "one"), kept(settings, "two")
     found, lines = lessons(settings, "one", "two")
     assert [trial.user_attrs["warm_from"] for trial in found] == [f"{n}/{k}" for n in ("one", "two") for k in range(3)]
@@ -256,7 +256,7 @@ def test_pruned_trials_of_another_objective_are_left_out(
     assert lines == [f"Learnt from {2 + pruned} of 5 trials of one"]
 
 
-def test_a_sweep_that_learnt_itself_teaches_its_own_alone(toy_workload: str, settings: Settings) -> None:
+def test_only_own_trials_of_a_warm_started_sweep_are_taken(toy_workload: str, settings: Settings) -> None:
     kept(settings, "one"), kept(settings, "two")
     found, _ = lessons(settings, "one")
     study(settings.storage / "two", trials=5, decide_at=(3,)).add_earlier(found)
@@ -270,7 +270,7 @@ def test_a_sweep_that_learnt_itself_teaches_its_own_alone(toy_workload: str, set
         ({}, "oen", "Unknown sweep: got 'oen'.*Did you mean one?"),
     ],
 )
-def test_a_sweep_that_can_not_teach(
+def test_sweep_of_another_workload_or_unknown_name_is_refused(
     kept_as: dict[str, Any], source: str, words: str, toy_workload: str, settings: Settings
 ) -> None:
     kept(settings, "one", **kept_as)
@@ -278,7 +278,7 @@ def test_a_sweep_that_can_not_teach(
         lessons(settings, source)
 
 
-def test_a_sweep_that_searched_on_other_data(
+def test_sweep_on_a_dataset_with_another_fingerprint_is_refused(
     toy_workload: str, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(preflight, "fingerprint", lambda workload, params, root: f"digest-{params['batch_size']}")
@@ -288,7 +288,7 @@ def test_a_sweep_that_searched_on_other_data(
         lessons(settings, "one")
 
 
-def test_a_sweep_that_evaluated_on_another_split(
+def test_sweep_evaluated_on_another_split_is_refused(
     toy_workload: str, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
@@ -300,7 +300,7 @@ def test_a_sweep_that_evaluated_on_another_split(
         lessons(settings, "one", batch_size=8)
 
 
-def test_a_sweep_without_a_trial_in_this_space(toy_workload: str, settings: Settings) -> None:
+def test_sweep_without_a_trial_with_the_objective_is_refused(toy_workload: str, settings: Settings) -> None:
     kept(settings, "one")
     recall = [Objective("recall", "max")]
     with pytest.raises(UserError, match="one has no trial that lies in this search space and has this objective"):

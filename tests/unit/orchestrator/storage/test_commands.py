@@ -10,7 +10,7 @@ from orchestrator.storage import commands
 from orchestrator.storage.settings import resolve
 
 
-def test_a_run_in_another_storage_is_named_with_it(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_for_a_run_in_another_storage_names_the_storage(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert commands.for_run(home / "storage" / "r1@2", "run --resume") == "orchestrator run --resume r1"
     there = Path("/mnt/a b/r1")
     assert commands.for_run(there, "sync") == "orchestrator sync r1 --storage '/mnt/a b'"
@@ -37,7 +37,9 @@ def test_with_a_setting_that_is_not_valid_the_storage_is_named(home: Path, monke
     assert commands.for_run(storage / "r1", "status") == f"orchestrator status r1 --storage {storage}"
 
 
-def test_in_a_job_the_command_that_continues_is_submitted(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_that_continues_a_run_is_a_submit_command_in_a_ray_job(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
     folder = home / "storage" / "j2"
     assert commands.for_run(folder, "sweep --resume") == "orchestrator submit -- sweep --resume j2"

@@ -58,7 +58,7 @@ def epochs(folder: Path) -> list[int]:
 
 @pytest.mark.parametrize("form", checkpoint.READ)
 @pytest.mark.parametrize("kind", ["run", "sweep"])
-def test_an_earlier_format_goes_on(
+def test_run_and_sweep_of_an_earlier_format_are_resumed(
     kind: str, form: int, recorded: Callable[..., Path], clock: Any, toy_workload: Any
 ) -> None:
     folder = recorded(kind, form)
@@ -88,7 +88,7 @@ def test_a_recorded_journal_is_delivered(
 
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("line", ["run --resume run", "status run", "logs run", "sync run", "reproduce run run"])
-def test_a_record_of_another_format_is_refused_by_all(
+def test_record_of_another_format_is_refused_by_every_command(
     line: str, form: int, recorded: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = recorded("run")
@@ -113,7 +113,7 @@ def test_a_sweep_of_another_format_is_refused(
 
 @pytest.mark.parametrize("kind", ["run", "sweep"])
 @pytest.mark.parametrize("part", ["spec", "options"])
-def test_a_setting_of_a_later_version_is_named(
+def test_resume_with_a_setting_of_a_later_version_is_refused(
     part: str, kind: str, recorded: Callable[..., Path], toy_workload: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = recorded(kind, 2)

@@ -1,4 +1,4 @@
-"""Who drives a run between machines: one at a time, for a minute, by the storage's clock."""
+"""The lease of a run: one driver at a time, valid for a minute by the clock of the storage."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def held(place: Remote, folder: Path, *, host: str = "another", pid: int | None 
     os.utime(folder / "run" / lease.NAME, (moment, moment))
 
 
-def test_it_is_taken_renewed_and_given_back(place: Remote) -> None:
+def test_lease_is_taken_renewed_and_released(place: Remote) -> None:
     ours = Lease(place)
     ours.take()
     assert lease.valid(place)
@@ -44,7 +44,9 @@ def test_it_is_taken_renewed_and_given_back(place: Remote) -> None:
     assert not lease.valid(place)
 
 
-def test_it_is_renewed_as_long_as_it_is_needed(place: Remote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lease_is_renewed_while_it_is_held_and_then_released(
+    place: Remote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(lease, "RENEW_SECONDS", 0.02)
     file = tmp_path / "run" / lease.NAME
     with lease.holding(place):
@@ -53,7 +55,7 @@ def test_it_is_renewed_as_long_as_it_is_needed(place: Remote, tmp_path: Path, mo
     assert lease.holder(place) is None
 
 
-def test_the_second_is_refused(place: Remote, tmp_path: Path) -> None:
+def test_second_driver_is_refused_the_lease(place: Remote, tmp_path: Path) -> None:
     held(place, tmp_path, pid=7)
     with pytest.raises(UserError, match="run is being driven by another process: got pid 7 on another") as caught:
         Lease(place).take()
@@ -63,7 +65,7 @@ def test_the_second_is_refused(place: Remote, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("age", "free"), [(59, False), (61, True)])
-def test_it_ends_a_minute_after_its_last_renewal(
+def test_lease_ends_a_minute_after_its_last_renewal(
     age: float, free: bool, place: Remote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held(place, tmp_path)
@@ -78,7 +80,9 @@ def test_it_ends_a_minute_after_its_last_renewal(
             Lease(place).take()
 
 
-def test_a_wrong_clock_here_takes_nobodys_place(place: Remote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_local_clock_does_not_end_a_valid_lease(
+    place: Remote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     held(place, tmp_path, age=10)
     real = time.time
     monkeypatch.setattr(time, "time", lambda: real() + 3600)
@@ -86,7 +90,7 @@ def test_a_wrong_clock_here_takes_nobodys_place(place: Remote, tmp_path: Path, m
         Lease(place).take()
 
 
-def test_that_of_a_dead_process_of_this_machine_is_free_at_once(place: Remote, tmp_path: Path) -> None:
+def test_lease_of_a_dead_process_on_this_machine_is_free_at_once(place: Remote, tmp_path: Path) -> None:
     import socket
 
     dead = subprocess.Popen(["true"])
@@ -96,7 +100,7 @@ def test_that_of_a_dead_process_of_this_machine_is_free_at_once(place: Remote, t
     Lease(place).take()
 
 
-def test_that_of_another_machine_does_not_end_with_a_process_of_this_one(place: Remote, tmp_path: Path) -> None:
+def test_lease_of_another_machine_is_valid_though_its_pid_is_dead_here(place: Remote, tmp_path: Path) -> None:
     dead = subprocess.Popen(["true"])
     dead.wait()
     held(place, tmp_path, host="another", pid=dead.pid)
@@ -105,7 +109,7 @@ def test_that_of_another_machine_does_not_end_with_a_process_of_this_one(place: 
         Lease(place).take()
 
 
-def test_nor_that_of_another_machine_with_the_same_name(
+def test_lease_of_another_machine_with_the_same_name_is_valid(
     place: Remote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dead = subprocess.Popen(["true"])
@@ -117,7 +121,7 @@ def test_nor_that_of_another_machine_with_the_same_name(
     assert lease.valid(place)
 
 
-def test_one_of_an_earlier_version_is_generation_0(place: Remote, tmp_path: Path) -> None:
+def test_lease_of_an_earlier_version_has_generation_0(place: Remote, tmp_path: Path) -> None:
     held(place, tmp_path, age=70)
     found = lease.holder(place)
     assert found is not None
@@ -131,7 +135,7 @@ def test_one_of_an_earlier_version_is_generation_0(place: Remote, tmp_path: Path
 
 
 @pytest.mark.parametrize(("generation", "kept"), [(1, True), (2, False), (3, False)])
-def test_a_predecessor_that_wakes_up_takes_nothing_over(generation: int, kept: bool, place: Remote) -> None:
+def test_lease_is_lost_only_to_an_equal_or_later_generation(generation: int, kept: bool, place: Remote) -> None:
     ours = Lease(place)
     ours.take(above=1)
     woken = Lease(place)
@@ -140,7 +144,7 @@ def test_a_predecessor_that_wakes_up_takes_nothing_over(generation: int, kept: b
     assert ours.renew_or_lose() is kept
 
 
-def test_of_two_who_write_at_once_the_last_has_it(
+def test_first_of_two_simultaneous_lease_writers_is_refused(
     place: Remote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(time, "sleep", lambda seconds: held(place, tmp_path))  # while the first waits
@@ -148,7 +152,7 @@ def test_of_two_who_write_at_once_the_last_has_it(
         Lease(place).take()
 
 
-def test_one_that_was_taken_over_is_not_kept_and_not_given_back(place: Remote, tmp_path: Path) -> None:
+def test_lease_that_was_taken_over_is_neither_renewed_nor_released(place: Remote, tmp_path: Path) -> None:
     ours = Lease(place)
     ours.take()
     held(place, tmp_path)
@@ -157,13 +161,13 @@ def test_one_that_was_taken_over_is_not_kept_and_not_given_back(place: Remote, t
     assert lease.valid(place)
 
 
-def test_a_storage_that_is_away_is_an_error(tmp_path: Path) -> None:
+def test_take_raises_os_error_when_the_storage_is_unusable(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
     with pytest.raises(OSError, match="file"):
         Lease(Remote(f"file://{tmp_path}/file")).take()
 
 
-def test_a_damaged_one_is_nobodys(place: Remote) -> None:
+def test_damaged_lease_can_be_taken(place: Remote) -> None:
     place.write(lease.NAME, b"{")
     Lease(place).take()
     assert lease.valid(place)

@@ -1,4 +1,4 @@
-"""The ledger of looks: rows are never lost, doubled or half, also under writers at once; changes are seen."""
+"""The ledger of looks: no row is lost, doubled or partial with concurrent writers; changes are reported."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def look(storage: Path, run: str = "run-1", fingerprint: str | None = "f" * 64) 
     return Look(storage, "toy", "d1", fingerprint, run, "run", "epochs by error (min) on validation", "s", 0, "me", "h")
 
 
-def test_each_row_follows_the_one_before(storage: Path) -> None:
+def test_each_row_has_the_digest_of_the_previous_row(storage: Path) -> None:
     written = [append(look(storage, f"run-{number}"), epoch=number) for number in range(1, 4)]
     (chain,) = chains(storage)
     assert rows(storage, chain) == written
@@ -62,7 +62,7 @@ def test_each_row_follows_the_one_before(storage: Path) -> None:
     assert not {"storage", str(storage)} & set(map(str, fields.values())), "no path of a machine"
 
 
-def test_a_dataset_has_a_chain_of_its_own_also_without_a_fingerprint(folder: Path) -> None:
+def test_each_dataset_has_a_separate_chain_also_without_a_fingerprint(folder: Path) -> None:
     for fingerprint in ("a" * 64, "b" * 64, None):
         append(look(folder, fingerprint=fingerprint), 1)
     assert len(chains(folder)) == 3
@@ -70,7 +70,7 @@ def test_a_dataset_has_a_chain_of_its_own_also_without_a_fingerprint(folder: Pat
 
 
 @pytest.mark.parametrize("kind", ["folder", pytest.param("s3", marks=pytest.mark.faults)])
-def test_writers_at_once_lose_nothing(kind: str, request: pytest.FixtureRequest) -> None:
+def test_concurrent_writers_lose_no_row(kind: str, request: pytest.FixtureRequest) -> None:
     storage = request.getfixturevalue(kind)
     with ThreadPoolExecutor(8) as pool:
         written = list(pool.map(partial(_append, storage), range(24)))
@@ -104,7 +104,7 @@ def test_a_writer_that_was_overtaken_takes_the_next_number(storage: Path, monkey
     assert faults(found) == []
 
 
-def test_only_a_store_without_conditions_takes_a_number_twice(folder: Path, unconditional: Path) -> None:
+def test_store_with_exclusive_writes_refuses_a_second_row_of_a_name(folder: Path, unconditional: Path) -> None:
     for storage in (folder, unconditional):
         chain = look_ledger._Chain(storage, "c")
         one, other = look_ledger.Row("000001-a.json", b"{}"), look_ledger.Row("000001-a.json", b"[]")
@@ -158,7 +158,7 @@ def test_a_store_that_fails_for_a_moment_gets_one_row(
             append(look(storage), 2)
 
 
-def test_the_bucket_is_tested_once_and_nothing_is_left_of_it(s3: Path) -> None:
+def test_probe_for_conditional_writes_leaves_no_objects_in_the_bucket(s3: Path) -> None:
     """Also when many drivers' threads ask at the same time."""
     location = remote.location_of(s3)
     assert location is not None
@@ -200,14 +200,14 @@ def change(file: Path) -> None:
         (3, lambda file: file.write_text('{"number": 3, "format": 9}'), "row 3 is of another format: 9"),
     ],
 )
-def test_what_was_done_to_a_row_is_seen(number: int, what: object, fault: str, folder: Path) -> None:
+def test_changed_removed_or_damaged_rows_are_reported(number: int, what: object, fault: str, folder: Path) -> None:
     for epoch in (1, 2, 3):
         append(look(folder), epoch)
     what(folder / ".looks" / look(folder).chain / f"{number:06d}.json")  # type: ignore[operator]
     assert faults(rows(folder, look(folder).chain))[0] == fault
 
 
-def test_whoever_may_write_to_the_storage_may_add_a_row(folder: Path) -> None:
+def test_ledger_folders_are_group_writable_and_rows_group_readable(folder: Path) -> None:
     folder.chmod(0o2770)
     before = os.umask(0o077)
     try:

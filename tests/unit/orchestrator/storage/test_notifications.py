@@ -1,4 +1,4 @@
-"""Messages to a webhook or a command: delivered, tried again, given up quietly; secrets stay where they are."""
+"""Messages to a webhook or a command: delivery, retries, giving up, and no secret in the output."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 # A webhook
 
 
-def test_a_message_says_what_happened_to_what(hook: Hook) -> None:
+def test_message_has_run_event_status_text_and_metrics(hook: Hook) -> None:
     notifier = Notifier(hook.url, ABOUT)
     notifier.send("finish", "finished", "run-1 has finished", metrics={"test/error": 0.5}, url=None)
     assert notifier.close(60) is None
@@ -112,7 +112,7 @@ def test_messages_arrive_in_their_order(hook: Hook) -> None:
         ([-1], 3, "did not answer in time"),
     ],
 )
-def test_three_tries_where_another_may_help(
+def test_webhook_is_tried_up_to_three_times_on_transient_errors(
     hook: Hook, answers: list[int], tries: int, line: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hook.answers, post, posts = list(answers), notifications._post, itertools.count()
@@ -134,13 +134,13 @@ def test_three_tries_where_another_may_help(
     assert (len(hook.received), hook.gets) == (tries, 0)
 
 
-def test_nobody_is_there() -> None:
+def test_unreachable_webhook_is_reported_on_close() -> None:
     notifier = Notifier(f"http://127.0.0.1:9/{SECRET}", ABOUT)
     notifier.send("start", "running", "x")
     assert notifier.close(60) == "Not notified of start: the webhook at http://127.0.0.1:9 cannot be reached"
 
 
-def test_a_webhook_that_never_answers_costs_a_moment_at_the_end_and_nothing_before(
+def test_close_waits_a_limited_time_for_a_webhook_that_never_answers(
     hook: Hook, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that waited for the answer would wait for ever."""
@@ -165,7 +165,7 @@ def test_without_a_target_nothing_is_sent_and_no_thread_started() -> None:
     assert notifier.close(60) is None
 
 
-def test_what_json_can_not_hold_does_no_harm(hook: Hook) -> None:
+def test_value_without_json_form_is_sent_as_text(hook: Hook) -> None:
     notifier = Notifier(hook.url, ABOUT)
     notifier.send("finish", "finished", "x", metrics={"a": Path("x")})
     assert notifier.close(60) is None
@@ -179,7 +179,7 @@ def command(code: str, *words: str) -> str:
     return f"cmd: {shlex.join([sys.executable, '-c', code, *words])}"
 
 
-def test_a_command_gets_it_on_standard_input(tmp_path: Path) -> None:
+def test_command_gets_the_message_on_standard_input(tmp_path: Path) -> None:
     file = tmp_path / "a b.json"
     notifier = Notifier(command("import sys; open(sys.argv[1], 'a').write(sys.stdin.read() + '\\n')", str(file)), ABOUT)
     notifier.send("start", "running", "one")
@@ -196,7 +196,7 @@ def test_a_command_gets_it_on_standard_input(tmp_path: Path) -> None:
         (f"cmd: sh -c 'sleep 100 && echo {SECRET}'", "the command sh did not answer in time"),
     ],
 )
-def test_a_command_that_does_not_do_it(target: str, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_missing_or_hanging_command_is_reported(target: str, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if "sleep" in target:
         monkeypatch.setattr(notifications, "TRY_SECONDS", 0.2)
     notifier = Notifier(target, ABOUT)
@@ -204,7 +204,7 @@ def test_a_command_that_does_not_do_it(target: str, line: str, monkeypatch: pyte
     assert notifier.close(60) == f"Not notified of start: {line}"
 
 
-def test_a_command_that_hangs_ends_with_us(tmp_path: Path) -> None:
+def test_hanging_command_and_its_children_are_killed_on_close(tmp_path: Path) -> None:
     file = tmp_path / "pids"
     notifier = Notifier(f"cmd: sh -c 'sleep 300 & echo $$ $! > {file}; wait'", ABOUT)
     notifier.send("start", "running", "x")
@@ -249,7 +249,7 @@ def test_a_command_that_is_killed_by_the_close_is_not_started_again(
         assert starts.empty()
 
 
-def test_a_close_between_two_tries_is_the_end_of_them(
+def test_no_further_try_is_made_after_a_close_between_two_tries(
     starts: queue.SimpleQueue[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The thread stands right before its second try when the notifier is closed."""
@@ -312,7 +312,7 @@ def alive(pid: int) -> bool:
     [f"hooks.example/{SECRET}", f"ftp://host/{SECRET}", "http://", "cmd:", f"cmd: say '{SECRET}", f"http://h:x/{SECRET}",
      f"https://me:{SECRET}@host/x", f"https://:{SECRET}@host/x"],
 )  # fmt: skip
-def test_a_target_that_can_not_work_is_not_repeated(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_target_is_refused_without_repeating_its_secret(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ORCHESTRATOR_NOTIFY", target)
     with pytest.raises(UserError, match="The setting notify is not valid; allowed: ") as caught:
         resolve()
@@ -320,7 +320,7 @@ def test_a_target_that_can_not_work_is_not_repeated(target: str, monkeypatch: py
     assert caught.value.code == USAGE
 
 
-def test_environment_before_file(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_notify_from_the_environment_overrides_the_file(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert resolve().notify is None
     home.mkdir()
     (home / "config.yaml").write_text('notify: "cmd: notify-send it"\n')
@@ -329,7 +329,7 @@ def test_environment_before_file(home: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert resolve().notify == "https://hooks.example/x"
 
 
-def test_doctor_shows_who_hears_and_no_secret(
+def test_doctor_shows_the_webhook_host_and_no_secret(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(doctor, "CHECKS", (lambda settings: iter(()),))
@@ -351,7 +351,7 @@ def session(tmp_path: Path, hook: Hook, monkeypatch: pytest.MonkeyPatch) -> Sess
     return Session(folder, settings, Console(), resuming=False, params={}, tags={})
 
 
-def test_a_session_says_when_it_starts_and_how_it_ends(
+def test_session_sends_start_budget_and_finish_messages(
     tmp_path: Path, hook: Hook, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with session(tmp_path, hook, monkeypatch) as running:
@@ -366,7 +366,7 @@ def test_a_session_says_when_it_starts_and_how_it_ends(
     assert hook.received[-1]["metrics"] == {"test/error": 0.5}
 
 
-def test_a_failure_is_told_with_its_cause(tmp_path: Path, hook: Hook, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failure_message_contains_the_cause(tmp_path: Path, hook: Hook, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RunFailed), session(tmp_path, hook, monkeypatch):
         raise RunFailed("trial 3", "train/loss is nan at epoch 2")
     assert [(body["event"], body["status"]) for body in hook.received] == [("start", "running"), ("failure", "failed")]

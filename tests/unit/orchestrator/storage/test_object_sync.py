@@ -93,7 +93,7 @@ def is_known(bucket: Path) -> bool:
 # From here to the storage
 
 
-def test_what_changes_is_sent_and_what_is_gone_is_removed(machine: Callable[[str], Path], bucket: Path) -> None:
+def test_changed_files_are_uploaded_and_removed_files_are_deleted(machine: Callable[[str], Path], bucket: Path) -> None:
     folder = create(machine("one"))
     following = start(folder)
     (folder.path / "log.txt").write_text("a")
@@ -125,7 +125,9 @@ def with_checkpoint(storage: Path, bucket: Path) -> tuple[RunFolder, FolderSync]
 CHECKPOINT = "checkpoints/checkpoint-1/checkpoint.json"
 
 
-def test_a_copy_that_is_removed_takes_nothing_from_the_storage(machine: Callable[[str], Path], bucket: Path) -> None:
+def test_removal_of_the_local_copy_deletes_nothing_from_the_storage(
+    machine: Callable[[str], Path], bucket: Path
+) -> None:
     """By a user who clears a cache while the run goes on."""
     folder, following = with_checkpoint(machine("one"), bucket)
     folder.path.rename(folder.path.with_name("elsewhere"))
@@ -135,7 +137,7 @@ def test_a_copy_that_is_removed_takes_nothing_from_the_storage(machine: Callable
     assert {"record.json", CHECKPOINT} <= set(stored(bucket))
 
 
-def test_what_cannot_be_listed_is_not_gone(
+def test_files_that_cannot_be_listed_are_not_deleted_from_the_storage(
     machine: Callable[[str], Path], bucket: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process that has too many open files opens no folder either."""
@@ -160,7 +162,7 @@ def test_what_cannot_be_listed_is_not_gone(
 @pytest.mark.parametrize(
     "name", ["lock", ".hidden", ".checkpoint-1.9.partial/state", "half.partial", "tune/state.pkl", "trials/0/stack.txt"]
 )
-def test_what_means_nothing_elsewhere_stays_here(name: str, machine: Callable[[str], Path], bucket: Path) -> None:
+def test_local_only_files_are_not_uploaded(name: str, machine: Callable[[str], Path], bucket: Path) -> None:
     folder = create(machine("one"))
     (folder.path / name).parent.mkdir(parents=True, exist_ok=True)
     (folder.path / name).write_text("x")
@@ -168,7 +170,7 @@ def test_what_means_nothing_elsewhere_stays_here(name: str, machine: Callable[[s
     assert set(stored(bucket)) == {"record.json"}
 
 
-def test_a_checkpoint_whose_sender_died_on_the_way_is_not_brought(machine: Callable[[str], Path], bucket: Path) -> None:
+def test_partially_uploaded_checkpoint_is_not_downloaded(machine: Callable[[str], Path], bucket: Path) -> None:
     folder = create(machine("one"))
     for place in ("checkpoints/checkpoint-00000001", "trials/0/checkpoint-00000002"):
         (folder.path / place).mkdir(parents=True)
@@ -184,7 +186,7 @@ def test_a_checkpoint_whose_sender_died_on_the_way_is_not_brought(machine: Calla
     assert brought == {"checkpoint-00000001"}
 
 
-def test_a_checkpoint_is_whole_on_the_storage_before_it_says_so(
+def test_checkpoint_json_is_uploaded_after_the_tensors(
     machine: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, sent = create(machine("one")), []
@@ -198,7 +200,7 @@ def test_a_checkpoint_is_whole_on_the_storage_before_it_says_so(
     assert sent[-2:] == ["checkpoints/checkpoint-00000001/checkpoint.json", "record.json"]
 
 
-def test_what_is_due_now_is_not_kept_until_the_next_poll(
+def test_send_now_uploads_without_waiting_for_the_next_poll(
     machine: Callable[[str], Path], bucket: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(object_sync, "POLL_SECONDS", 3600)
@@ -213,9 +215,7 @@ def test_what_is_due_now_is_not_kept_until_the_next_poll(
     assert json.loads(stored(bucket)["record.json"])["ended"]
 
 
-def test_an_outage_costs_nothing_and_all_is_there_afterwards(
-    machine: Callable[[str], Path], bucket: Path, away: list[bool]
-) -> None:
+def test_all_files_are_uploaded_after_an_outage(machine: Callable[[str], Path], bucket: Path, away: list[bool]) -> None:
     folder = create(machine("one"))
     following = start(folder)
     until(lambda: is_known(bucket))
@@ -229,7 +229,7 @@ def test_an_outage_costs_nothing_and_all_is_there_afterwards(
     assert following.close() is None
 
 
-def test_what_could_not_be_stored_is_said_and_delivered_later(
+def test_files_not_stored_are_reported_and_uploaded_later(
     machine: Callable[[str], Path], bucket: Path, away: list[bool]
 ) -> None:
     folder = create(machine("one"))
@@ -255,7 +255,7 @@ def test_what_could_not_be_stored_is_said_and_delivered_later(
     assert sync_state.upload_pending(folder.path) == 0
 
 
-def test_what_was_delivered_before_is_not_sent_again(
+def test_files_uploaded_before_are_not_uploaded_again(
     machine: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = create(machine("one"))
@@ -274,7 +274,7 @@ def test_what_was_delivered_before_is_not_sent_again(
 # On another machine
 
 
-def test_another_machine_sees_it_and_goes_on_with_it(machine: Callable[[str], Path], bucket: Path) -> None:
+def test_another_machine_finds_fetches_and_resumes_the_run(machine: Callable[[str], Path], bucket: Path) -> None:
     folder = create(machine("one"))
     following = start(folder)
     (folder.path / "study.jsonl").write_text("1\n")
@@ -310,7 +310,9 @@ def test_another_machine_sees_it_and_goes_on_with_it(machine: Callable[[str], Pa
     assert not (back.path / "trials").exists(), "the newer copy replaces the older"
 
 
-def test_what_is_newest_here_is_not_replaced(machine: Callable[[str], Path], bucket: Path, away: list[bool]) -> None:
+def test_newer_local_file_is_not_replaced_on_fetch(
+    machine: Callable[[str], Path], bucket: Path, away: list[bool]
+) -> None:
     folder = create(machine("one"))
     following = start(folder)
     until(lambda: is_known(bucket))
@@ -321,7 +323,7 @@ def test_what_is_newest_here_is_not_replaced(machine: Callable[[str], Path], buc
     assert (run_lookup.find(machine("one"), "run").fetch().path / "study.jsonl").read_text() == "newer\n"
 
 
-def test_a_look_takes_nothing_away_that_nobody_else_has(
+def test_finding_a_run_keeps_undelivered_local_files(
     machine: Callable[[str], Path], bucket: Path, away: list[bool]
 ) -> None:
     folder = create(machine("one"))
@@ -341,7 +343,7 @@ def test_a_look_takes_nothing_away_that_nobody_else_has(
     assert not (looked.fetch().path / "result").exists()
 
 
-def test_the_lease_outlives_a_long_upload(
+def test_lease_is_renewed_during_a_long_upload(
     machine: Callable[[str], Path], bucket: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(object_sync, "RENEW_SECONDS", 0.05)
@@ -354,9 +356,7 @@ def test_the_lease_outlives_a_long_upload(
     following.close()
 
 
-def test_a_copy_that_somebody_looked_at_early_is_brought_up_to_date(
-    machine: Callable[[str], Path], bucket: Path
-) -> None:
+def test_fetch_updates_a_copy_made_before_later_uploads(machine: Callable[[str], Path], bucket: Path) -> None:
     folder = create(machine("one"))
     following = start(folder)
     until(lambda: is_known(bucket))
@@ -367,7 +367,7 @@ def test_a_copy_that_somebody_looked_at_early_is_brought_up_to_date(
     assert (run_lookup.find(machine("two"), "run").fetch().path / "study.jsonl").read_text() == "1\n"
 
 
-def test_two_drivers_on_two_machines(machine: Callable[[str], Path], bucket: Path) -> None:
+def test_second_driver_on_another_machine_is_refused(machine: Callable[[str], Path], bucket: Path) -> None:
     folder = create(machine("one"))
     following = start(folder)
     until(lambda: is_known(bucket))
@@ -384,7 +384,7 @@ def test_two_drivers_on_two_machines(machine: Callable[[str], Path], bucket: Pat
         folder.acquire()
 
 
-def test_whoever_was_overtaken_stops_and_stores_nothing_more(
+def test_driver_that_was_overtaken_stops_and_stores_nothing_more(
     machine: Callable[[str], Path], bucket: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(object_sync, "RENEW_SECONDS", 0.05)
@@ -403,7 +403,7 @@ def test_whoever_was_overtaken_stops_and_stores_nothing_more(
     assert lease.valid(place), "the other's lease stays"
 
 
-def test_a_copy_that_others_went_past_can_not_be_held(machine: Callable[[str], Path]) -> None:
+def test_acquire_of_a_copy_continued_on_another_machine_is_refused(machine: Callable[[str], Path]) -> None:
     folder = create(machine("one"))
     following = start(folder)
     folder.release("interrupted", 130)
@@ -418,7 +418,7 @@ def test_a_copy_that_others_went_past_can_not_be_held(machine: Callable[[str], P
         here.acquire()
 
 
-def test_a_stop_reaches_a_driver_elsewhere(
+def test_stop_request_reaches_a_driver_on_another_machine(
     machine: Callable[[str], Path], bucket: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(object_sync, "RENEW_SECONDS", 0.05)
@@ -459,7 +459,7 @@ def test_an_old_stop_does_not_stop_a_driver_with_much_to_store(
     assert not stopped
 
 
-def test_a_request_reaches_a_driver_elsewhere_and_the_next_one(
+def test_requests_reach_a_driver_on_another_machine_and_the_next_driver(
     machine: Callable[[str], Path], bucket: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(object_sync, "RENEW_SECONDS", 0.05)
@@ -475,7 +475,7 @@ def test_a_request_reaches_a_driver_elsewhere_and_the_next_one(
     assert [values for _, values in requests.read(there.path)] == [{"stop": 7}, {"stop": 8}]
 
 
-def test_an_object_whose_name_leads_elsewhere_is_no_request(tmp_path: Path) -> None:
+def test_request_objects_with_a_path_in_their_name_are_ignored(tmp_path: Path) -> None:
     class Stored:
         def __truediv__(self, name: str) -> Stored:
             return self
@@ -492,7 +492,7 @@ def test_an_object_whose_name_leads_elsewhere_is_no_request(tmp_path: Path) -> N
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == [folder / "requests" / "1.json"]
 
 
-def test_while_it_is_away_what_is_here_is_told(machine: Callable[[str], Path], away: list[bool]) -> None:
+def test_local_copy_is_shown_while_the_storage_is_unreachable(machine: Callable[[str], Path], away: list[bool]) -> None:
     folder = create(machine("one"))
     following = start(folder)
     folder.release("finished", 0)
@@ -509,9 +509,7 @@ def test_while_it_is_away_what_is_here_is_told(machine: Callable[[str], Path], a
 # A worker on another node
 
 
-def test_a_worker_elsewhere_sends_what_it_writes_and_the_driver_brings_it(
-    machine: Callable[[str], Path], bucket: Path
-) -> None:
+def test_files_of_a_worker_on_another_node_reach_the_driver(machine: Callable[[str], Path], bucket: Path) -> None:
     folder = create(machine("driver"))
     following = start(folder)
     there = machine("node") / "run" / "trials" / "00000"
@@ -531,7 +529,7 @@ def test_a_worker_elsewhere_sends_what_it_writes_and_the_driver_brings_it(
     assert not (bucket / "run" / "trials").exists()
 
 
-def test_a_trial_that_moves_goes_on_from_what_was_sent(
+def test_moved_trial_gets_its_checkpoints_and_does_not_upload_them_again(
     machine: Callable[[str], Path], bucket: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trial = Path("run") / "trials" / "00000"
@@ -549,7 +547,7 @@ def test_a_trial_that_moves_goes_on_from_what_was_sent(
     assert sent == [], "what was brought is not sent back"
 
 
-def test_beside_the_driver_and_on_a_plain_path_nothing_is_carried(
+def test_no_files_are_synced_on_the_driver_machine_or_on_a_plain_path(
     machine: Callable[[str], Path], tmp_path: Path
 ) -> None:
     folder = create(machine("driver"))
@@ -562,7 +560,7 @@ def test_beside_the_driver_and_on_a_plain_path_nothing_is_carried(
     assert following.close() is None
 
 
-def test_only_its_parts_of_the_runs_folder_are_a_workers(machine: Callable[[str], Path], bucket: Path) -> None:
+def test_worker_uploads_only_its_parts_of_the_run_folder(machine: Callable[[str], Path], bucket: Path) -> None:
     folder = create(machine("driver"))
     start(folder).close()
     before = stored(bucket)["record.json"]
@@ -574,7 +572,7 @@ def test_only_its_parts_of_the_runs_folder_are_a_workers(machine: Callable[[str]
     assert stored(bucket)["outcome.json"] == "{}"
 
 
-def test_a_stop_reaches_a_worker_elsewhere(
+def test_stop_request_reaches_a_worker_on_another_node(
     machine: Callable[[str], Path], bucket: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(object_sync, "LISTEN_SECONDS", 0.05)
@@ -589,7 +587,7 @@ def test_a_stop_reaches_a_worker_elsewhere(
     following.close()
 
 
-def test_a_worker_begins_also_while_the_storage_is_away(machine: Callable[[str], Path], away: list[bool]) -> None:
+def test_worker_starts_while_the_storage_is_unreachable(machine: Callable[[str], Path], away: list[bool]) -> None:
     away[0] = True
     there = machine("node") / "run" / "trials" / "00000"
     with RemoteFolder(there):

@@ -21,7 +21,7 @@ from tests.support import finished
 from tests.support.commands import SPACES, typed
 
 
-def test_a_price_is_of_reserved_devices() -> None:
+def test_prices_are_parsed_and_costs_are_those_of_reserved_devices() -> None:
     found = prices.parse("EUR gpu=2.50, cpu=0.25")
     assert found == Prices(2.5, 0.25, "EUR")
     assert prices.parse("cpu=1e-2") == Prices(cpu=0.01)
@@ -44,7 +44,7 @@ def test_a_price_is_of_reserved_devices() -> None:
         ("EUR cpu", "The price of a CPU hour is not valid: got ''"),
     ],
 )
-def test_a_price_that_is_none_is_refused(text: str, words: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_price_is_refused(text: str, words: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ORCHESTRATOR_PRICES", text)
     done = typed(home, "accounts")
     assert (done.returncode, words in done.stderr) == (USAGE, True), done.stderr

@@ -90,7 +90,9 @@ def test_a_record_that_is_stored_again_is_read_again(machine: Callable[[str], Pa
     assert read == ["run-3"]
 
 
-def test_runs_without_a_note_are_read_and_noted(machine: Callable[[str], Path], bucket: Path, read: list[str]) -> None:
+def test_runs_absent_from_the_index_are_read_and_added_to_it(
+    machine: Callable[[str], Path], bucket: Path, read: list[str]
+) -> None:
     finished(machine("one"))
     shutil.rmtree(bucket / record_index.FOLDER)
     for _ in range(2):  # the second time its time is known, and it is kept
@@ -102,7 +104,7 @@ def test_runs_without_a_note_are_read_and_noted(machine: Callable[[str], Path], 
     assert read == []
 
 
-def test_what_is_kept_may_be_damaged_and_runs_removed(
+def test_damaged_index_line_is_read_again_and_removed_runs_are_left_out(
     machine: Callable[[str], Path], bucket: Path, read: list[str]
 ) -> None:
     finished(machine("one"))

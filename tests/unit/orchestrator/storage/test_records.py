@@ -1,4 +1,4 @@
-"""Run folders: one driver each, a true answer to how it stands, and ids that can be found."""
+"""Run folders: one driver each, a correct status after any end, and unique ids."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def kill(process: Any) -> None:
     process.join()
 
 
-def test_a_new_folder_says_what_was_asked_and_who_drives_it(tmp_path: Path) -> None:
+def test_record_of_a_new_folder_has_the_request_and_the_driver(tmp_path: Path) -> None:
     folder = create(tmp_path / "deep" / "storage")
     record = json.loads((folder.path / "record.json").read_text())
     assert record == folder.record
@@ -74,7 +74,7 @@ def test_a_new_folder_says_what_was_asked_and_who_drives_it(tmp_path: Path) -> N
         (None, None, "Choose another with --name."),
     ],
 )
-def test_a_name_in_use_is_continued_by_the_verb_of_what_has_it(
+def test_name_in_use_is_refused_with_a_fix_for_the_run_that_has_it(
     status: Any, code: Any, fix: str, tmp_path: Path
 ) -> None:
     """Whatever verb is given the name; a finished one and a running one are not continued."""
@@ -90,7 +90,7 @@ def test_a_name_in_use_is_continued_by_the_verb_of_what_has_it(
         records.create(tmp_path, "run", "toy", {}, "orchestrator run toy", "s1")
 
 
-def test_a_folder_of_a_driver_that_was_killed_before_its_record_frees_the_name(tmp_path: Path) -> None:
+def test_stale_folder_without_a_record_frees_its_name(tmp_path: Path) -> None:
     folder = records.create(tmp_path, "run", "toy", {}, "orchestrator run toy", "r1")
     (folder.path / "record.json").rename(folder.path / ".record.1")
     with pytest.raises(UserError, match="The name r1 is in use"):  # its lock is held
@@ -116,7 +116,7 @@ def test_ids_never_collide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert [create(tmp_path).id for _ in range(2)] == ["toy-20261121-000000-aaaa", "toy-20261121-000000-bbbb"]
 
 
-def test_a_driver_that_is_killed_while_it_saves_was_interrupted(tmp_path: Path) -> None:
+def test_run_whose_driver_is_killed_while_it_saves_is_interrupted(tmp_path: Path) -> None:
     def begin() -> RunFolder:
         folder = create(tmp_path)
         folder.provisional_end("interrupted", 130)
@@ -134,7 +134,9 @@ def test_a_driver_that_is_killed_while_it_saves_was_interrupted(tmp_path: Path) 
     assert (again.record["status"], again.record["exit_code"]) == ("running", None)
 
 
-def test_two_threads_change_one_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_record_updates_of_two_threads_are_both_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The first is stopped right before its copy takes the record's place."""
     folder = create(tmp_path)
     standing = threading.Event()
@@ -162,7 +164,7 @@ def test_two_threads_change_one_record(tmp_path: Path, monkeypatch: pytest.Monke
     assert [file.name for file in folder.path.glob(".record.*")] == []
 
 
-def test_a_release_is_the_truth_from_then_on(tmp_path: Path) -> None:
+def test_release_stores_status_exit_code_and_end_time(tmp_path: Path) -> None:
     folder = create(tmp_path)
     folder.release("finished", 0, run_id="abc")
     again = run_lookup.find(tmp_path, folder.id)
@@ -181,7 +183,7 @@ def test_a_folder_has_one_driver(tmp_path: Path) -> None:
     assert (again.status(), again.record["ended"], again.record["exit_code"]) == ("running", None, None)
 
 
-def test_what_failed_and_was_then_finished_has_no_error(tmp_path: Path) -> None:
+def test_error_of_a_failed_run_is_cleared_when_it_is_resumed(tmp_path: Path) -> None:
     folder = create(tmp_path)
     with pytest.raises(KeyError), folder.guarded():
         raise KeyError("linreg")
@@ -200,7 +202,7 @@ def test_what_failed_and_was_then_finished_has_no_error(tmp_path: Path) -> None:
         (KeyboardInterrupt(), Interrupted, "interrupted", 130),
     ],
 )
-def test_what_ends_before_its_session_is_told_of(
+def test_end_before_the_session_is_recorded_with_status_and_exit_code(
     error: BaseException, raised: type[Exception], status: str, code: int, tmp_path: Path
 ) -> None:
     folder = create(tmp_path)
@@ -214,7 +216,7 @@ def test_what_ends_before_its_session_is_told_of(
     assert (again.status(), again.record["exit_code"]) == (status, code)
 
 
-def test_a_driver_that_dies_without_a_word_is_lost_and_can_be_taken_over(tmp_path: Path) -> None:
+def test_run_of_a_killed_driver_is_lost_and_can_be_taken_over(tmp_path: Path) -> None:
     driver = elsewhere(lambda: create(tmp_path))
     folder = run_lookup.find(tmp_path, "latest")
     assert folder.status() == "running"
@@ -228,7 +230,7 @@ def test_a_driver_that_dies_without_a_word_is_lost_and_can_be_taken_over(tmp_pat
     assert run_lookup.find(tmp_path, folder.id).record["pid"] == os.getpid()
 
 
-def test_looking_at_a_folder_takes_nothing_away(tmp_path: Path) -> None:
+def test_check_for_a_live_driver_does_not_lock_the_folder(tmp_path: Path) -> None:
     folder = create(tmp_path)
     folder.release("failed", 1)
     looking = run_lookup.find(tmp_path, folder.id)
@@ -237,7 +239,7 @@ def test_looking_at_a_folder_takes_nothing_away(tmp_path: Path) -> None:
     run_lookup.find(tmp_path, folder.id).acquire()
 
 
-def test_a_process_that_its_driver_has_forked_does_not_keep_the_folder(tmp_path: Path) -> None:
+def test_process_forked_by_the_driver_does_not_keep_the_folder_locked(tmp_path: Path) -> None:
     folder = create(tmp_path)
     forked = elsewhere(lambda: None)
     assert folder.has_live_driver()
@@ -256,7 +258,7 @@ def test_an_old_stop_does_not_stop_the_next_driver(tmp_path: Path) -> None:
     assert not folder.stop_file.exists()
 
 
-def test_a_folder_that_can_not_be_written_is_a_sentence_and_not_held(tmp_path: Path) -> None:
+def test_acquire_of_an_unwritable_folder_raises_user_error(tmp_path: Path) -> None:
     folder = create(tmp_path)
     folder.release("interrupted", 130)
     lock = folder.path / "lock"
@@ -268,7 +270,7 @@ def test_a_folder_that_can_not_be_written_is_a_sentence_and_not_held(tmp_path: P
     assert caught.value.code == UNAVAILABLE
 
 
-def test_a_hold_that_fails_half_way_lets_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_acquire_releases_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = create(tmp_path)
     folder.release("interrupted", 130)
 
@@ -294,7 +296,7 @@ def test_ctrl_c_in_the_making_of_a_folder_leaves_its_name_free(tmp_path: Path, m
     assert records.create(tmp_path, "run", "toy", {}, "orchestrator run toy", "one").has_live_driver()
 
 
-def test_a_release_that_can_not_be_written_lets_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_release_that_cannot_be_written_frees_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = create(tmp_path)
 
     def full(*_: Any) -> None:
@@ -307,7 +309,7 @@ def test_a_release_that_can_not_be_written_lets_go(tmp_path: Path, monkeypatch: 
     assert run_lookup.find(tmp_path, folder.id).status() == "lost"
 
 
-def test_a_disk_that_is_full_before_the_session_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_before_the_session_raises_user_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = create(tmp_path)
 
     def full(*_: Any) -> None:
@@ -321,7 +323,7 @@ def test_a_disk_that_is_full_before_the_session_is_a_sentence(tmp_path: Path, mo
     assert not folder.has_live_driver()
 
 
-def test_a_stop_that_can_not_be_written_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stop_that_cannot_be_written_raises_user_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = create(tmp_path)
 
     def denied(*_: Any) -> None:
@@ -366,14 +368,14 @@ def test_half_a_line_is_cut_off(content: str, kept: str, tmp_path: Path) -> None
 # Storage
 
 
-def test_a_storage_that_can_be_written(tmp_path: Path) -> None:
+def test_check_of_a_writable_storage_creates_it_and_leaves_no_files(tmp_path: Path) -> None:
     disk.check_writable(tmp_path / "new" / "storage")
     assert list((tmp_path / "new" / "storage").iterdir()) == []
 
 
 @pytest.mark.parametrize("ask", [disk.check_writable, create])
 @pytest.mark.parametrize("below", ["file", "file/deep/storage"])
-def test_a_storage_that_can_not_be_written(ask: Callable[[Path], Any], below: str, tmp_path: Path) -> None:
+def test_storage_below_a_file_raises_user_error(ask: Callable[[Path], Any], below: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(
         UserError, match=rf"The storage {tmp_path}/{below} cannot be used: {tmp_path}/file is a file, .*--storage"

@@ -1,4 +1,4 @@
-"""Storage behind a URI: names, objects, and what is said when it cannot be used. The file system stands for S3."""
+"""Storage behind a URI: names, objects, and errors when it cannot be used. The file system stands for S3."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def place(tmp_path: Path) -> Remote:
 
 
 @given(st.text("abz09-._~/%=é", min_size=1, max_size=40))
-def test_a_mirror_says_what_it_mirrors(path: str) -> None:
+def test_mirror_path_maps_back_to_its_uri(path: str) -> None:
     uri, home = f"s3://bucket/{path}", Path("/home")
     storage = remote.mirror_of(uri, home)
     assert (storage.parent, len(storage.parts)) == (home / "mirror", 4)
@@ -43,7 +43,7 @@ def test_a_plain_path_mirrors_nothing(path: str) -> None:
     ("given", "uri"),
     [("s3://b/p/", "s3://b/p"), ("s3://b", "s3://b"), ("gs://b/p", "gs://b/p"), ("file:///x", None), ("/x", None)],
 )
-def test_the_setting_is_a_folder_always(given: str, uri: str | None, home: Path) -> None:
+def test_storage_setting_resolves_to_a_local_folder(given: str, uri: str | None, home: Path) -> None:
     settings = resolve({"storage": given})
     assert settings.remote == uri
     assert settings.storage == (remote.mirror_of(uri, home) if uri else Path("/x"))
@@ -58,7 +58,7 @@ def test_a_secret_in_the_address_is_refused_and_not_repeated(uri: str) -> None:
 
 
 @pytest.mark.parametrize("uri", ["s3://", "s3:///p", "s3://b/" + "p" * 200])
-def test_an_address_that_can_not_be_one(uri: str) -> None:
+def test_invalid_storage_uri_is_refused(uri: str) -> None:
     with pytest.raises(UserError, match="is not valid"):
         resolve({"storage": uri})
 
@@ -66,7 +66,7 @@ def test_an_address_that_can_not_be_one(uri: str) -> None:
 # Objects
 
 
-def test_objects_come_and_go(place: Remote, tmp_path: Path) -> None:
+def test_objects_are_sent_listed_fetched_and_removed(place: Remote, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("content")
     before = time.time() - 1
     place.send(tmp_path / "file", "deep/below/object")
@@ -83,7 +83,7 @@ def test_objects_come_and_go(place: Remote, tmp_path: Path) -> None:
     assert place.files() == {}
 
 
-def test_what_is_not_there(place: Remote, tmp_path: Path) -> None:
+def test_missing_objects_are_read_as_none_and_raise_on_transfer(place: Remote, tmp_path: Path) -> None:
     assert place.files() == {}
     assert place.folders() == []
     assert place.find("none") is place.read("none") is None
@@ -97,7 +97,7 @@ def test_what_is_not_there(place: Remote, tmp_path: Path) -> None:
     assert place.files() == {}
 
 
-def test_its_clock_is_near_ours_and_leaves_nothing(place: Remote) -> None:
+def test_storage_clock_matches_local_time_and_leaves_no_objects(place: Remote) -> None:
     before = time.time() - 1
     assert before <= place.now() <= time.time() + 1
     assert place.files() == {}
@@ -116,13 +116,13 @@ def test_its_clock_is_near_ours_and_leaves_nothing(place: Remote) -> None:
         ("something else\nin two lines", "something else"),
     ],
 )
-def test_a_reason_in_a_few_words(text: str, said: str) -> None:
+def test_storage_errors_are_shortened_to_a_reason_and_a_fix(text: str, said: str) -> None:
     what, fix = remote.reason(OSError(text))
     assert what.endswith(said)
     assert fix
 
 
-def test_nobody_at_the_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_endpoint_raises_user_error_without_the_secret_key(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "hidden-key", "AWS_REGION": "x"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:9")
@@ -134,6 +134,6 @@ def test_nobody_at_the_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     remote._open.cache_clear()
 
 
-def test_a_scheme_that_nobody_knows(home: Path) -> None:
+def test_unknown_storage_scheme_raises_user_error(home: Path) -> None:
     with pytest.raises(UserError, match="tape://b/p cannot be used"):
         Remote(str(resolve({"storage": "tape://b/p"}).remote)).check()

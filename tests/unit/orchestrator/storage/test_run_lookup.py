@@ -47,7 +47,7 @@ def test_a_name_is_found_without_a_look_at_the_other_runs(tmp_path: Path, monkey
         assert run_lookup.find(tmp_path, folder.id).id == folder.id
 
 
-def test_it_is_found_by_its_mlflow_run_too(tmp_path: Path) -> None:
+def test_run_is_found_by_its_mlflow_run_id(tmp_path: Path) -> None:
     folder = create(tmp_path)
     create(tmp_path)
     run_id = uuid4().hex
@@ -57,7 +57,7 @@ def test_it_is_found_by_its_mlflow_run_too(tmp_path: Path) -> None:
         run_lookup.find(tmp_path, run_id[::-1])
 
 
-def test_an_unknown_id_gets_the_nearest(tmp_path: Path) -> None:
+def test_error_of_an_unknown_id_suggests_the_nearest_id(tmp_path: Path) -> None:
     folder = create(tmp_path)
     typo = folder.id[:-1]
     with pytest.raises(UserError) as caught:
@@ -66,7 +66,7 @@ def test_an_unknown_id_gets_the_nearest(tmp_path: Path) -> None:
     assert caught.value.code == USAGE
 
 
-def test_an_unknown_id_costs_few_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lookup_of_an_unknown_id_opens_few_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for n in range(20):
         records.create(tmp_path, "run", "toy", {}, "orchestrator run toy", name=f"toy-{n}")
     sweep = records.create(tmp_path, "sweep", "toy", {}, "orchestrator sweep toy", name="toy-sweep")
@@ -87,7 +87,7 @@ def test_an_unknown_id_costs_few_records(tmp_path: Path, monkeypatch: pytest.Mon
         run_lookup.find(tmp_path, "toy-1s", "sweep")
 
 
-def test_a_sweep_is_no_run(tmp_path: Path) -> None:
+def test_sweep_is_refused_where_a_run_is_required(tmp_path: Path) -> None:
     folder = create(tmp_path, "sweep")
     here = f"{folder.id} --storage {tmp_path}"
     fix = f"Try: orchestrator status {here}, or orchestrator sweep --resume {here}."
@@ -98,20 +98,22 @@ def test_a_sweep_is_no_run(tmp_path: Path) -> None:
         run_lookup.find(tmp_path, "latest", "run")
 
 
-def test_in_an_empty_storage_there_is_nothing_to_resume(tmp_path: Path) -> None:
+def test_latest_in_an_empty_storage_raises_user_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=f"There is no sweep yet: got 'latest'. Looked in {tmp_path}/none"):
         run_lookup.find(tmp_path / "none", "latest", "sweep")
 
 
 @pytest.mark.parametrize("content", ["", '{"format": 1', "[]", "{}"])
-def test_a_damaged_record(content: str, tmp_path: Path) -> None:
+def test_damaged_record_raises_user_error(content: str, tmp_path: Path) -> None:
     folder = create(tmp_path)
     (folder.path / "record.json").write_text(content)
     with pytest.raises(UserError, match=f"record of {folder.path} is damaged"):
         run_lookup.find(tmp_path, folder.id)
 
 
-def test_a_record_that_may_not_be_read_is_not_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_record_without_read_permission_is_not_reported_as_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its fix is not to remove another user's run."""
     folder = create(tmp_path)
 
@@ -125,23 +127,21 @@ def test_a_record_that_may_not_be_read_is_not_damaged(tmp_path: Path, monkeypatc
     assert caught.value.code == UNAVAILABLE
 
 
-def test_a_record_of_another_format(tmp_path: Path) -> None:
+def test_record_of_another_format_raises_user_error(tmp_path: Path) -> None:
     folder = create(tmp_path)
     folder.update(format=99)
     with pytest.raises(UserError, match="another format: got 99; allowed: 1"):
         run_lookup.find(tmp_path, folder.id)
 
 
-def test_a_damaged_record_stands_in_the_way_of_no_other(tmp_path: Path) -> None:
+def test_damaged_record_does_not_hide_other_runs(tmp_path: Path) -> None:
     healthy = older(create(tmp_path), 10)
     (create(tmp_path).path / "record.json").write_text("{")
     assert run_lookup.find(tmp_path, healthy.id).id == healthy.id
     assert run_lookup.find(tmp_path, "latest").id == healthy.id
 
 
-def test_a_run_that_only_another_user_may_read_stands_in_the_way_of_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_without_read_permission_does_not_hide_other_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own, private = older(create(tmp_path), 10), create(tmp_path)
     stat = os.stat
 

@@ -1,4 +1,4 @@
-"""Flag before environment before file before default, and each value knows where it came from."""
+"""Settings: flag before environment before file before default, with the source of each value."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def configure(home: Path, text: str) -> None:
     (home / "config.yaml").write_text(text)
 
 
-def test_defaults_lie_below_the_home(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_storage_and_tracking_file_lie_below_the_home(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ORCHESTRATOR_DATA", raising=False)
     found = resolve()
     assert (found.home, found.storage) == (home, home / "storage")
@@ -27,13 +27,13 @@ def test_defaults_lie_below_the_home(home: Path, monkeypatch: pytest.MonkeyPatch
     assert found.sources == dict.fromkeys(NAMES, "default") | {"home": "environment"}
 
 
-def test_without_any_setting_the_home_is_the_users(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_default_home_is_below_the_home_folder_of_the_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("ORCHESTRATOR_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert resolve().home == tmp_path / ".orchestrator"
 
 
-def test_a_user_without_a_home_folder_is_asked_for_one(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_home_folder_of_the_user_raises_user_error(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HOME")
     monkeypatch.setattr("pwd.getpwuid", lambda uid: {}[uid])
     for name in ("ORCHESTRATOR_DATA", "ORCHESTRATOR_CACHE", "XDG_CACHE_HOME"):
@@ -47,7 +47,9 @@ def test_a_user_without_a_home_folder_is_asked_for_one(home: Path, monkeypatch: 
         resolve()
 
 
-def test_each_source_wins_over_the_next(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flag_overrides_environment_overrides_file_overrides_default(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     configure(home, "storage: /from/file\nexperiment: from-file\nray_address: from-file:1\n")
     monkeypatch.setenv("ORCHESTRATOR_STORAGE", "/from/environment")
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "from-environment")
@@ -61,12 +63,12 @@ def test_each_source_wins_over_the_next(home: Path, monkeypatch: pytest.MonkeyPa
     assert picked == {"storage": "flag", "experiment": "environment", "ray_address": "file", "tracking": "default"}
 
 
-def test_an_empty_variable_is_no_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_empty_environment_variable_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "")
     assert resolve().ray_address is None
 
 
-def test_in_whose_name_it_runs(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_queue_and_priority_are_resolved_and_invalid_ones_refused(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (resolve().queue, resolve().priority) == ("default", 1)
     configure(home, "queue: team-a\npriority: 5\n")
     monkeypatch.setenv("ORCHESTRATOR_PRIORITY", "7")
@@ -95,7 +97,7 @@ def test_in_whose_name_it_runs(home: Path, monkeypatch: pytest.MonkeyPatch) -> N
         ("start_timeout: 1.5", r"start_timeout in .* got 1\.5; allowed: an integer\.$"),
     ],
 )
-def test_a_value_of_the_file_is_text_or_an_integer(home: Path, line: str, says: str) -> None:
+def test_value_of_the_wrong_type_in_the_file_is_refused(home: Path, line: str, says: str) -> None:
     configure(home, f"{line}\n")
     with pytest.raises(UserError, match=says) as caught:
         resolve()
@@ -114,7 +116,7 @@ def test_tracking_can_be_off() -> None:
     assert not found.embedded
 
 
-def test_paths_are_absolute_wherever_a_worker_stands(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_relative_paths_are_made_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "me"))
     found = resolve({"storage": "here", "data": "~/sets", "tracking": "sqlite:///mine.db"})
@@ -124,12 +126,12 @@ def test_paths_are_absolute_wherever_a_worker_stands(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("uri", ["https://mlflow.example", "http://localhost:5000", "postgresql://db/mlflow"])
-def test_servers_and_databases(uri: str) -> None:
+def test_tracking_address_of_a_server_or_database_is_accepted(uri: str) -> None:
     assert resolve({"tracking": uri}).tracking == uri
 
 
 @pytest.mark.parametrize("uri", ["mlruns", "file:///srv/mlruns", "/srv/mlruns", "localhost:5000"])
-def test_an_address_that_can_not_work(uri: str) -> None:
+def test_unsupported_tracking_address_is_refused(uri: str) -> None:
     with pytest.raises(UserError, match=f"tracking address is not supported: got '{uri}'; allowed: http") as caught:
         resolve({"tracking": uri})
     assert caught.value.code == USAGE
@@ -147,7 +149,9 @@ def test_sqlalchemy_opens_the_file_below_a_home_of_any_name(
     assert make_url(uri).database == str(sqlite_file(uri)) == str(tmp_path / name / "mlflow.db")
 
 
-def test_mlflow_finds_no_file_below_a_path_with_a_percent_sign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_path_with_a_percent_sign_is_refused_unless_tracking_is_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     home = str(tmp_path / "feature%2Fpart")
     for variable in ("ORCHESTRATOR_HOME", "ORCHESTRATOR_STORAGE"):
         with monkeypatch.context() as patched:
@@ -157,7 +161,7 @@ def test_mlflow_finds_no_file_below_a_path_with_a_percent_sign(tmp_path: Path, m
             assert resolve({"tracking": "none"}).tracking is None
 
 
-def test_the_query_of_a_sqlite_address_is_not_of_its_file() -> None:
+def test_query_of_a_sqlite_address_is_not_part_of_its_file_path() -> None:
     uri = resolve({"tracking": "sqlite:////tmp/a%3Fb.db?timeout=60"}).tracking
     assert uri == "sqlite:////tmp/a%3Fb.db?timeout=60"
     assert sqlite_file(uri) == Path("/tmp/a?b.db")
@@ -165,7 +169,7 @@ def test_the_query_of_a_sqlite_address_is_not_of_its_file() -> None:
 
 
 @pytest.mark.parametrize("password", ["12/34", "p w"])
-def test_a_password_that_no_pattern_hides_is_refused(password: str) -> None:
+def test_unescaped_password_in_the_address_is_refused_and_not_repeated(password: str) -> None:
     with pytest.raises(UserError, match=r"got mysql://\*\*\*@h/db\. Write a slash in a password as %2F") as caught:
         resolve({"tracking": f"mysql://u:{password}@h/db"})
     assert password not in str(caught.value)
@@ -177,14 +181,14 @@ def test_an_empty_option_is_refused(name: str) -> None:
         resolve({name: ""})
 
 
-def test_a_storage_with_half_an_address_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_storage_with_an_incomplete_uri_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r"no folder and no URI: got s3:/bucket/x; allowed: a folder, or s3://"):
         resolve({"storage": "s3:/bucket/x"})
     monkeypatch.chdir(tmp_path)
     assert resolve({"storage": "./a:b"}).storage == tmp_path / "a:b"
 
 
-def test_an_unknown_setting_in_the_file(home: Path) -> None:
+def test_unknown_setting_in_the_file_is_refused(home: Path) -> None:
     configure(home, "trackng: none\n")
     with pytest.raises(
         UserError, match=r"Unknown setting in .*config\.yaml: got 'trackng'.* Did you mean 'tracking'\?"
@@ -192,13 +196,13 @@ def test_an_unknown_setting_in_the_file(home: Path) -> None:
         resolve()
 
 
-def test_the_file_can_not_say_where_it_lies(home: Path) -> None:
+def test_home_setting_in_the_file_is_refused(home: Path) -> None:
     configure(home, "home: /elsewhere\n")
     with pytest.raises(UserError, match="Unknown setting"):
         resolve()
 
 
-def test_a_broken_file(home: Path) -> None:
+def test_malformed_yaml_file_is_refused_with_line_and_column(home: Path) -> None:
     configure(home, "storage: /here\ntracking: [\n")
     with pytest.raises(UserError, match=r"config\.yaml, line 3, column 1 is not valid YAML"):
         resolve()
@@ -213,7 +217,7 @@ def test_a_setting_left_empty_in_the_file_is_unset(home: Path) -> None:
     assert str(found.storage) == "/here"
 
 
-def test_a_login_in_the_address_goes_where_mlflow_looks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_login_in_the_address_is_moved_to_mlflow_environment_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"):
         monkeypatch.setenv(name, "before")
     settings = resolve({"tracking": "https://bob:hunt%40er@mlflow.example:5000/base"})

@@ -196,7 +196,9 @@ def steps(halt: Halt, storage: Path, take_over: Callable[[str], None]) -> Iterat
         yield name
 
 
-def test_what_a_successor_has_finished_stays(machine: Machine, halt: Halt, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_finished_by_a_successor_is_not_overwritten(
+    machine: Machine, halt: Halt, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def finishes(name: str) -> None:
         finish(*take_over(machine("two"), name, monkeypatch))
 
@@ -211,7 +213,9 @@ def test_what_a_successor_has_finished_stays(machine: Machine, halt: Halt, monke
 
 
 @pytest.mark.slow
-def test_what_a_successor_still_drives_stays(machine: Machine, halt: Halt, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_still_driven_by_a_successor_is_not_overwritten(
+    machine: Machine, halt: Halt, monkeypatch: pytest.MonkeyPatch
+) -> None:
     driving: dict[str, tuple[RunFolder, FolderSync]] = {}
 
     def takes_over(name: str) -> None:
@@ -235,7 +239,7 @@ def test_what_a_successor_still_drives_stays(machine: Machine, halt: Halt, monke
         assert (there.path / "result").read_text() == "B"
 
 
-def test_a_driver_that_wakes_up_knows_that_it_was_overtaken(
+def test_driver_that_was_cut_off_detects_that_it_was_overtaken(
     machine: Machine, halt: Halt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, following = begin(machine("one"), "run")
@@ -267,7 +271,7 @@ def forget_lock(folder: RunFolder) -> None:
 
 
 @pytest.mark.parametrize("step", range(6))
-def test_on_a_shared_file_system_a_successor_has_a_folder_of_its_own(
+def test_successor_on_a_shared_file_system_uses_a_separate_folder(
     step: int, on_host: Callable[[str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """B takes over between any two of A's writes, and between the two steps of one: written aside, put in place."""
@@ -327,7 +331,7 @@ def test_on_a_shared_file_system_a_successor_has_a_folder_of_its_own(
         records.create(tmp_path, "sweep", "toy", {}, "", "run")
 
 
-def test_a_watch_stops_the_driver_that_was_overtaken_alone(
+def test_watch_stops_only_the_driver_that_was_overtaken(
     on_host: Callable[[str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(object_sync, "RENEW_SECONDS", 0.01)
@@ -375,7 +379,7 @@ def test_a_storage_of_many_runs_is_not_listed_for_each_operation(
 
 
 @pytest.mark.parametrize("host", ["one", "two"])
-def test_where_the_driver_before_is_known_to_be_gone_its_folder_is_used(
+def test_folder_is_reused_when_the_earlier_driver_has_ended(
     host: str, on_host: Callable[[str], None], tmp_path: Path
 ) -> None:
     on_host("one")
@@ -390,7 +394,9 @@ def test_where_the_driver_before_is_known_to_be_gone_its_folder_is_used(
     assert there.path == folder.path
 
 
-def test_a_run_of_an_earlier_version_goes_on_where_it_is(on_host: Callable[[str], None], tmp_path: Path) -> None:
+def test_run_of_an_earlier_version_is_taken_over_in_the_same_folder(
+    on_host: Callable[[str], None], tmp_path: Path
+) -> None:
     on_host("one")
     folder = records.create(tmp_path, "run", "toy", {"seed": 1}, "orchestrator run toy", "run")
     del folder.record["generation"]
@@ -428,7 +434,7 @@ def test_a_settled_record_is_not_replaced_by_an_earlier_driver(s3: str, tmp_path
     assert (sync_state.record(place) or {})["status"] == "finished"
 
 
-def test_one_of_two_has_a_generation(s3: str, tmp_path: Path) -> None:
+def test_lease_generation_is_held_by_only_one_of_two_drivers(s3: str, tmp_path: Path) -> None:
     place = Remote(f"{s3}/{tmp_path.name}/run")
     first, second = Lease(place), Lease(place)
     first.take()
@@ -442,14 +448,14 @@ def test_one_of_two_has_a_generation(s3: str, tmp_path: Path) -> None:
     assert second.renew_or_lose()
 
 
-def test_a_lease_whose_answer_was_lost_is_still_ours(s3: str, tmp_path: Path) -> None:
+def test_lease_is_kept_after_the_answer_to_its_renewal_was_lost(s3: str, tmp_path: Path) -> None:
     ours = Lease(Remote(f"{s3}/{tmp_path.name}/run"))
     ours.take()
     ours._tag = '"of before"'
     assert ours.renew_or_lose()
 
 
-def test_a_condition_that_fails_is_said(s3: str, tmp_path: Path) -> None:
+def test_failed_write_or_remove_condition_raises_changed(s3: str, tmp_path: Path) -> None:
     store = Objects(Remote(f"{s3}/{tmp_path.name}/run"))
     tag = store.write("name", b"1", None)
     for other in (None, '"another"'):
@@ -468,7 +474,7 @@ def test_a_condition_that_fails_is_said(s3: str, tmp_path: Path) -> None:
         ("conditions", "the store does not honour If-Match and If-None-Match"),
     ],
 )
-def test_a_storage_without_conditional_writes_is_named_at_the_start(
+def test_storage_without_conditional_writes_gives_a_warning(
     hide: str, said: str, s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if hide == "library":
@@ -483,7 +489,7 @@ def test_a_storage_without_conditional_writes_is_named_at_the_start(
     assert re.search(said, warning)
 
 
-def test_with_conditional_writes_there_is_nothing_to_say(s3: str, tmp_path: Path) -> None:
+def test_storage_with_conditional_writes_gives_no_warning(s3: str, tmp_path: Path) -> None:
     storage = remote.mirror_of(f"{s3}/{tmp_path.name}", tmp_path / "one")
     assert records.create(storage, "run", "toy", {"seed": 1}, "orchestrator run toy", "run").warning() is None
     assert records.create(tmp_path / "plain", "run", "toy", {"seed": 1}, "", "run").warning() is None

@@ -1,4 +1,4 @@
-"""Device hours: what was held is counted, once, whatever died; and summed by whoever asks."""
+"""Device hours: held devices are counted once, also after crashes, and summed by run, day or person."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def hours(folder: RunFolder, by: Any = "sweep", since: float | None = None) -> d
     return {row[by]: (row["gpu_hours"], row["cpu_hours"]) for row in rows}
 
 
-def test_devices_times_hours(folder: RunFolder, time: Time) -> None:
+def test_device_hours_are_devices_times_hours(folder: RunFolder, time: Time) -> None:
     log = UsageLog(folder.path)
     log.start("trial 0", TWO_GPUS)
     time.now += 1800
@@ -67,7 +67,7 @@ def test_devices_times_hours(folder: RunFolder, time: Time) -> None:
     assert hours(folder) == {"s1": (2.0, 7.5)}
 
 
-def test_what_was_held_so_far_is_known_at_any_moment(folder: RunFolder, time: Time) -> None:
+def test_device_seconds_so_far_are_returned_at_any_time(folder: RunFolder, time: Time) -> None:
     log = UsageLog(folder.path)
     assert log.seconds() == {"cpus": 0, "gpus": 0}
     log.start("trial 0", TWO_GPUS)
@@ -91,13 +91,13 @@ def book_of(folder: RunFolder) -> dict[str, float]:
     return {"cpus": round(3600 * cpus, 6), "gpus": round(3600 * gpus, 6)}
 
 
-def test_what_runs_counts_until_now(folder: RunFolder, time: Time) -> None:
+def test_running_unit_is_counted_until_now(folder: RunFolder, time: Time) -> None:
     UsageLog(folder.path).start("run", ONE_CPU)
     time.now += 7200
     assert hours(folder) == {"s1": (0.0, 2.0)}
 
 
-def test_the_hours_between_a_crash_and_its_resume_are_nobodys(folder: RunFolder, time: Time) -> None:
+def test_time_between_a_crash_and_its_resume_is_not_counted(folder: RunFolder, time: Time) -> None:
     log = UsageLog(folder.path)
     log.start("trial 0", ONE_CPU)
     time.now += 3600
@@ -113,7 +113,7 @@ def test_the_hours_between_a_crash_and_its_resume_are_nobodys(folder: RunFolder,
     assert all(json.loads(line) for line in (folder.path / EVENTS).read_text().splitlines())
 
 
-def test_a_lost_driver_counts_until_it_was_last_heard_of(folder: RunFolder, time: Time) -> None:
+def test_device_hours_of_a_lost_driver_end_at_its_last_beat(folder: RunFolder, time: Time) -> None:
     log = UsageLog(folder.path)
     log.start("trial 0", ONE_CPU)
     time.now += 1800
@@ -125,7 +125,7 @@ def test_a_lost_driver_counts_until_it_was_last_heard_of(folder: RunFolder, time
     assert hours(folder) == {"s1": (0.0, 0.5)}
 
 
-def test_a_beat_a_minute_and_only_while_something_is_held(folder: RunFolder, time: Time) -> None:
+def test_beat_is_written_once_a_minute_while_devices_are_held(folder: RunFolder, time: Time) -> None:
     log = UsageLog(folder.path)
     log.beat()
     assert not (folder.path / EVENTS).exists()
@@ -136,7 +136,7 @@ def test_a_beat_a_minute_and_only_while_something_is_held(folder: RunFolder, tim
     assert (folder.path / EVENTS).read_text().count("beat") == 2
 
 
-def test_stopping_twice_or_what_never_began_says_nothing(folder: RunFolder, time: Time) -> None:
+def test_stop_of_a_stopped_or_unstarted_unit_writes_no_event(folder: RunFolder, time: Time) -> None:
     log = UsageLog(folder.path)
     with log.holding("winner", ONE_CPU):
         time.now += 3600
@@ -171,7 +171,7 @@ def test_damaged_lines_are_passed_over(line: str, folder: RunFolder, time: Time)
 
 
 @pytest.mark.parametrize("set_by", [-7200, 7200])
-def test_hours_are_those_that_passed_when_the_clock_was_set(set_by: int, folder: RunFolder, time: Time) -> None:
+def test_device_hours_are_correct_when_the_clock_is_changed(set_by: int, folder: RunFolder, time: Time) -> None:
     log = UsageLog(folder.path)
     log.start("run", ONE_CPU)
     time.wrong = set_by
@@ -189,7 +189,7 @@ def test_no_hours_are_negative_after_the_clock_was_set_back(folder: RunFolder, t
     assert hours(folder) == {"s1": (0.0, 0.0)}
 
 
-def test_a_day_ends_at_midnight(folder: RunFolder, time: Time) -> None:
+def test_device_hours_are_split_by_day_at_midnight(folder: RunFolder, time: Time) -> None:
     log = UsageLog(folder.path)
     log.start("run", ONE_CPU)
     time.now += 37 * 3600
@@ -199,7 +199,7 @@ def test_a_day_ends_at_midnight(folder: RunFolder, time: Time) -> None:
     assert hours(folder, since=usage_log.moment("2026-11-24")) == {}
 
 
-def test_by_person_and_workload_and_those_before_there_were_accounts(
+def test_device_hours_are_summed_by_person_and_workload(
     tmp_path: Path, time: Time, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = []
@@ -223,7 +223,7 @@ def test_by_person_and_workload_and_those_before_there_were_accounts(
     assert "1 " in shown[-1]
 
 
-def test_a_wrong_date() -> None:
+def test_invalid_date_raises_user_error() -> None:
     with pytest.raises(UserError, match=r"The date is not valid: got 'yesterday'; allowed: 2026-11-21"):
         usage_log.moment("yesterday")
 

@@ -1,4 +1,4 @@
-"""What a process or a storage that gives out is called: the cause, and what to do; what comes next stays possible."""
+"""Failures of processes, devices and storage: their reported cause, advice, and consequences."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ from tests.support.toy import hog
 # Memory
 
 
-def test_a_process_at_its_limit_says_so() -> None:
+def test_memory_error_at_the_limit_is_described_as_out_of_memory() -> None:
     with pytest.raises(MemoryError) as caught:
         hog()
     words = "out of memory: accumulate=auto, a smaller batch_size or fewer trials at once (--concurrency) may fit"
     assert reports.describe(caught.value) == words
 
 
-def test_so_does_pytorch_on_a_cpu() -> None:
+def test_pytorch_cpu_allocation_error_is_described_as_out_of_memory() -> None:
     with pytest.raises(RuntimeError) as caught:
         torch.empty(1 << 60, dtype=torch.uint8)
     assert reports.describe(caught.value).startswith("out of memory (")
     assert "\n" not in reports.describe(caught.value)
 
 
-def test_what_the_memory_monitor_killed() -> None:
+def test_kill_by_the_memory_monitor_is_reported_as_the_cause() -> None:
     assert reports.death_cause(str(KILLED)) == reports.describe(KILLED) == TOLD
     assert reports.death_cause(str(ActorDiedError())) == "its process died"
     alone = ConnectionError("[...] Connection closed by peer [127.0.0.1]:10475.")
@@ -68,7 +68,7 @@ def test_the_last_death_of_a_trial_is_its_cause(last: Exception, tmp_path: Path)
     assert actor_failures.death_text(None) == "its process did not start"
 
 
-def test_a_trial_whose_node_is_taken_away_has_not_failed() -> None:
+def test_preempted_task_error_is_an_actor_error_marked_preempted() -> None:
     """Tune takes it for the actor's, as a task's error that crossed a process, and does not count it."""
     wrapped = RayTaskError("step", "trace", pickle.loads(pickle.dumps(Preempted()))).as_instanceof_cause()
     assert isinstance(wrapped, RayTaskError)
@@ -79,7 +79,7 @@ def test_a_trial_whose_node_is_taken_away_has_not_failed() -> None:
 # Accelerators
 
 
-def test_without_ray_a_lost_accelerator_is_told_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_accelerator_is_reported_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)  # as where it is not installed: an import fails
     monkeypatch.delitem(sys.modules, "orchestrator.cluster.lost_devices")
     with pytest.raises(reports.DeviceLost, match=r"^the accelerator was lost: CUDA error: an illegal access$"):
@@ -108,26 +108,26 @@ def test_without_ray_a_lost_accelerator_is_told_all_the_same(monkeypatch: pytest
         ("mat1 and mat2 shapes cannot be multiplied", False, False),
     ],
 )
-def test_errors_of_cudas_libraries_are_told_apart(message: str, memory: bool, device: bool) -> None:
+def test_cuda_library_errors_are_classified_as_memory_or_device_loss(message: str, memory: bool, device: bool) -> None:
     error = RuntimeError(message)
     assert reports.is_out_of_memory(error) == memory
     with pytest.raises(reports.DeviceLost) if device else nullcontext():
         reports.check_device(error)
 
 
-def test_a_refused_call_is_no_lost_accelerator() -> None:
+def test_invalid_cuda_call_is_not_a_lost_accelerator() -> None:
     advice = "\nCompile with `TORCH_USE_CUDA_DSA` to enable device-side assertions."
     reports.check_device(torch.AcceleratorError(f"CUDA error: invalid configuration argument{advice}"))
     with pytest.raises(reports.DeviceLost):
         reports.check_device(torch.AcceleratorError(f"CUDA error: an error without a name{advice}"))
 
 
-def test_memory_of_a_gpu_is_advised_as_such() -> None:
+def test_advice_for_gpu_memory_names_gpus_per_worker() -> None:
     assert "--gpus-per-worker" in reports.describe(RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED"))
     assert "--concurrency" in reports.describe(RuntimeError("DefaultCPUAllocator: can't allocate memory"))
 
 
-def test_a_trial_whose_device_is_lost_ends_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_accelerator_error_in_a_trials_step_raises_device_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever call shows it: kept, the process would fail each later trial."""
 
     def step(*_: object, **__: object) -> None:
@@ -139,7 +139,7 @@ def test_a_trial_whose_device_is_lost_ends_its_process(monkeypatch: pytest.Monke
         actor.step()
 
 
-def test_a_run_in_this_process_says_that_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_run_without_a_gpu_raises_user_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def none() -> int:
         raise RuntimeError("No CUDA GPUs are available")
 
@@ -149,7 +149,7 @@ def test_a_run_in_this_process_says_that_there_is_no_gpu(monkeypatch: pytest.Mon
     assert caught.value.code == UNAVAILABLE
 
 
-def test_a_later_run_of_a_process_has_its_threads_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_thread_limit_of_a_run_does_not_remain_for_a_later_run(monkeypatch: pytest.MonkeyPatch) -> None:
     threads = [4]
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads[0])
     monkeypatch.setattr(torch, "set_num_threads", lambda count: threads.__setitem__(0, count))
@@ -181,7 +181,7 @@ def test_devices_that_were_lost_are_not_used_and_without_any_the_sweep_stops() -
         (1, 4, [2, 1, 1]),
     ],
 )
-def test_room_is_what_fits_on_the_devices_that_are_left(gpus: float, workers: int, rooms: list[int]) -> None:
+def test_room_counts_the_trials_that_fit_on_working_devices(gpus: float, workers: int, rooms: list[int]) -> None:
     resources = Resources(gpus_per_worker=gpus, workers=workers, cpus_per_worker=0.1)
     nodes = {name: {"CPU": 8.0, "GPU": 4.0} for name in "ab"}
     devices = LostDevices(resources, nodes, print)
@@ -193,7 +193,7 @@ def test_room_is_what_fits_on_the_devices_that_are_left(gpus: float, workers: in
     assert devices.room(1) == 1, "a limit on trials at once is not lowered by devices that it leaves free"
 
 
-def test_a_device_that_does_not_start_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_that_fails_to_initialise_raises_device_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not an error of the workload, and none that ends the sweep: another device may start."""
 
     def broken() -> int:
@@ -209,7 +209,7 @@ def test_a_device_that_does_not_start_is_lost(monkeypatch: pytest.MonkeyPatch) -
         worker.take_device(Resources(gpus_per_worker=1))
 
 
-def test_a_groups_lost_device_is_its_cause() -> None:
+def test_lost_device_of_a_rank_is_the_cause_of_the_groups_failure() -> None:
     """Of two ranks the other one reports a lost connection."""
     lost = reports.DeviceLost("the accelerator was lost (GPU 3 of node ab): CUDA error: an illegal access")
     group = WorkerGroupError("lost", {0: ConnectionError("Connection closed by peer"), 1: lost})
@@ -228,7 +228,7 @@ NCCL = "NCCL error in: NCCLUtils.cpp:77, {}, NCCL version 2.29.7\nLast error:\n{
         ("remote process exited or there was a network error", "socket: Connection reset by peer", ConnectionError),
     ],
 )
-def test_a_device_that_is_lost_in_a_collective_is_no_lost_connection(
+def test_nccl_error_is_classified_as_lost_device_or_lost_connection(
     what: str, last: str, kind: type[Exception] | None, tmp_path: Path
 ) -> None:
     """Else the sweep never counts the device, and the run names another worker."""
@@ -241,7 +241,7 @@ def test_a_device_that_is_lost_in_a_collective_is_no_lost_connection(
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
-def test_a_checkpoint_that_can_not_be_written_leaves_the_one_before(
+def test_checkpoint_write_failure_keeps_the_previous_checkpoint(
     number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state = Checkpoint({"workload": "toy"}, 1, {"x": torch.ones(2)})
@@ -261,13 +261,13 @@ def test_a_checkpoint_that_can_not_be_written_leaves_the_one_before(
     assert [path.name for path in tmp_path.iterdir()] == [checkpoint.name(1)], "half a checkpoint takes what is left"
 
 
-def test_a_storage_that_is_full_is_told_from_other_trouble() -> None:
+def test_is_full_is_true_only_for_a_full_storage() -> None:
     assert disk.is_full(OSError(errno.ENOSPC, "full"))
     assert not disk.is_full(FileNotFoundError(errno.ENOENT, "gone"))
     assert not disk.is_full(ValueError("no"))
 
 
-def test_what_meets_every_trial_is_not_one_trials_failure() -> None:
+def test_failure_payload_marks_unwritable_storage_as_refused() -> None:
     said = reports.failure_payload(disk.unwritable(Path("/storage"), OSError(errno.ENOSPC, "No space left on device")))
     assert said["refused"] == UNAVAILABLE
     assert reports.failure_payload(UserError("The checkpoint is of another run"))["refused"] is None

@@ -1,4 +1,4 @@
-"""The device-hour budget: what counts, when no trial begins any more, when all stop, and over a restart."""
+"""The device-hour budget: how time is counted, when trials are refused or stopped, and restarts."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def run(budget: Budget, clock: Clock, seconds: float, seed_run: int = 0) -> None
     budget.stop(seed_run)
 
 
-def test_without_a_limit_there_is_always_room(folder: RunFolder, clock: Clock) -> None:
+def test_budget_without_a_limit_allows_every_trial(folder: RunFolder, clock: Clock) -> None:
     free = budget(folder, None)
     run(free, clock, 1e9)
     assert free.used == 1e9
@@ -62,7 +62,7 @@ def test_without_a_limit_there_is_always_room(folder: RunFolder, clock: Clock) -
         ({"workers": 2, "gpus_per_worker": 2}, 4),
     ],
 )
-def test_a_devices_second_is_a_gpus_where_there_is_one(
+def test_device_seconds_count_gpus_if_any_and_cpus_otherwise(
     resources: dict[str, Any], rate: float, folder: RunFolder, clock: Clock
 ) -> None:
     spent = budget(folder, 100 * rate, **resources)
@@ -104,7 +104,7 @@ def test_the_last_trial_of_a_pack_costs_all_of_its_process(folder: RunFolder, cl
     assert spent.seconds(0, 1) == 7
 
 
-def test_a_unit_that_comes_in_parts_costs_their_sum(folder: RunFolder, clock: Clock) -> None:
+def test_device_seconds_of_a_seed_run_in_parts_are_added(folder: RunFolder, clock: Clock) -> None:
     spent = budget(folder, 100)
     run(spent, clock, 4)
     clock.sleep(50)
@@ -125,7 +125,7 @@ def test_no_trial_begins_that_would_pass_the_limit(folder: RunFolder, clock: Clo
     assert not spent.is_spent()
 
 
-def test_what_runs_is_expected_to_cost_as_much(folder: RunFolder, clock: Clock) -> None:
+def test_running_trials_are_expected_to_cost_as_much_as_ended_ones(folder: RunFolder, clock: Clock) -> None:
     """Of 35, 10 are spent and two run: 5 + 5 so far, as much to come; a third of 10 would pass the limit."""
     spent = budget(folder, 35)
     run(spent, clock, 10)
@@ -152,7 +152,7 @@ def test_a_trial_begins_only_if_all_of_its_seeds_fit(folder: RunFolder, clock: C
 
 
 @pytest.mark.parametrize(("limit", "fits"), [(95, True), (85, False)])
-def test_seeds_of_one_trial_that_wait_for_devices_are_one_trial(
+def test_waiting_seeds_of_one_trial_are_reserved_as_one_trial(
     limit: int, fits: bool, folder: RunFolder, clock: Clock
 ) -> None:
     """Spent are 30; the second trial needs 30 and a third 30, also while all three seeds of the second wait."""
@@ -162,7 +162,7 @@ def test_seeds_of_one_trial_that_wait_for_devices_are_one_trial(
     assert spent.allows_another(begun=(3, 4, 5)) is fits
 
 
-def test_the_first_ones_are_not_held_back_by_a_guess(folder: RunFolder, clock: Clock) -> None:
+def test_trials_begin_without_an_estimate_before_the_first_has_ended(folder: RunFolder, clock: Clock) -> None:
     spent = budget(folder, 10)
     for seed_run in range(4):
         assert spent.allows_another()
@@ -171,7 +171,7 @@ def test_the_first_ones_are_not_held_back_by_a_guess(folder: RunFolder, clock: C
     assert spent.is_spent(), "they are stopped when the sum is spent"
 
 
-def test_it_warns_once_at_four_fifths(folder: RunFolder, clock: Clock) -> None:
+def test_budget_warns_once_at_80_percent(folder: RunFolder, clock: Clock) -> None:
     spent = budget(folder, 100)
     run(spent, clock, 79)
     assert not spent.warns()
@@ -180,7 +180,7 @@ def test_it_warns_once_at_four_fifths(folder: RunFolder, clock: Clock) -> None:
     assert [spent.warns() for _ in range(3)] == [True, False, False]
 
 
-def test_a_restart_remembers(folder: RunFolder, clock: Clock) -> None:
+def test_used_device_hours_are_restored_after_a_restart(folder: RunFolder, clock: Clock) -> None:
     """From the event file: of trials alone, and of what a dead driver left open until it was last heard of."""
     usage_log, resources = UsageLog(folder.path), Resources(cpus_per_worker=2)
     for seed_run, seconds in (("trial 0", 10), ("trial 1 seed 2", 5), ("winner", 100), ("run", 100)):
@@ -199,7 +199,7 @@ def test_a_restart_remembers(folder: RunFolder, clock: Clock) -> None:
     assert again.is_spent()
 
 
-def test_a_gpus_budget_counts_gpus_over_a_restart(folder: RunFolder, clock: Clock) -> None:
+def test_used_gpu_seconds_are_restored_after_a_restart(folder: RunFolder, clock: Clock) -> None:
     resources = Resources(cpus_per_worker=8, gpus_per_worker=0.5)
     with UsageLog(folder.path).holding("trial 0", resources):
         clock.sleep(10)
@@ -224,6 +224,6 @@ def test_repeats_cost_as_much_as_complete_trials_also_after_a_restart(folder: Ru
         assert known.seconds(5, 2) == pytest.approx(12 * (1 + 3))
 
 
-def test_before_the_first_end_nothing_is_reserved(folder: RunFolder) -> None:
+def test_repeats_reserve_nothing_before_the_first_trial_has_ended(folder: RunFolder) -> None:
     assert budget(folder, 10).allows_another(100)
     assert budget(folder, None).seconds(100, 0) == 0

@@ -1,4 +1,4 @@
-"""How busy a driver is, and what it asks of its trials."""
+"""The load of a driver, and the report interval that it sets for its trials."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Driver:
             self.clock.sleep(every - seconds - waiting)
 
 
-def test_one_trial_reports_as_ever() -> None:
+def test_one_trial_reports_without_a_minimum_interval() -> None:
     driver = Driver(at_once=1)
     assert driver.load.pace(None) == {"seconds": 0.0, "longest": 10.0}
     driver.reports(60, 0.016, every=1.0)
@@ -34,7 +34,7 @@ def test_one_trial_reports_as_ever() -> None:
     assert driver.load.utilisation() == pytest.approx(0.016, rel=0.05)
 
 
-def test_many_trials_report_as_often_as_half_of_the_driver_takes() -> None:
+def test_report_interval_of_many_trials_takes_half_of_the_drivers_time() -> None:
     driver = Driver(at_once=128)
     assert driver.load.pace(None)["seconds"] == pytest.approx(128 * FIRST_GUESS / 0.5)
     driver.reports(2000, 0.016, every=0.016)
@@ -42,20 +42,20 @@ def test_many_trials_report_as_often_as_half_of_the_driver_takes() -> None:
     assert driver.load.pace(None)["seconds"] == pytest.approx(128 * 0.016 / 0.5, rel=0.01)
 
 
-def test_waits_for_the_disk_are_work_too() -> None:
+def test_waits_for_the_disk_count_as_load() -> None:
     driver = Driver(at_once=128)
     driver.reports(500, 0.002, every=0.02, waiting=0.008)
     assert driver.load.utilisation() == pytest.approx(0.5, rel=0.02)
     assert driver.load.pace(None)["seconds"] == pytest.approx(128 * 0.010 / 0.5, rel=0.02)
 
 
-def test_it_is_never_longer_than_ten_seconds_or_a_quarter_of_the_timeout() -> None:
+def test_report_interval_is_at_most_10_s_or_a_quarter_of_the_timeout() -> None:
     driver = Driver(at_once=5000)
     assert driver.load.pace(None) == {"seconds": 10.0, "longest": 10.0}
     assert driver.load.pace(12.0) == {"seconds": 3.0, "longest": 3.0}
 
 
-def test_what_was_half_a_minute_ago_does_not_count() -> None:
+def test_load_excludes_reports_older_than_half_a_minute() -> None:
     driver = Driver(at_once=128)
     driver.reports(1000, 0.02, every=0.02)
     driver.reports(40, 0.001, every=1.0)
@@ -63,7 +63,7 @@ def test_what_was_half_a_minute_ago_does_not_count() -> None:
     assert driver.load.pace(None)["seconds"] == 0.0
 
 
-def test_training_in_the_drivers_own_process_is_not_its_work() -> None:
+def test_load_excludes_training_in_the_drivers_process() -> None:
     driver = Driver()
     for _ in range(10):
         driver.cpu += 1.0
@@ -73,5 +73,5 @@ def test_training_in_the_drivers_own_process_is_not_its_work() -> None:
     assert driver.load.pace(None)["seconds"] == 0.0
 
 
-def test_at_first_it_is_not_known() -> None:
+def test_utilisation_is_none_before_the_first_report() -> None:
     assert Driver().load.utilisation() is None

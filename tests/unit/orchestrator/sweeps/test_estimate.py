@@ -43,7 +43,7 @@ def planned(spec: Any, probe: Probe | None = PROBE, nodes: Any = None, local: bo
 # By hand
 
 
-def test_a_run() -> None:
+def test_plan_of_a_run_estimates_epochs_time_and_storage() -> None:
     """10 epochs to select and 10 to refit, of 2 s each on 2 x 3 CPUs: 40 s, and 7 s until the first is over."""
     spec = ExperimentSpec(
         workload="toy", params={}, plan=Plan(epochs=10, refit=True), resources=Resources(workers=2, cpus_per_worker=3)
@@ -56,12 +56,12 @@ def test_a_run() -> None:
     assert (found.at_once, found.fitting, found.nodes) == (1, 1, 2), "one worker of 3 CPUs on each node"
 
 
-def test_a_run_that_has_nothing_to_select() -> None:
+def test_plan_of_a_refit_only_run_counts_its_epochs_once() -> None:
     spec = ExperimentSpec(workload="toy", params={}, plan=Plan(epochs=10, refit="only"))
     assert planned(spec).epochs_at_most == 10
 
 
-def test_a_sweep_that_runs_to_the_end() -> None:
+def test_plan_of_a_sweep_without_scheduler_counts_all_epochs() -> None:
     """18 trials of 27 epochs, 7 at once (4 + 3): 486 epochs of 2 s, 7 s a start."""
     found = planned(sweep())
     assert (found.trials, found.at_once, found.fitting) == (18, 7, 7)
@@ -71,7 +71,7 @@ def test_a_sweep_that_runs_to_the_end() -> None:
     assert found.storage_bytes == 1000 * (2 * 18 + 2)
 
 
-def test_the_winners_refit_is_trained_alone() -> None:
+def test_plan_adds_the_winners_refit_outside_the_parallel_trials() -> None:
     found = planned(sweep({"refit": True}))
     assert (found.epochs_at_most, found.epochs_expected) == (486 + 27, 486 + 27)
     assert found.wall_seconds_expected == pytest.approx(486 * 2 / 7 + 27 * 2 + 18)
@@ -84,7 +84,7 @@ def test_asha_leaves_a_third_at_each_rung() -> None:
     assert estimate.survivors(sweep(scheduler="asha")) == pytest.approx(1 / 9)
 
 
-def test_hyperband_begins_some_at_later_rungs() -> None:
+def test_hyperband_estimate_counts_trials_by_bracket() -> None:
     """Optuna's brackets of 27 epochs take 9, 5 and 3 of 17 trials: stopped at 3 and 9, at 9, and never."""
     spec = sweep(scheduler="hyperband")
     expected = (9 * 7 + 5 * (9 + 18 / 3) + 3 * 27) / 17
@@ -93,11 +93,11 @@ def test_hyperband_begins_some_at_later_rungs() -> None:
     assert planned(spec).epochs_expected == math.ceil(18 * expected)
 
 
-def test_the_median_stops_half_by_the_end() -> None:
+def test_median_estimate_trains_three_quarters_of_all_epochs() -> None:
     assert planned(sweep(scheduler="median")).epochs_expected == math.ceil(486 * 0.75)
 
 
-def test_further_seeds_are_trained_by_those_that_reach_the_end() -> None:
+def test_further_seeds_are_counted_for_trials_that_reach_the_last_epoch() -> None:
     """1/9 of 18 configurations are trained with two more seeds: 2 * 2 * 27 epochs more."""
     found = planned(sweep(scheduler="asha", seeds=3))
     assert (found.epochs_at_most, found.epochs_expected) == (3 * 486, 18 * 7 + 2 * 2 * 27)
@@ -105,14 +105,14 @@ def test_further_seeds_are_trained_by_those_that_reach_the_end() -> None:
     assert planned(sweep(seeds=3)).epochs_expected == 3 * 486
 
 
-def test_repeats_of_finalists_are_trained_and_kept() -> None:
+def test_plan_counts_epochs_and_storage_of_finalists_repeats() -> None:
     """Two further runs of each of 3."""
     found = planned(sweep(finalists=3, finalist_seeds=3))
     assert found.epochs_at_most == found.epochs_expected == 486 + 6 * 27
     assert found.storage_bytes == 1000 * (2 * (18 + 6) + 2)
 
 
-def test_a_population_keeps_four_checkpoints_and_starts_anew_at_each_meeting() -> None:
+def test_plan_of_a_population_counts_four_checkpoints_and_each_restart() -> None:
     """20 epochs: nine meetings, ten starts of each of 4 members."""
     found = planned(sweep({"epochs": 20}, scheduler="pbt", trials=4))
     assert found.epochs_expected == found.epochs_at_most == 80
@@ -123,16 +123,16 @@ def test_a_population_keeps_four_checkpoints_and_starts_anew_at_each_meeting() -
 @pytest.mark.parametrize(
     ("asked", "at_once"), [({"concurrency": 3}, 3), ({"concurrency": 99}, 7), ({"trials": 2}, 2), ({}, 7)]
 )
-def test_how_many_run_at_once(asked: dict[str, Any], at_once: int) -> None:
+def test_trials_at_once_are_limited_by_concurrency_trials_and_nodes(asked: dict[str, Any], at_once: int) -> None:
     assert planned(sweep(**asked)).at_once == at_once
 
 
-def test_in_this_process_it_is_one() -> None:
+def test_local_plan_has_one_trial_at_once() -> None:
     found = planned(sweep(), local=True)
     assert (found.at_once, found.fitting, found.nodes) == (1, 1, 1)
 
 
-def test_trials_that_are_trained_together() -> None:
+def test_plan_of_packed_trials_counts_processes_and_time() -> None:
     """100 trials of 10 epochs, 12 at once in 3 processes: 4 together take 8 s an epoch, the winner's refit 5 s."""
     spec = SweepSpec(
         workload="recommender",
@@ -153,20 +153,20 @@ def test_trials_that_are_trained_together() -> None:
     assert (planned(asked, None).at_once, planned(asked, None).processes) == (5, 3)
 
 
-def test_gpus_are_what_counts_where_there_are_any() -> None:
+def test_plan_counts_gpu_hours_for_trials_with_gpus() -> None:
     nodes = [{"CPU": 8.0, "GPU": 2.0}, {"CPU": 2.0, "GPU": 4.0}]
     found = planned(sweep(resources={"gpus_per_worker": 0.5, "cpus_per_worker": 1}), nodes=nodes)
     assert (found.device, found.fitting) == ("GPU", 4 + 2), "the second node has only two CPUs"
     assert found.device_hours_at_most == pytest.approx(486 * 2 * 0.5 / 3600)
 
 
-def test_unmeasured_there_is_no_time_and_no_storage() -> None:
+def test_plan_without_a_probe_has_no_time_and_no_storage() -> None:
     found = planned(sweep(), probe=None)
     assert {found.epoch_seconds, found.device_hours_at_most, found.wall_seconds_expected, found.storage_bytes} == {None}
     assert found.rows()[-1] == ["time and storage", "not measured; --probe trains two epochs to find out"]
 
 
-def test_the_table_says_it_in_words() -> None:
+def test_rows_of_a_plan_describe_trials_epochs_devices_and_storage() -> None:
     rows = dict(planned(sweep({"refit": True}, scheduler="asha", seeds=3)).rows())
     assert rows["trials"] == "18 x 3 seeds"
     assert rows["epochs"] == "1458 + 27 refit at most, about 234 + 27 refit expected"
@@ -185,14 +185,14 @@ def test_the_table_says_it_in_words() -> None:
     ("size", "text"), [(0, "0 B"), (999, "999 B"), (1499, "1.5 KB"),
                        (1_449_999, "1.45 MB"), (999_999, "1 MB"), (2e12, "2 TB")]
 )  # fmt: skip
-def test_sizes(size: float, text: str) -> None:
+def test_sizes_in_bytes_are_shown_with_rounded_units(size: float, text: str) -> None:
     assert estimate._bytes(int(size)) == text
 
 
 # Measured
 
 
-def test_a_probe_times_the_second_epoch_and_weighs_a_checkpoint(toy_workload: str, tmp_path: Path) -> None:
+def test_probe_measures_epoch_time_start_time_and_checkpoint_size(toy_workload: str, tmp_path: Path) -> None:
     params = {"slow": 0.05}
     spec = ExperimentSpec(workload="toy", params=params, plan=Plan(epochs=400, patience=1, refit=True), seed=1)
     found = estimate.measure(spec, resolve({"tracking": "none"}))
@@ -201,7 +201,7 @@ def test_a_probe_times_the_second_epoch_and_weighs_a_checkpoint(toy_workload: st
     assert 100 < found.checkpoint_bytes < 10_000
 
 
-def test_of_a_sweep_the_spaces_first_draw_is_measured(toy_workload: str, tmp_path: Path) -> None:
+def test_probe_of_a_sweep_trains_a_draw_of_its_search_space(toy_workload: str, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "def space(trial):\n    return {'lr': trial.suggest_float('lr', 0.1, 0.2), 'slow': 0.05}\n"
     )
@@ -229,7 +229,7 @@ def type_line(capsys: pytest.CaptureFixture[str], toy_workload: str, tmp_path: P
 
 
 @pytest.mark.parametrize("probe", ["", " --probe"])
-def test_as_json_it_is_one_line(probe: str, type_line: Type, tmp_path: Path) -> None:
+def test_plan_as_json_is_one_line_and_starts_no_run(probe: str, type_line: Type, tmp_path: Path) -> None:
     line = "plan sweep toy --tracking none --local --space SPACE --trials 6 --scheduler none epochs=5 --json"
     code, out, err = type_line(line + probe)
     assert (code, out.count("\n"), err) == (0, 1, "")
@@ -240,14 +240,14 @@ def test_as_json_it_is_one_line(probe: str, type_line: Type, tmp_path: Path) -> 
     assert not storage.exists() or list(storage.iterdir()) == [], "it starts nothing"
 
 
-def test_as_a_table(type_line: Type) -> None:
+def test_plan_as_a_table_shows_epochs_time_and_storage(type_line: Type) -> None:
     code, out, _ = type_line("plan run toy --tracking none --local epochs=5 --probe")
     assert code == 0
     for word in ("run of toy", "epochs", "5 + 5 refit at most", "an epoch", "CPU hours", "storage"):
         assert word in out
 
 
-def test_afterwards_a_verb_is_itself_again(type_line: Type) -> None:
+def test_run_after_a_plan_in_the_same_process_still_trains(type_line: Type) -> None:
     assert type_line("plan run toy --tracking none --local epochs=5")[0] == 0
     code, out, _ = type_line("run toy --tracking none --local epochs=1 --json")
     assert code == 0
@@ -284,7 +284,7 @@ def test_a_probe_whose_process_dies_on_the_cluster_fails(monkeypatch: pytest.Mon
         ("plan sweep --resume=toy-1", 2, ("plan does not work with --resume",)),
     ],
 )
-def test_a_plan_that_can_not_be(line: str, code: int, words: tuple[str, ...], type_line: Type) -> None:
+def test_impossible_or_malformed_plan_is_refused(line: str, code: int, words: tuple[str, ...], type_line: Type) -> None:
     found, out, err = type_line(f"{line} --tracking none" if "toy" in line and "toy-1" not in line else line)
     assert (found, out) == (code, ""), err
     assert err.startswith("error: ")

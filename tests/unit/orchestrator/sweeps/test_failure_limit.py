@@ -30,17 +30,19 @@ def counted(causes: list[str | None], limit: int | None = None) -> FailureLimit:
         ([], None, False),
     ],
 )
-def test_when_it_is_reached(causes: list[str | None], limit: int | None, reached: bool) -> None:
+def test_failure_limit_is_reached_by_count_or_share_of_failures(
+    causes: list[str | None], limit: int | None, reached: bool
+) -> None:
     assert counted(causes, limit).is_reached() is reached
 
 
-def test_each_cause_with_its_count() -> None:
+def test_message_names_each_cause_with_its_count() -> None:
     assert str(counted(["nan in epoch 3", None, "nan in epoch 5"])) == "2 of 3 trials failed with: nan in epoch 3"
     text = str(counted(["killed", "nan in epoch 3", None, "nan in epoch 5"]))
     assert text == "3 of 4 trials failed: 2 with: nan in epoch 3; 1 with: killed"
 
 
-def test_the_first_trial_with_a_cause() -> None:
+def test_count_returns_the_first_trial_with_the_same_cause() -> None:
     failures = FailureLimit(9)
     causes = ["killed", None, "nan in epoch 3", "killed", "nan in epoch 5"]
     assert [failures.count(trial, cause) for trial, cause in enumerate(causes)] == [0, 1, 2, 0, 2]

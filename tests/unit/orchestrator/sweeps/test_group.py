@@ -1,4 +1,4 @@
-"""A trial of several workers, without Ray: what its step says when workers are lost."""
+"""A trial of several workers, without Ray: its reports when workers are lost, and their interval."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Lost:
         raise self.error
 
 
-def test_a_group_has_the_time_of_its_start_until_its_first_report(trial: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_allowance_of_a_starting_group_includes_the_start_timeout(trial: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """With --trial-timeout a slow start would otherwise end it as one that hangs."""
     allowances: list[float] = []
     trial._timeouts = Timeouts(1, 300)
@@ -70,7 +70,7 @@ def test_a_group_has_the_time_of_its_start_until_its_first_report(trial: Any, mo
     assert allowances == [300 + group.heartbeat.START_SECONDS]
 
 
-def test_while_it_waits_for_lost_workers_it_is_heard(trial: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trial_reports_while_it_waits_for_lost_workers(trial: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """With --trial-timeout a busy cluster would otherwise end it as one that hangs."""
     started: list[Any] = []
     monkeypatch.setattr(group.train, "start", lambda *a, **k: started.append(k["pace"]) or Lost())
@@ -99,7 +99,7 @@ def test_a_lost_device_is_reported_each_time_and_the_last_one_fails_the_trial(
 
 
 @pytest.mark.usefixtures("clock")
-def test_its_workers_report_at_the_drivers_pace(
+def test_workers_of_a_group_report_at_the_drivers_pace(
     toy_workload: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At rungs and at the end at once, between them no more often than the driver wants."""

@@ -1,4 +1,4 @@
-"""Hosts that die or fall silent: their trials go on, and one that is to blame fails alone."""
+"""Processes of packs that die or hang: the other trials go on, and the trial that caused it fails."""
 
 from __future__ import annotations
 
@@ -317,7 +317,7 @@ def test_a_trial_that_loses_its_processs_accelerator_fails_alone(
 
 
 @pytest.mark.parametrize(("gpus", "faulty"), [(1, {1}), (1, {1, 2}), (2, {1}), (4, {1}), (4, {1, 2, 3, 5})])
-def test_trials_that_lose_every_device_they_train_on_end_no_sweep(
+def test_sweep_goes_on_when_faulty_trials_lose_every_device(
     gpus: int, faulty: set[int], drive: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All devices are healthy, and the trials fail by an assertion in a kernel."""
@@ -364,7 +364,7 @@ def test_a_trial_that_hangs_fails_alone(drive: Callable[..., Cluster]) -> None:
     assert book.failed == {1: "no report for 30 s"}
 
 
-def test_a_stop_asks_all_to_save_and_begins_nothing(drive: Callable[..., Cluster]) -> None:
+def test_stop_saves_all_running_trials_and_begins_no_further_trial(drive: Callable[..., Cluster]) -> None:
     book = Book(9, stop_after=4)
     drive(book, 3)
     assert book.given == 3
@@ -372,17 +372,17 @@ def test_a_stop_asks_all_to_save_and_begins_nothing(drive: Callable[..., Cluster
     assert set(Runner.saved.values()) == {3}, "one epoch more, with the word that it was to be the last"
 
 
-def test_processes_that_never_come_up_are_no_endless_loop(drive: Callable[..., Cluster]) -> None:
+def test_processes_that_never_start_raise_run_failed(drive: Callable[..., Cluster]) -> None:
     with pytest.raises(RunFailed, match=r"^s failed: The actor died unexpectedly .*\(log: s/log.txt\)$"):
         drive(Book(2), stillborn=True)
 
 
-def test_what_breaks_a_whole_process_is_told_with_its_cause(drive: Callable[..., Cluster]) -> None:
+def test_error_of_a_whole_process_raises_run_failed_with_its_cause(drive: Callable[..., Cluster]) -> None:
     with pytest.raises(RunFailed, match=r"^s failed: RuntimeError: CUDA error: no device \(devices.py:3\) "):
         drive(Book(2), broken=RuntimeError("CUDA error: no device\nCompile with TORCH_USE_CUDA_DSA"))
 
 
-def test_a_process_that_hangs_when_it_takes_its_device_is_silent(drive: Callable[..., Cluster]) -> None:
+def test_process_that_hangs_while_taking_its_device_fails_its_trial(drive: Callable[..., Cluster]) -> None:
     """It has answered before it had trials, so the wait for it is over."""
     book = Book(1)
     drive(book, hanging=[0], timeout=30.0)
@@ -392,7 +392,7 @@ def test_a_process_that_hangs_when_it_takes_its_device_is_silent(drive: Callable
 # A share of the cluster
 
 
-def test_a_process_is_given_back_when_its_trials_have_ended_and_taken_again(drive: Callable[..., Cluster]) -> None:
+def test_processes_are_released_for_a_smaller_share_and_started_again(drive: Callable[..., Cluster]) -> None:
     book, asked = Book(24), list[int]()
 
     def slot_limit(wanted: int) -> int:
@@ -418,7 +418,7 @@ def test_the_last_process_is_released_for_the_winner_of_another_sweep(drive: Cal
     assert next(waits, None) is None
 
 
-def test_no_more_processes_than_the_share_from_the_start(drive: Callable[..., Cluster]) -> None:
+def test_no_more_processes_than_the_share_are_started(drive: Callable[..., Cluster]) -> None:
     book = Book(4)
     assert drive(book, 2, 2, slot_limit=lambda wanted: 1).started == 1
     assert book.most == 2

@@ -1,4 +1,4 @@
-"""Trials together in one process: each tells, saves and ends as it does apart."""
+"""Packed trials in one process: reports, checkpoints and ends equal those of separate training."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def together(book: Book, size: int, **runner: Any) -> None:
     run_together(book, PackRunner(CPU, **runner), size)  # type: ignore[arg-type]
 
 
-def test_each_tells_what_it_tells_apart(tmp_path: Path) -> None:
+def test_rows_of_packed_trials_equal_those_of_separate_training(tmp_path: Path) -> None:
     book = Book(tmp_path, [spec_of(number, {}) for number in range(5)])
     together(book, size=3)
     for number in range(5):
@@ -149,7 +149,7 @@ def test_each_tells_what_it_tells_apart(tmp_path: Path) -> None:
     assert max(len(epochs) for epochs in PackedToys.trained) == 3
 
 
-def test_a_pack_trains_no_member_before_its_untouched_weights_are_evaluated(tmp_path: Path) -> None:
+def test_pack_evaluates_pretrained_weights_before_training(tmp_path: Path) -> None:
     book = Book(tmp_path, [spec_of(number, {}, workload="pretrained") for number in range(2)])
     together(book, size=2)
     for number in range(2):
@@ -159,7 +159,7 @@ def test_a_pack_trains_no_member_before_its_untouched_weights_are_evaluated(tmp_
     assert PackedToys.trained[0] == [1, 1]
 
 
-def test_who_is_stopped_makes_room(tmp_path: Path) -> None:
+def test_next_trial_joins_a_pack_when_a_member_is_stopped(tmp_path: Path) -> None:
     """The next one joins at its first epoch, beside others that are further."""
     book = Book(tmp_path, [spec_of(number, {}) for number in range(4)], stops={0: 3})
     together(book, size=3)
@@ -174,7 +174,7 @@ def test_the_trials_of_a_process_are_charged_all_of_its_devices_to_the_end(tmp_p
     assert book.charged == [(0, 3), (1, 3), (2, 3), (2, 1)]
 
 
-def test_shapes_and_workloads_without_packing_share_a_process(tmp_path: Path) -> None:
+def test_trials_of_other_shapes_or_without_packing_share_a_process(tmp_path: Path) -> None:
     specs = [
         *(spec_of(number, {}) for number in range(2)),
         *(spec_of(number, {}, momentum=0.3) for number in (2, 3)),
@@ -263,7 +263,7 @@ class CyclicToy(CountedToy):
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_ended_trials_are_gone_when_the_next_one_is_built(size: int, tmp_path: Path) -> None:
+def test_ended_trials_are_freed_before_the_next_one_is_built(size: int, tmp_path: Path) -> None:
     book = Book(tmp_path, [spec_of(number, {}, workload="counted") for number in range(3 * size)])
     with Counted.without_collector() as counts:
         together(book, size)
@@ -271,14 +271,14 @@ def test_ended_trials_are_gone_when_the_next_one_is_built(size: int, tmp_path: P
         assert not Counted.existing, "the winner of a local sweep comes next"
 
 
-def test_members_of_a_pack_that_does_not_fit_are_gone_when_they_are_built_again(tmp_path: Path) -> None:
+def test_members_of_a_too_large_pack_are_freed_before_they_are_rebuilt(tmp_path: Path) -> None:
     book = Book(tmp_path, [spec_of(number, {}, workload="counted", momentum=0.8) for number in range(4)])
     with Counted.without_collector() as counts:
         together(book, 4)
         assert counts == [*range(4)] * 2
 
 
-def test_a_trial_that_fits_alone_does_not_fail_of_the_last_ones_cycles(tmp_path: Path) -> None:
+def test_trial_out_of_memory_is_retried_after_reference_cycles_are_freed(tmp_path: Path) -> None:
     book = Book(tmp_path, [spec_of(number, {}, workload="cyclic") for number in range(3)])
     with Counted.without_collector() as counts:
         together(book, 1)
@@ -286,7 +286,7 @@ def test_a_trial_that_fits_alone_does_not_fail_of_the_last_ones_cycles(tmp_path:
     assert [book.told[number][-1].get("ended") for number in range(3)] == ["epochs"] * 3
 
 
-def test_room_is_what_a_pack_of_one_more_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_room_requires_memory_for_a_pack_of_one_more_member(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     book = Book(tmp_path, [spec_of(number, {}) for number in range(2)])
     runner = PackRunner(CPU)
     for number in range(2):
@@ -306,7 +306,7 @@ def test_accumulate_auto_goes_on_in_smaller_parts(tmp_path: Path) -> None:
         assert (tmp_path / str(number) / "accumulate.json").read_text() == "4"
 
 
-def test_a_stop_saves_all_and_any_of_them_goes_on_apart(tmp_path: Path) -> None:
+def test_stopped_pack_saves_all_trials_and_each_resumes_separately(tmp_path: Path) -> None:
     book = Book(tmp_path, [spec_of(number, {}) for number in range(3)])
     asked = [0]
 
@@ -325,7 +325,7 @@ def test_a_stop_saves_all_and_any_of_them_goes_on_apart(tmp_path: Path) -> None:
         assert rows == dict(apart(book, number))
 
 
-def test_members_go_on_from_checkpoints_of_trials_apart(tmp_path: Path) -> None:
+def test_pack_members_resume_from_checkpoints_of_separate_trials(tmp_path: Path) -> None:
     specs = [spec_of(number, {}) for number in range(2)]
     book = Book(tmp_path, specs)
     for number, epochs in enumerate((4, EPOCHS)):  # the second had only to say that it has ended
@@ -344,7 +344,7 @@ def _after(epochs: int) -> Callable[[], bool]:
     return lambda: next(asked) == epochs
 
 
-def test_time_is_shared_fairly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_time_is_split_equally_among_pack_members(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.support.toy import Clock
 
     clock = Clock()
@@ -367,7 +367,7 @@ def sweep(tmp_path: Path) -> Callable[..., SweepSpec]:
     return describe
 
 
-def test_how_many(sweep: Callable[..., SweepSpec]) -> None:
+def test_pack_size_follows_the_pack_setting_device_and_workload(sweep: Callable[..., SweepSpec]) -> None:
     assert [pack_size(sweep(pack=asked)) for asked in ("auto", "off", 1, 7)] == [2, 1, 1, 7]
     assert pack_size(sweep(gpus=1)) == 4
     assert pack_size(sweep(scheduler="pbt")) == 1
@@ -391,7 +391,7 @@ def test_how_many(sweep: Callable[..., SweepSpec]) -> None:
         (3, {"scheduler": "pbt"}, (1, 1, 1)),
     ],
 )
-def test_no_more_at_once_than_asked_for_and_no_process_without_a_trial(
+def test_capacities_respect_concurrency_and_the_number_of_trials(
     fitting: int, asked: dict[str, Any], expected: tuple[int, ...], sweep: Callable[..., SweepSpec]
 ) -> None:
     found = capacities(sweep(**asked), fitting)
@@ -409,14 +409,14 @@ def test_no_more_at_once_than_asked_for_and_no_process_without_a_trial(
         ({"max_gpus": 1}, (1,) * 6),
     ],
 )
-def test_a_sweep_holds_no_more_gpus_than_it_may(
+def test_capacities_respect_max_gpus(
     devices: dict[str, Any], expected: tuple[int, ...], sweep: Callable[..., SweepSpec]
 ) -> None:
     asked = sweep(pack="off").model_copy(update={"resources": Resources(**devices)})
     assert capacities(asked, 6) == expected
 
 
-def test_a_probe_of_trials_together_tells_ones_share(
+def test_probe_of_a_pack_reports_the_epoch_time_per_trial(
     sweep: Callable[..., SweepSpec], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Members of this pack take their turns of half a second, so that together they take twice as long as alone."""
@@ -433,7 +433,7 @@ def test_a_probe_of_trials_together_tells_ones_share(
     assert PackedToys.trained == [[1, 1], [2, 2]]
 
 
-def test_a_probe_that_fails_says_why(sweep: Callable[..., SweepSpec], tmp_path: Path) -> None:
+def test_failed_probe_raises_run_failed_with_its_cause(sweep: Callable[..., SweepSpec], tmp_path: Path) -> None:
     nan_at, settings = "1 if trial.number else None", resolve({"tracking": "none"})
     text = "def space(trial):\n    return {'lr': trial.suggest_float('lr', 0.1, 0.2), 'nan_at': NAN_AT}\n"
     (tmp_path / "mine.py").write_text(text.replace("NAN_AT", nan_at))

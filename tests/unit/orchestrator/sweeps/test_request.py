@@ -1,4 +1,4 @@
-"""From what a user asks for to a complete spec: what wins, what is filled in, what is refused."""
+"""From a user's request to a complete spec: precedence of settings, defaults, and refusals."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def yaml(folder: Path, text: str) -> Path:
 # One experiment
 
 
-def test_a_spec_is_complete(settings: Settings) -> None:
+def test_request_yields_a_spec_with_defaults_filled_in(settings: Settings) -> None:
     spec = request.experiment("recommender", settings, overrides={"lr": "0.5", "epochs": "7"}, seed=3, local=True)
     assert (spec.workload, spec.seed, spec.plan.epochs) == ("recommender", 3, 7)
     assert spec.params["lr"] == 0.5
@@ -63,7 +63,7 @@ def test_flags_win_over_words_and_words_over_the_file(settings: Settings, tmp_pa
     assert request.experiment(None, settings, config=file, seed=0).seed == 0
 
 
-def test_a_preset_lies_below_what_is_given(settings: Settings, tmp_path: Path) -> None:
+def test_given_settings_take_precedence_over_a_preset(settings: Settings, tmp_path: Path) -> None:
     words = {"batch_size": "64", "patience": "1"}
     spec = request.experiment("bi_encoder", settings, preset="note", overrides=words)
     assert (spec.params["lowest_cosine"], spec.params["lr"], spec.params["batch_size"]) == (-1.0, 2e-5, 64)
@@ -80,7 +80,7 @@ def test_a_spec_holds_a_presets_settings_and_not_its_name(settings: Settings) ->
     assert named == typed
 
 
-def test_a_sweep_holds_a_preset_fixed(settings: Settings, tmp_path: Path) -> None:
+def test_settings_of_a_preset_are_fixed_in_a_sweep(settings: Settings, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "def space(trial):\n    return {'split_seed': trial.suggest_int('split_seed', 0, 3)}"
     )
@@ -89,7 +89,7 @@ def test_a_sweep_holds_a_preset_fixed(settings: Settings, tmp_path: Path) -> Non
     assert (spec.fixed["lowest_cosine"], spec.fixed["loss"], spec.plan.epochs) == (-1.0, "mse", 4)
 
 
-def test_an_unknown_preset_gets_the_nearest_name(settings: Settings, toy_workload: str) -> None:
+def test_unknown_preset_is_refused_with_the_known_names(settings: Settings, toy_workload: str) -> None:
     def asked(workload: str, preset: str) -> Callable[[], Any]:
         return lambda: request.experiment(workload, settings, preset=preset)
 
@@ -98,14 +98,14 @@ def test_an_unknown_preset_gets_the_nearest_name(settings: Settings, toy_workloa
 
 
 @pytest.mark.parametrize("presets", [["a", "list"], {"note": {"lr": 0.1}}])
-def test_an_attribute_of_another_meaning_offers_nothing(
+def test_presets_attribute_of_another_type_is_ignored(
     presets: Any, toy_workload: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Params, "presets", presets, raising=False)
     assert workload_loader.presets(toy_workload) == {}
 
 
-def test_every_preset_is_an_experiment(settings: Settings) -> None:
+def test_every_preset_yields_a_valid_experiment(settings: Settings) -> None:
     offered = [(workload, name) for workload in catalog.BUILT_IN for name in workload_loader.presets(workload)]
     assert {("bi_encoder", "note"), ("recommender", "dpl_code")} <= {*offered}
     for workload, name in offered:
@@ -139,7 +139,9 @@ def test_devices_default_to_what_the_machine_has(
     assert spec.resources == expected
 
 
-def test_on_a_cluster_elsewhere_this_machine_says_nothing(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_devices_of_this_machine_are_ignored_for_a_remote_cluster(
+    machine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     machine(8, 2)
     monkeypatch.setattr(preflight, "cluster_gpus", lambda address: 0.0)
     settings = resolve({"tracking": "none", "ray_address": "head:6379"})
@@ -199,7 +201,7 @@ def test_a_plan_leaves_gpus_open_only_where_a_cluster_decides(
         assert json.loads(capsys.readouterr().out)["gpus_open"] == (is_open and not local)
 
 
-def test_gpus_that_are_not_known_must_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_gpus_of_a_cluster_default_to_zero_with_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight, "cluster_gpus", lambda address: None)
     settings = resolve({"tracking": "none", "ray_address": "auto"})
     lines: list[str] = []
@@ -210,7 +212,7 @@ def test_gpus_that_are_not_known_must_be_named(monkeypatch: pytest.MonkeyPatch) 
     assert (named.resources.gpus_per_worker, lines) == (2, [])
 
 
-def test_what_trains_on_cpus_only_takes_no_gpu_of_this_machine(machine: Any, settings: Settings) -> None:
+def test_cpu_only_parameters_take_no_gpu_of_this_machine(machine: Any, settings: Settings) -> None:
     machine(8, 2)
     assert request.experiment("recommender", settings, overrides=SGD).resources.gpus_per_worker == 0
     assert request.experiment("recommender", settings).resources.gpus_per_worker == 1
@@ -265,7 +267,7 @@ def test_more_gpus_than_allowed_are_refused_when_they_are_decided(monkeypatch: p
         ),
     ],
 )
-def test_what_no_experiment_could_be(
+def test_invalid_experiment_is_refused(
     workload: str | None, asked: dict[str, Any], words: tuple[str, ...], tmp_path: Path
 ) -> None:
     settings = resolve({"tracking": "none", "data": str(tmp_path)})
@@ -303,7 +305,7 @@ def test_a_mistake_in_a_file_has_its_line(
         ({"dim": "8"}, {}, "Parameter lr (exp.yaml, line 4) is not valid: got 3"),
     ],
 )
-def test_a_mistake_in_words_has_no_line_of_the_file(
+def test_only_mistakes_of_the_file_are_reported_with_its_line(
     overrides: dict[str, Any], resources: dict[str, Any], message: str, settings: Settings, tmp_path: Path
 ) -> None:
     text = "workload: recommender\nparams:\n  dim: 4\n  lr: 3\nplan: {epochs: 5}\nresources: {workers: 1}\n"
@@ -314,7 +316,7 @@ def test_a_mistake_in_words_has_no_line_of_the_file(
 # A sweep
 
 
-def test_a_sweep_holds_fixed_what_was_given(settings: Settings) -> None:
+def test_given_parameters_are_fixed_in_a_sweep(settings: Settings) -> None:
     words = {"backbone": "mf", "epochs": "9"}
     found = request.sweep("recommender", settings, overrides=words, search={"trials": 3, "sampler": None}, seed=2)
     assert found.fixed == {"backbone": "mf"}
@@ -330,7 +332,7 @@ def test_the_searchs_settings_come_from_file_words_and_flags(settings: Settings,
     assert (found.trials, found.sampler, found.space, found.scheduler) == (6, "gp", "mf", "none")
 
 
-def test_a_space_of_the_users_own_is_named_so_that_a_resume_finds_it(
+def test_space_in_a_file_is_recorded_by_its_absolute_path(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "mine.py").write_text("def lr(trial):\n    return {'lr': trial.suggest_float('lr', 0.1, 0.2)}\n")
@@ -339,9 +341,7 @@ def test_a_space_of_the_users_own_is_named_so_that_a_resume_finds_it(
     assert found.search.space == f"{tmp_path}/mine.py:lr"
 
 
-def test_a_fixed_parameter_that_only_fits_what_the_space_sets_is_no_contradiction(
-    settings: Settings, tmp_path: Path
-) -> None:
+def test_fixed_parameter_that_fits_only_values_of_the_space_is_accepted(settings: Settings, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "def gcn(trial):\n    return {'backbone': 'lightgcn', 'lr': trial.suggest_float('lr', 0.1, 0.2)}\n"
     )
@@ -390,7 +390,7 @@ def test_a_grids_trials_are_its_points_or_fewer(
 @pytest.mark.slow
 @pytest.mark.parametrize(("line", "words"), [("raise ValueError('odd')", "ValueError: odd"), ("size = 'odd'", "'odd'")])
 @pytest.mark.parametrize("sampler", ["grid", "auto"])
-def test_a_point_of_a_grid_that_cannot_be_trained(
+def test_grid_with_a_point_that_cannot_be_trained_is_refused(
     sampler: str, line: str, words: str, settings: Settings, tmp_path: Path
 ) -> None:
     """Before the start, though none of the draws is such a point."""
@@ -453,7 +453,7 @@ def test_a_population_is_random_and_not_refitted(settings: Settings) -> None:
         ),
     ],
 )
-def test_what_no_sweep_could_be(asked: dict[str, Any], words: tuple[str, ...], settings: Settings) -> None:
+def test_invalid_sweep_is_refused(asked: dict[str, Any], words: tuple[str, ...], settings: Settings) -> None:
     refused(lambda: request.sweep("recommender", settings, **asked), *words)
 
 
@@ -466,7 +466,7 @@ def test_a_conflict_with_a_drawn_value_names_the_spaces_that_fit(settings: Setti
     )
 
 
-def test_a_notebook_may_name_a_file_by_a_path(tmp_path: Path, settings: Settings) -> None:
+def test_path_object_is_accepted_as_a_dataset(tmp_path: Path, settings: Settings) -> None:
     file = tmp_path / "mine.csv"
     file.write_text("user,item\n" + "".join(f"{user},{item}\n" for user in range(9) for item in range(5)))
     spec = request.experiment("recommender", settings, overrides={"dataset": file}, local=True)

@@ -1,4 +1,4 @@
-"""The options of sbatch, by hand."""
+"""The options of sbatch, compared with values computed by hand."""
 
 from __future__ import annotations
 
@@ -47,24 +47,26 @@ def options(text: str) -> list[str]:
         ),
     ],
 )  # fmt: skip
-def test_a_sweep(resources: dict[str, Any], search: dict[str, Any], gpus: int, expected: list[str]) -> None:
+def test_sbatch_options_of_a_sweep_match_its_trials_and_devices(
+    resources: dict[str, Any], search: dict[str, Any], gpus: int, expected: list[str]
+) -> None:
     assert options(header(sweep(resources, **search), gpus)) == expected
 
 
-def test_a_run_of_sixteen_workers() -> None:
+def test_sbatch_options_of_a_run_match_its_workers() -> None:
     spec = ExperimentSpec(workload="toy", params={}, plan=Plan(epochs=9), resources=Resources(workers=16))
     assert options(header(spec, 8)) == ["nodes=2", "gpus-per-node=8", "cpus-per-task=9"]
     assert header(spec, 8, wall_seconds=3000).splitlines()[-1] == "#SBATCH --time=01:30:00"
     assert "--time is not known" in header(spec, 8)
 
 
-def test_the_time_is_that_of_trials_at_once() -> None:
+def test_sbatch_time_counts_trials_that_run_at_once() -> None:
     """800 s of eight trials, of which eight run at once, and a refit of 60 s: 1.5 x 160 s, and 15 minutes."""
     text = header(sweep({}, trials=8), 8, wall_seconds=860, refit_seconds=60)
     assert options(text)[-1] == "time=00:19:00"
 
 
-def test_as_typed(home: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_slurm_command_prints_sbatch_options(home: Any, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["plan", "--slurm", "--gpus-per-node", "4", "sweep", "recommender", "--trials", "8", "--time-budget", "60"]
     assert app.run(words) == 0
     assert options(capsys.readouterr().out) == ["nodes=1", "gpus-per-node=4", "cpus-per-task=5", "time=00:16:00"]

@@ -1,4 +1,4 @@
-"""Requests to a sweep: only what fits is taken, each once, and a killed driver forgets none."""
+"""Requests to a running sweep: validation, application exactly once, and restarts of the driver."""
 
 from __future__ import annotations
 
@@ -56,13 +56,15 @@ def test_parameters_that_do_not_fit_are_refused(
     assert requests.read(running.path) == []
 
 
-def test_what_fits_is_requested(running: Any, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_valid_parameters_are_written_as_a_request(
+    running: Any, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(points.spaces, "load", lambda *_: lambda trial: {"lr": trial.suggest_float("lr", 0.01, 0.2)})
     assert steering.add(running, settings, {"lr": "1e-1"}) == {"lr": 0.1}
     assert [values for _, values in requests.read(running.path)] == [{"add": {"lr": 0.1}}]
 
 
-def test_a_finished_sweep_takes_none(tmp_path: Path, settings: Settings) -> None:
+def test_adding_a_trial_to_a_finished_sweep_is_refused(tmp_path: Path, settings: Settings) -> None:
     folder = finished.sweep(tmp_path / "storage", "s", [[0.1]])
     with pytest.raises(UserError, match=r"s has finished.*--more-trials"):
         steering.add(folder, settings, {"lr": 0.1})
@@ -78,7 +80,7 @@ def test_only_a_running_trial_can_be_stopped(running: Any) -> None:
 # What the driver does
 
 
-def test_an_added_trial_comes_next_and_counts_extra(tmp_path: Path) -> None:
+def test_added_trial_comes_next_and_increases_the_target(tmp_path: Path) -> None:
     search = study(tmp_path, trials=2)
     assert begin(search).number == 0
     assert search.add({"lr": 0.125}, REQUEST) == 1
@@ -99,7 +101,7 @@ def test_a_request_is_applied_once_over_restarts(tmp_path: Path) -> None:
     assert begin(second).params["lr"] == 0.125
 
 
-def test_a_grid_goes_on_at_its_point(tmp_path: Path) -> None:
+def test_grid_continues_at_its_next_point_after_an_added_trial(tmp_path: Path) -> None:
     def space(trial: Any) -> dict[str, Any]:
         return {"dim": trial.suggest_int("dim", 1, 3)}
 
@@ -144,7 +146,7 @@ def test_a_trial_is_stopped_at_its_next_report(verdict: str, state: str, tmp_pat
     assert search.applied(REQUEST)
 
 
-def test_a_stop_survives_the_driver(tmp_path: Path) -> None:
+def test_stop_request_is_applied_by_the_next_driver(tmp_path: Path) -> None:
     search = study(tmp_path, trials=1)
     search.stop_trial(begin(search).number, "pruned", REQUEST)
     again = study(tmp_path, trials=1)
@@ -161,7 +163,7 @@ def test_all_seeds_of_a_trial_stop(tmp_path: Path) -> None:
     assert search.running() == []
 
 
-def test_a_trial_that_ends_at_that_report_is_complete(tmp_path: Path) -> None:
+def test_trial_that_ends_at_the_report_of_its_stop_is_complete(tmp_path: Path) -> None:
     search = study(tmp_path, trials=1)
     number = begin(search).number
     search.stop_trial(number, "pruned", REQUEST)

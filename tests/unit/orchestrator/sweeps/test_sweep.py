@@ -1,4 +1,4 @@
-"""Whole sweeps in this process: what is run, who wins, and what a resume may and may not change."""
+"""Whole sweeps in this process: trials, winner, and the changes that a resume allows or refuses."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def test_a_population_is_the_same_every_time(sweep: Sweep) -> None:
 
 
 @pytest.mark.slow
-def test_a_population_survives_its_process(sweep: Sweep, resume: Sweep) -> None:
+def test_population_resumes_with_equal_results_after_a_kill(sweep: Sweep, resume: Sweep) -> None:
     whole = sweep(**POPULATION, keep="all")
     for n, told in ((1, True), (9, False), (12, True), (12, False), (40, False)):
         with killed_at(n, told=told):
@@ -228,7 +228,7 @@ def test_the_winner_of_repeated_seeds_is_the_best_mean(sweep: Sweep, out: io.Str
 
 @pytest.mark.parametrize("n", [1, 3, 5, 8])
 @pytest.mark.parametrize("told", [False, True])
-def test_repeated_seeds_survive_their_process(n: int, told: bool, sweep: Sweep, resume: Sweep) -> None:
+def test_repeated_seeds_resume_with_equal_results_after_a_kill(n: int, told: bool, sweep: Sweep, resume: Sweep) -> None:
     asked: dict[str, Any] = {"trials": 3, "seeds": 3}
     whole = sweep(**asked)
     with killed_at(n, told=told):
@@ -255,7 +255,7 @@ def test_another_objective_selects_other_epochs(sweep: Sweep) -> None:
 
 
 @pytest.mark.parametrize("objective", ["eror:min", "x:max,eror:min"])
-def test_an_objective_that_no_trial_reports_stops_the_sweep_in_its_first_epoch(
+def test_unreported_objective_stops_the_sweep_in_its_first_epoch(
     objective: str, sweep: Sweep, settings: Settings, out: io.StringIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trained: list[int] = []
@@ -270,7 +270,7 @@ def test_an_objective_that_no_trial_reports_stops_the_sweep_in_its_first_epoch(
     assert (folder.status(), folder.record["exit_code"]) == ("failed", USAGE)
 
 
-def test_a_winner_that_fails_in_its_refit_is_told_as_a_failed_run(
+def test_refit_failure_of_the_winner_raises_run_failed_with_its_cause(
     sweep: Sweep, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train = Toy.train_epoch
@@ -291,7 +291,7 @@ def test_a_winner_that_fails_in_its_refit_is_told_as_a_failed_run(
     assert "breaks" in log.read_text(), "the traceback is there"
 
 
-def test_who_is_unbeaten_is_said_in_the_table(sweep: Sweep, out: io.StringIO) -> None:
+def test_trials_of_the_pareto_front_are_marked_in_the_table(sweep: Sweep, out: io.StringIO) -> None:
     result = sweep(objective="x:max,error", trials=6)
     found = rows(result)
     unbeaten = sum(
@@ -302,13 +302,13 @@ def test_who_is_unbeaten_is_said_in_the_table(sweep: Sweep, out: io.StringIO) ->
     assert sum(line.split().count("front") for line in out.getvalue().splitlines()) == unbeaten
 
 
-def test_an_objective_that_a_run_does_not_report(settings: Settings, out: io.StringIO) -> None:
+def test_run_with_an_unreported_objective_raises_user_error(settings: Settings, out: io.StringIO) -> None:
     spec = request.experiment("toy", settings, overrides={"epochs": 2, "objective": "eror:min"}, local=True)
     with pytest.raises(UserError, match=r"got 'eror'; allowed: error, x. Did you mean 'error'\?"):
         driver.run(spec, settings, driver.Options(local=True), console(out))
 
 
-def test_the_commonest_cause_is_told_first(sweep: Sweep, file: Path) -> None:
+def test_commonest_cause_is_reported_when_all_trials_fail(sweep: Sweep, file: Path) -> None:
     file.write_text(
         "def space(t):\n    return {'lr': t.suggest_float('lr', .1, .2), 'nan_at': 3 if t.number == 1 else 2}"
     )
@@ -319,7 +319,7 @@ def test_the_commonest_cause_is_told_first(sweep: Sweep, file: Path) -> None:
 # Warm start
 
 
-def test_a_sweep_learns_from_the_latest_which_is_not_itself(sweep: Sweep, out: io.StringIO) -> None:
+def test_warm_start_latest_uses_the_sweep_before_this_one(sweep: Sweep, out: io.StringIO) -> None:
     sweep(trials=3, name="old")
     result = sweep(trials=2, name="new", warm_start=("latest",))
     assert "Learnt from 3 of 3 trials of old" in out.getvalue()
@@ -329,7 +329,7 @@ def test_a_sweep_learns_from_the_latest_which_is_not_itself(sweep: Sweep, out: i
 
 
 @pytest.mark.parametrize("n", [1, 2])
-def test_what_was_learnt_is_known_after_a_restart_too(n: int, sweep: Sweep, resume: Sweep) -> None:
+def test_warm_started_sweep_resumes_with_equal_results_after_a_kill(n: int, sweep: Sweep, resume: Sweep) -> None:
     sweep(trials=3, name="old")
     whole = sweep(trials=4, warm_start=("old",))
     with killed_at(n, told=True):
@@ -344,7 +344,7 @@ def test_what_was_learnt_is_known_after_a_restart_too(n: int, sweep: Sweep, resu
         ({"warm_start": ("old",), "space": "steps", "lr": 0.1}, ("old has no trial that lies in this search space",)),
     ],
 )
-def test_a_warm_start_that_can_not_be_is_refused_before_anything_is_begun(
+def test_invalid_warm_start_is_refused_before_the_run_is_created(
     asked: dict[str, Any], words: tuple[str, ...], sweep: Sweep, settings: Settings
 ) -> None:
     sweep(trials=2, name="old")
@@ -357,7 +357,7 @@ def test_a_warm_start_that_can_not_be_is_refused_before_anything_is_begun(
 OTHER = '{"momentum": trial.suggest_float("momentum", 0.0, 0.5)}'
 
 
-def test_a_finished_sweep_goes_on_only_with_more(sweep: Sweep, resume: Sweep) -> None:
+def test_resume_of_a_finished_sweep_without_more_trials_is_refused(sweep: Sweep, resume: Sweep) -> None:
     sweep(trials=2, name="s")
     refused(lambda: resume("s"), "s has already finished", "--more-trials N or --retry-failed")
 
@@ -391,7 +391,9 @@ def _gone(*_: Any, **__: Any) -> None:
     raise UserError("The dataset is gone")
 
 
-def test_a_smaller_machine_takes_a_sweep_over(sweep: Sweep, resume: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sweep_resumes_on_a_machine_with_fewer_cpus(
+    sweep: Sweep, resume: Sweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sweep(trials=1, name="s")
     monkeypatch.setattr("orchestrator.cluster.preflight.this_machine", lambda: [{"CPU": 0.5, "GPU": 0.0}])
     devices: list[float] = []
@@ -402,7 +404,7 @@ def test_a_smaller_machine_takes_a_sweep_over(sweep: Sweep, resume: Sweep, monke
 
 
 @pytest.mark.parametrize("interrupted", [True, False])
-def test_more_trials_are_those_that_would_have_come(interrupted: bool, sweep: Sweep, resume: Sweep) -> None:
+def test_trials_added_on_resume_equal_those_of_one_longer_sweep(interrupted: bool, sweep: Sweep, resume: Sweep) -> None:
     """Six trials in one go, and three of them first: the same six, and the same winner."""
     whole = sweep(trials=6, sampler="random")
     if interrupted:
@@ -438,7 +440,7 @@ def test_the_winner_changes_only_where_it_is_beaten(
         assert second.metrics == first.metrics
 
 
-def test_failed_trials_are_tried_again_and_then_nothing_has_failed(sweep: Sweep, resume: Sweep, file: Path) -> None:
+def test_retry_failed_repeats_the_points_and_counts_only_the_retries(sweep: Sweep, resume: Sweep, file: Path) -> None:
     first = sweep("broken", trials=4, name="s")
     assert (first.exit_code, first.status, first.extra["failed"]) == (PARTIAL, "partial", 2)
     still = resume("s", retry_failed=True)
@@ -448,7 +450,7 @@ def test_failed_trials_are_tried_again_and_then_nothing_has_failed(sweep: Sweep,
 
 
 @pytest.mark.parametrize("replaced", [False, True])
-def test_a_sweep_that_fails_when_it_is_continued_has_its_result_until_another_winner(
+def test_failed_resume_keeps_the_result_until_there_is_another_winner(
     replaced: bool, sweep: Sweep, resume: Sweep, monkeypatch: pytest.MonkeyPatch, settings: Settings
 ) -> None:
     first = sweep(trials=2, name="s", max_failures=1)
@@ -468,7 +470,7 @@ def test_a_sweep_that_fails_when_it_is_continued_has_its_result_until_another_wi
     assert (folder.status(), folder.result()) == ("failed", {} if replaced else first.to_json())
 
 
-def test_a_sweep_whose_trials_all_fail_stops_and_goes_on_when_the_cause_is_gone(
+def test_sweep_of_failing_trials_stops_and_completes_with_retry_failed(
     sweep: Sweep, resume: Sweep, monkeypatch: pytest.MonkeyPatch, settings: Settings
 ) -> None:
     """Sixty of sixty ran before."""
@@ -489,7 +491,7 @@ def test_a_sweep_whose_trials_all_fail_stops_and_goes_on_when_the_cause_is_gone(
     assert (result.exit_code, result.status) == (DONE, "finished")
 
 
-def test_a_lost_accelerator_ends_the_process_and_no_trial(
+def test_sweep_fails_on_a_lost_accelerator_and_resumes_all_trials(
     sweep: Sweep, resume: Sweep, file: Path, monkeypatch: pytest.MonkeyPatch, settings: Settings, tmp_path: Path
 ) -> None:
     """Ten of twelve trials failed before, in milliseconds, and the winner's evaluation."""
@@ -506,7 +508,7 @@ def test_a_lost_accelerator_ends_the_process_and_no_trial(
     assert (result.exit_code, [row["state"] for row in rows(result)]) == (DONE, ["complete"] * 4)
 
 
-def test_more_failures_may_be_allowed(sweep: Sweep, file: Path) -> None:
+def test_max_failures_sets_the_number_of_failures_that_stop_a_sweep(sweep: Sweep, file: Path) -> None:
     file.write_text(file.read_text().replace("BROKEN = {1, 2}", "BROKEN = set(range(6))"))
     with pytest.raises(RunFailed, match=r"stopped, 5 of 5 trials failed with: .*nan"):
         sweep("broken", trials=7)
@@ -515,7 +517,7 @@ def test_more_failures_may_be_allowed(sweep: Sweep, file: Path) -> None:
         sweep("broken", trials=7, max_failures=1)
 
 
-def test_what_failed_by_bad_luck_comes_to_its_end_with_its_own_seed(
+def test_retried_trial_has_the_result_of_an_undisturbed_one(
     sweep: Sweep, resume: Sweep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train, left = Toy.train_epoch, [6]
@@ -547,7 +549,9 @@ def test_what_failed_by_bad_luck_comes_to_its_end_with_its_own_seed(
         ),
     ],
 )  # fmt: skip
-def test_a_space_that_has_changed(text: str, words: tuple[str, ...], sweep: Sweep, resume: Sweep, file: Path) -> None:
+def test_resume_with_a_changed_search_space_is_refused(
+    text: str, words: tuple[str, ...], sweep: Sweep, resume: Sweep, file: Path
+) -> None:
     with interrupted_at(2):
         sweep(trials=4, name="s")
     file.write_text(text)
@@ -560,7 +564,7 @@ def test_a_space_that_has_changed(text: str, words: tuple[str, ...], sweep: Swee
         )
 
 
-def test_a_packages_space_that_has_changed(
+def test_resume_with_a_changed_space_of_a_package_is_refused(
     resume: Sweep, settings: Settings, out: io.StringIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     high = 0.2
@@ -575,14 +579,16 @@ def test_a_packages_space_that_has_changed(
     refused(lambda: resume("s"), "lr: float 0.01 to 0.2 -> float 0.01 to 0.3", fix)
 
 
-def test_an_objective_that_has_changed(sweep: Sweep, resume: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resume_with_a_changed_objective_is_refused(
+    sweep: Sweep, resume: Sweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with interrupted_at(2):
         sweep(trials=4, name="s")
     monkeypatch.setattr(Toy, "objective", Objective("x", "max", refit=True))
     refused(lambda: resume("s"), "has changed: got objective: error:min -> x:max")
 
 
-def test_a_sweep_of_before_there_were_contracts_goes_on(sweep: Sweep, resume: Sweep, settings: Settings) -> None:
+def test_sweep_without_a_recorded_contract_resumes(sweep: Sweep, resume: Sweep, settings: Settings) -> None:
     with interrupted_at(2):
         sweep(trials=3, name="s")
     folder = run_lookup.find(settings.storage, "s")
@@ -616,7 +622,7 @@ def test_trials_keep_the_defaults_that_their_sweep_began_with(
     assert "Trials keep the defaults that s began with: momentum=0.5 (now 0.9)" in out.getvalue()
 
 
-def test_a_sweep_without_recorded_defaults_says_so(
+def test_resume_of_a_sweep_without_recorded_defaults_prints_a_notice(
     sweep: Sweep, resume: Sweep, settings: Settings, out: io.StringIO
 ) -> None:
     with interrupted_at(2):
@@ -629,7 +635,9 @@ def test_a_sweep_without_recorded_defaults_says_so(
     assert "s was begun by a version that recorded no defaults" in out.getvalue()
 
 
-def test_two_at_once_on_one_id(sweep: Sweep, resume: Sweep, settings: Settings) -> None:
+def test_resume_is_refused_while_another_process_drives_the_sweep(
+    sweep: Sweep, resume: Sweep, settings: Settings
+) -> None:
     with interrupted_at(2):
         sweep(trials=3, name="s")
     other = run_lookup.find(settings.storage, "s")
@@ -639,7 +647,7 @@ def test_two_at_once_on_one_id(sweep: Sweep, resume: Sweep, settings: Settings) 
     assert resume("s").exit_code == DONE
 
 
-def test_a_sweep_whose_journal_is_gone(sweep: Sweep, resume: Sweep, settings: Settings) -> None:
+def test_resume_without_the_journal_is_refused(sweep: Sweep, resume: Sweep, settings: Settings) -> None:
     with interrupted_at(2):
         sweep(trials=3, name="s")
     (settings.storage / "s" / "study.jsonl").unlink()
@@ -655,7 +663,7 @@ def test_a_sweep_whose_journal_is_gone(sweep: Sweep, resume: Sweep, settings: Se
         ("", ("The name is not valid: got ''",)),
     ],
 )
-def test_a_name_that_can_not_be(name: str, words: tuple[str, ...], sweep: Sweep) -> None:
+def test_invalid_or_used_name_is_refused(name: str, words: tuple[str, ...], sweep: Sweep) -> None:
     sweep(trials=1, name="s")
     refused(lambda: sweep(trials=1, name=name), *words)
 
@@ -666,7 +674,7 @@ def test_a_name_that_can_not_be(name: str, words: tuple[str, ...], sweep: Sweep)
 @pytest.mark.parametrize(
     ("keep", "trials", "winner"), [("winner", False, True), ("all", True, True), ("none", False, False)]
 )
-def test_checkpoints_after_a_sweep(
+def test_keep_sets_which_checkpoints_remain_after_a_sweep(
     keep: str, trials: bool, winner: bool, sweep: Sweep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("orchestrator.engine.loop.CHECKPOINT_SECONDS", 0.0)
@@ -684,6 +692,8 @@ def test_checkpoints_after_a_sweep(
         ([2, 2], [0, 4, 4], "4 trials at once in 2 processes on 2 nodes"),
     ],
 )
-def test_a_head_that_trains_nothing_is_no_node_of_the_trials(capacities: list[int], cpus: list[int], says: str) -> None:
+def test_head_without_cpus_is_not_counted_as_a_node_of_the_trials(
+    capacities: list[int], cpus: list[int], says: str
+) -> None:
     spec = SweepSpec(workload="toy", search=Search(trials=9))
     assert sweeps._at_once(spec, capacities, [{"CPU": count, "GPU": 0} for count in cpus]) == says

@@ -1,4 +1,4 @@
-"""The driver's book of a sweep: who is handed out, what is told to whom, and that nothing is left running."""
+"""The trial manager of a sweep: trials that it starts, records of reports and ends, budgets and stops."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def test_parameters_that_cannot_be_drawn_are_a_failed_trial(
     assert [resumed.begin(), resumed.begin()] == [0, 2 * seeds]
 
 
-def test_a_full_disk_is_no_fault_of_the_search_space(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_while_drawing_does_not_fail_the_trial(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
     """The trial is not failed: a resume starts it."""
 
     def full(trial: Any) -> dict[str, Any]:
@@ -207,7 +207,7 @@ def test_a_full_disk_is_no_fault_of_the_search_space(drive: Drive, monkeypatch: 
     assert drive().begin() == 0
 
 
-def test_a_trial_that_an_earlier_version_could_not_draw_is_settled_by_a_resume(
+def test_resume_fails_the_trial_that_an_earlier_version_could_not_draw(
     drive: Drive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver = drive()
@@ -219,7 +219,7 @@ def test_a_trial_that_an_earlier_version_could_not_draw_is_settled_by_a_resume(
     assert resumed.states == ["FAIL", "RUNNING"]
 
 
-def test_a_process_gets_all_that_it_needs(drive: Drive, tmp_path: Path) -> None:
+def test_next_returns_the_complete_config_of_a_trial(drive: Drive, tmp_path: Path) -> None:
     driver = drive()
     config = driver.manager.next()
     assert config is not None
@@ -265,7 +265,7 @@ def test_each_seed_has_a_place_a_run_and_a_name_of_its_own(drive: Drive) -> None
 # What is told
 
 
-def test_every_end_is_told_to_all(drive: Drive) -> None:
+def test_end_of_a_trial_is_recorded_in_study_tracker_and_console(drive: Drive) -> None:
     driver = drive(scheduler="asha", decide_at=(3,), trials=4)
     for _ in range(3):
         driver.begin()
@@ -306,7 +306,7 @@ def test_a_running_trial_is_shown_with_its_epoch_value_and_parameters(drive: Dri
     assert driver.manager.current_status().best_params == {"lr": driver.study.trials[1].params["lr"]}
 
 
-def test_the_clock_starts_with_the_first_trial(drive: Drive) -> None:
+def test_progress_is_timed_from_the_begin_of_the_first_trial(drive: Drive) -> None:
     """What ends together has no first end to count from."""
     first = drive()
     first.begin()
@@ -319,7 +319,7 @@ def test_the_clock_starts_with_the_first_trial(drive: Drive) -> None:
     assert second.work == [("begin", "trial", 1)]
 
 
-def test_it_says_how_the_sweep_stands(drive: Drive) -> None:
+def test_current_status_counts_trials_and_names_best_and_failure(drive: Drive) -> None:
     driver = drive(scheduler="asha", decide_at=(3,), trials=4)
     assert driver.manager.current_status().trials == {}
     for _ in range(3):
@@ -338,7 +338,7 @@ def test_it_says_how_the_sweep_stands(drive: Drive) -> None:
     assert sum(driver.trained) == 3, "rows that were told"
 
 
-def test_a_report_of_a_trial_that_has_ended_is_answered_and_forgotten(drive: Drive) -> None:
+def test_report_of_an_ended_trial_returns_stop_and_is_not_logged(drive: Drive) -> None:
     driver = drive()
     seed_run = driver.begin()
     driver.manager.died(seed_run, "its process died 4 times")
@@ -405,7 +405,7 @@ def test_a_misspelt_metric_of_a_constraint_stops_the_sweep_at_once(drive: Drive)
     assert driver.states == ["FAIL"]
 
 
-def test_what_no_trial_can_do_stops_all(drive: Drive) -> None:
+def test_unreported_objective_stops_the_sweep_and_other_errors_do_not(drive: Drive) -> None:
     driver = drive()
     driver.begin(), driver.begin()
     assert driver.manager.result(1, reports.failure_payload(UserError("The checkpoint is of another run"))) is True
@@ -418,7 +418,7 @@ def test_what_no_trial_can_do_stops_all(drive: Drive) -> None:
     assert str(driver.manager.refusal) == "Unknown objective: got 'eror'. Did you mean 'error'?"
 
 
-def test_a_storage_that_takes_nothing_stops_all_and_fails_nobody(drive: Drive) -> None:
+def test_unwritable_storage_stops_the_sweep_and_fails_no_trial(drive: Drive) -> None:
     driver = drive()
     driver.begin(), driver.begin()
     full = UserError("The storage cannot be written", got="No space left on device", code=UNAVAILABLE)
@@ -463,7 +463,7 @@ def test_a_spent_time_budget_leaves_nothing_running(drive: Drive, clock: Clock) 
     assert driver.lines[-1] == "Stopped: the time budget was spent"
 
 
-def test_a_time_budget_that_is_spent_with_the_last_trial_is_no_news(drive: Drive, clock: Clock) -> None:
+def test_time_budget_spent_with_the_last_trial_is_not_reported(drive: Drive, clock: Clock) -> None:
     driver = drive(time_budget=60.0, trials=1)
     driver.says(driver.begin(), 9, 0.5, "epochs")
     clock.sleep(61)
@@ -473,7 +473,7 @@ def test_a_time_budget_that_is_spent_with_the_last_trial_is_no_news(drive: Drive
 
 @pytest.mark.parametrize("asked", [{"seeds": 3, "trials": 2}, {"scheduler": "pbt", "trials": 4}])
 @pytest.mark.parametrize("cause", ["time", "device-hour"])
-def test_a_spent_budget_leaves_nothing_of_a_trial_in_parts(
+def test_spent_budget_ends_all_runs_of_trials_with_seeds_or_members(
     asked: dict[str, Any], cause: str, drive: Drive, clock: Clock
 ) -> None:
     limit: dict[str, Any] = {"time_budget": 60.0} if cause == "time" else {"max_device_hours": 100 / 3600}
@@ -498,7 +498,7 @@ def test_a_spent_budget_leaves_nothing_of_a_trial_in_parts(
         assert driver.study.unfinished() == []
 
 
-def test_a_device_budget_takes_no_new_trial_but_ends_what_it_began(drive: Drive, clock: Clock) -> None:
+def test_device_hour_budget_finishes_begun_seeds_and_begins_no_trial(drive: Drive, clock: Clock) -> None:
     """Two configurations of three seeds: when no further one fits, the seeds of the first are run all the same."""
     driver = drive(seeds=3, trials=2, max_device_hours=35 / 3600)
     for seed in range(3):
@@ -512,7 +512,7 @@ def test_a_device_budget_takes_no_new_trial_but_ends_what_it_began(drive: Drive,
     assert driver.lines[-1] == "Stopped: the device-hour budget takes no further trial"
 
 
-def test_a_trial_that_waits_for_its_process_costs_nothing(drive: Drive, clock: Clock) -> None:
+def test_waiting_for_the_first_process_uses_no_device_hours(drive: Drive, clock: Clock) -> None:
     """On a busy cluster a sweep would spend its device hours before its first trial had a device."""
     driver = drive(max_device_hours=35 / 3600)
     for _ in range(2):
@@ -536,7 +536,7 @@ def test_a_trial_that_waits_for_its_process_costs_nothing(drive: Drive, clock: C
     assert driver.manager.next(hold=False) is None
 
 
-def test_a_trial_that_waits_for_another_process_costs_nothing(drive: Drive, clock: Clock) -> None:
+def test_waiting_for_a_replacement_process_uses_no_device_hours(drive: Drive, clock: Clock) -> None:
     """Its node was lost, and the next one comes after hours."""
     driver = drive(max_device_hours=1)
     seed_run = driver.begin()
@@ -555,7 +555,7 @@ def test_a_trial_that_waits_for_another_process_costs_nothing(drive: Drive, cloc
     assert [event.split("  ")[0] for event in driver.events] == ["trial 0 started", "trial 0 continues"]
 
 
-def test_room_that_an_early_end_leaves_is_used(drive: Drive, clock: Clock) -> None:
+def test_budget_left_by_an_early_end_is_used_for_another_trial(drive: Drive, clock: Clock) -> None:
     driver = drive(max_device_hours=30 / 3600)
     driver.begin()
     clock.sleep(10)
@@ -569,7 +569,7 @@ def test_room_that_an_early_end_leaves_is_used(drive: Drive, clock: Clock) -> No
 
 
 @pytest.mark.parametrize("interrupted", [False, True])
-def test_a_trial_that_was_asked_ahead_does_not_stay_when_the_budget_takes_none(
+def test_trial_asked_ahead_fails_on_a_spent_budget_unless_interrupted(
     interrupted: bool, drive: Drive, clock: Clock
 ) -> None:
     driver = drive(trials=20, sampler="tpe", max_device_hours=1.0)
@@ -589,7 +589,7 @@ def test_a_trial_that_was_asked_ahead_does_not_stay_when_the_budget_takes_none(
         assert driver.study.failed() == [], "it is no failure"
 
 
-def test_four_fifths_of_a_budget_are_told_once(drive: Drive, clock: Clock) -> None:
+def test_use_of_80_percent_of_a_budget_is_reported_once(drive: Drive, clock: Clock) -> None:
     driver = drive(max_device_hours=100 / 3600)
     driver.begin()
     clock.sleep(70)
@@ -604,7 +604,7 @@ def test_four_fifths_of_a_budget_are_told_once(drive: Drive, clock: Clock) -> No
     assert driver.manager.stopping()
 
 
-def test_a_budget_spent_by_an_earlier_process_settles_what_that_one_left(drive: Drive, clock: Clock) -> None:
+def test_running_trial_of_a_dead_driver_fails_if_the_budget_is_spent(drive: Drive, clock: Clock) -> None:
     first = drive(max_device_hours=100 / 3600)
     first.begin()
     clock.sleep(200)
@@ -634,7 +634,7 @@ def test_each_cause_is_printed_once(drive: Drive) -> None:
 
 
 @pytest.mark.parametrize("until_gain", [None, 4])
-def test_it_says_once_that_a_search_without_noise_does_not_end_by_gain(until_gain: int | None, drive: Drive) -> None:
+def test_until_gain_without_noise_is_reported_once_as_ineffective(until_gain: int | None, drive: Drive) -> None:
     driver = drive(trials=14, until_gain=until_gain)
     for number in range(14):
         driver.says(driver.begin(), 9, 0.5 + number, "epochs")
@@ -647,7 +647,7 @@ def test_it_says_once_that_a_search_without_noise_does_not_end_by_gain(until_gai
 # PBT
 
 
-def test_a_member_is_one_run_whose_parameters_are_a_curve(drive: Drive) -> None:
+def test_member_of_a_population_is_one_run_with_parameters_by_epoch(drive: Drive) -> None:
     driver = drive(scheduler="pbt", trials=4)
     for _ in range(4):
         driver.begin()
@@ -676,7 +676,7 @@ def test_a_member_is_one_run_whose_parameters_are_a_curve(drive: Drive) -> None:
     assert f"lr={lr}" in tags[3].split()
 
 
-def test_a_member_has_no_rows_of_the_one_it_took_over(drive: Drive) -> None:
+def test_member_keeps_its_own_rows_when_it_continues_from_another(drive: Drive) -> None:
     """The donor's checkpoint repeats them."""
     driver = drive(scheduler="pbt", trials=4)
     for _ in range(4):
@@ -703,7 +703,7 @@ def _save(driver: Driver, seed_run: int) -> None:
 
 
 @pytest.mark.parametrize("units", [None, {"id": [0], "error": [0.5]}], ids=["none", "one"])
-def test_racing_says_once_that_a_workload_has_no_units_to_compare(units: Any, drive: Drive) -> None:
+def test_racing_without_comparable_units_is_reported_once(units: Any, drive: Drive) -> None:
     driver = drive(scheduler="racing", decide_at=(2, 4))
     for _ in range(2):
         number = driver.begin()

@@ -1,4 +1,4 @@
-"""What Tune is told to call: the trial's actor, and what hears of processes that are replaced or lost for good."""
+"""Callbacks and search of Ray Tune: the trial's actor, and processes that are replaced or lost for good."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def state(tmp_path: Path) -> _SweepState:
     return _SweepState(Book(tmp_path), TrialMonitor(10), slots=1, slot_limit=lambda wanted: wanted)  # type: ignore[arg-type]
 
 
-def test_a_replaced_process_is_forgotten_and_counted(state: _SweepState, tmp_path: Path) -> None:
+def test_restarts_of_a_trials_process_are_counted_and_its_devices_freed(state: _SweepState, tmp_path: Path) -> None:
     search, restarts = _StudySearcher(state), _ProcessCallback(state)
     assert search.suggest("a") == {"number": 7, "folder": str(tmp_path)}
     assert search.suggest("b") is None, "its process may die before its first report"
@@ -102,7 +102,7 @@ def test_a_replaced_process_is_forgotten_and_counted(state: _SweepState, tmp_pat
     assert state.manager.lost == [(7, "its process died 3 times")]  # type: ignore[attr-defined]
 
 
-def test_devices_are_held_once_there_is_a_process(state: _SweepState) -> None:
+def test_devices_are_held_only_after_the_process_has_started(state: _SweepState) -> None:
     held = state.manager.held  # type: ignore[attr-defined]
     _StudySearcher(state).suggest("a")
     assert held == []
@@ -110,7 +110,7 @@ def test_devices_are_held_once_there_is_a_process(state: _SweepState) -> None:
     assert held == [7]
 
 
-def test_a_group_says_when_it_has_its_devices(state: _SweepState) -> None:
+def test_devices_of_a_group_are_held_after_it_reports_them(state: _SweepState) -> None:
     """Its Trainable has a process before its workers have any. The time they need to start is no silence."""
     state.grouped = True
     held = state.manager.held  # type: ignore[attr-defined]
@@ -134,7 +134,7 @@ def test_a_process_that_dies_while_it_is_prepared_is_replaced_three_times(state:
     assert state.manager.lost == [(7, "its process did not start")]  # type: ignore[attr-defined]
 
 
-def test_a_loss_that_a_trial_survives_is_counted(state: _SweepState) -> None:
+def test_reported_device_loss_of_a_running_trial_is_counted(state: _SweepState) -> None:
     losses: list[tuple[str, int]] = []
     state.lost = lambda *loss: losses.append(loss)
     _StudySearcher(state).suggest("a")
@@ -145,7 +145,7 @@ def test_a_loss_that_a_trial_survives_is_counted(state: _SweepState) -> None:
     assert state.manager.held == [], "it waits for others"  # type: ignore[attr-defined]
 
 
-def test_what_was_killed_for_its_silence_has_that_for_a_cause(state: _SweepState, tmp_path: Path) -> None:
+def test_trial_killed_for_its_silence_has_the_timeout_as_its_cause(state: _SweepState, tmp_path: Path) -> None:
     search = _StudySearcher(state)
     search.suggest("a")
     (tmp_path / GIVEN_UP).write_text("no report for 10 s")
@@ -164,7 +164,9 @@ def test_what_was_killed_for_its_silence_has_that_for_a_cause(state: _SweepState
         (1, 2, True, False),
     ],
 )
-def test_a_sweep_holds_its_share(tmp_path: Path, live: int, may: int, begins: bool, given_back: bool) -> None:
+def test_sweep_begins_trials_and_releases_processes_by_its_share(
+    tmp_path: Path, live: int, may: int, begins: bool, given_back: bool
+) -> None:
     book = Book(tmp_path)
     book.live = live
     state = _SweepState(book, TrialMonitor(10), slots=4, slot_limit=lambda wanted: min(wanted, may))  # type: ignore[arg-type]
@@ -182,7 +184,7 @@ def shared(state: _SweepState) -> _SharedSearch:
     return search
 
 
-def test_a_reduced_share_ends_no_sweep_whose_process_did_not_start(tmp_path: Path) -> None:
+def test_reduced_share_does_not_end_a_search_with_an_unstarted_trial(tmp_path: Path) -> None:
     """The manager counts the trial as one that runs, and Tune has none."""
     book = Book(tmp_path)
     state = _SweepState(book, TrialMonitor(10), slots=2, slot_limit=lambda wanted: 1)  # type: ignore[arg-type]
@@ -215,7 +217,7 @@ def test_a_stopped_sweep_waits_until_its_running_trials_have_saved(tmp_path: Pat
     assert stopper.stop_all()
 
 
-def test_a_trial_that_is_added_in_the_last_round_runs(tmp_path: Path) -> None:
+def test_trial_added_while_the_last_ones_run_is_started(tmp_path: Path) -> None:
     book = Book(tmp_path)
     state = _SweepState(book, TrialMonitor(10), slots=2, slot_limit=lambda wanted: wanted)  # type: ignore[arg-type]
     search, stopper = shared(state), _ReportStopper(state)
@@ -258,7 +260,7 @@ def test_a_trial_that_waits_at_a_rung_while_the_last_ones_run_goes_on(tmp_path: 
     ("live", "exhausted", "stopping", "raises"),
     [(0, True, False, False), (1, True, True, False), (1, True, False, True), (0, False, False, True)],
 )
-def test_trials_that_tune_leaves_are_an_error(
+def test_run_failed_is_raised_if_tune_ends_before_the_sweep(
     live: int, exhausted: bool, stopping: bool, raises: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tune, "Tuner", lambda *args, **options: SimpleNamespace(fit=lambda: None))
@@ -325,7 +327,7 @@ def test_a_sweep_without_a_share_goes_on_when_it_has_one_again(tmp_path: Path, m
     assert next(shares, None) is None
 
 
-def test_towards_its_end_a_sweep_wants_what_runs(tmp_path: Path) -> None:
+def test_sweep_at_its_end_requests_only_slots_of_running_trials(tmp_path: Path) -> None:
     book, asked = Book(tmp_path), list[int]()
     state = _SweepState(book, TrialMonitor(10), slots=4, slot_limit=lambda wanted: asked.append(wanted) or wanted)  # type: ignore
     search = _StudySearcher(state)
@@ -356,7 +358,9 @@ def test_a_winner_whose_node_is_dead_is_left_to_a_resume(tmp_path: Path, monkeyp
     assert said == [RAY_DIED]
 
 
-def test_a_driver_that_fails_leaves_no_winner_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_winners_task_is_cancelled_when_the_driver_is_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In a notebook the connection to Ray stays, and with it what was started on it."""
 
     def stop(*args: Any) -> Iterator[Any]:
@@ -446,7 +450,7 @@ def config(home: Path, accumulate: Any = 1, **params: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_an_actor_that_diverged_has_told_all_and_saves_nothing(actor: TrialActor, tmp_path: Path) -> None:
+def test_diverged_actor_reports_all_rows_and_saves_no_checkpoint(actor: TrialActor, tmp_path: Path) -> None:
     actor.setup(config(tmp_path / "0", nan_at=6))
     first, last = actor.step(), actor.step()
     assert [epoch for epoch, _, _ in first["rows"]] == [1, 2, 3]
@@ -458,7 +462,7 @@ def test_an_actor_that_diverged_has_told_all_and_saves_nothing(actor: TrialActor
     actor.cleanup()
 
 
-def test_untouched_weights_are_no_report_of_their_own(
+def test_epoch_0_is_reported_together_with_the_first_epochs(
     actor: TrialActor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Toy, "pretrained", True, raising=False)
@@ -471,7 +475,7 @@ def test_untouched_weights_are_no_report_of_their_own(
     actor.cleanup()
 
 
-def test_an_actor_that_is_stopped_saves_what_it_has_told(actor: TrialActor, tmp_path: Path) -> None:
+def test_stopped_actor_saves_a_checkpoint_of_its_last_report(actor: TrialActor, tmp_path: Path) -> None:
     actor.setup(config(tmp_path / "0"))
     assert actor.step()["epoch"] == 3
     actor.cleanup()
@@ -518,7 +522,7 @@ def test_an_actor_that_loses_its_accelerator_saves_nothing_of_the_epoch(
     assert not list((tmp_path / "0").glob("checkpoint-*"))
 
 
-def test_a_trial_whose_node_is_taken_away_saves_and_leaves(
+def test_preempted_trial_saves_and_resumes_in_another_process(
     actor: TrialActor, toy_workload: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next process goes on from there, and states the last rows again for a driver that missed them."""
@@ -541,7 +545,7 @@ def test_a_trial_whose_node_is_taken_away_saves_and_leaves(
     other.cleanup()
 
 
-def test_a_trial_is_gone_when_the_next_one_is_built(
+def test_trial_is_freed_before_the_next_one_is_built(
     actor: TrialActor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also when it is built again itself, in smaller micro-batches."""
@@ -561,7 +565,7 @@ def test_a_trial_is_gone_when_the_next_one_is_built(
 
 
 @pytest.mark.parametrize("accumulate", [1, "auto"])
-def test_a_trial_that_the_memory_monitor_killed_is_not_begun_with_the_same_settings(
+def test_trial_killed_for_memory_is_not_retried_with_the_same_settings(
     accumulate: Any, state: _SweepState, toy_workload: str, tmp_path: Path
 ) -> None:
     begun = config(tmp_path / "0", accumulate=accumulate, hang_at=1)
@@ -579,7 +583,7 @@ def test_a_trial_that_the_memory_monitor_killed_is_not_begun_with_the_same_setti
     again.cleanup()
 
 
-def test_a_winner_that_the_memory_monitor_killed_is_not_tried_again(
+def test_winner_killed_for_memory_is_not_retried_with_the_same_settings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def killed(*args: Any) -> Iterator[Any]:

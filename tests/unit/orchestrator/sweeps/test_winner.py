@@ -1,4 +1,4 @@
-"""A sweep that goes on and has another winner: MLflow has both whole, and how often test was opened is said."""
+"""A resumed sweep with another winner: MLflow has the rows of both, and counts evaluations on test."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def shown(database: Path, name: str) -> float:
     return float(run.data.metrics[name])
 
 
-def test_the_rows_of_a_member_of_a_population_are_of_the_training_of_its_weights(tmp_path: Path) -> None:
+def test_rows_of_a_population_member_follow_the_lineage_of_its_weights(tmp_path: Path) -> None:
     running = searching.study(tmp_path)
     curves = Curves(tmp_path)
     for number in range(2):
@@ -126,7 +126,7 @@ def test_the_rows_of_a_member_of_a_population_are_of_the_training_of_its_weights
     assert values == {0: [0, 1, 2, 3], 1: [0, 1, 2, 13]}
 
 
-def test_a_shorter_second_winner_is_whole_in_mlflow(
+def test_rows_of_a_shorter_second_winner_follow_the_first_in_mlflow(
     settled: Result, better: None, resume: Callable[..., Result], database: Path, settings: Settings, out: io.StringIO
 ) -> None:
     first = settled.metrics["test/error"]
@@ -178,7 +178,7 @@ def test_a_second_winner_that_is_untouched_has_steps_of_its_own(
     assert out.getvalue().count("No trained epoch beats the pretrained weights") == 1
 
 
-def test_a_second_winner_that_dies_at_its_end_goes_on_at_its_own_steps(
+def test_second_winner_resumes_at_its_own_steps_after_a_crash(
     settled: Result, better: None, resume: Callable[..., Result], database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
@@ -190,7 +190,7 @@ def test_a_second_winner_that_dies_at_its_end_goes_on_at_its_own_steps(
     assert [step for step, _ in logged(database, "test/error")] == [EPOCHS, EPOCHS + 2]
 
 
-def test_an_unbeaten_winner_opens_test_no_second_time(
+def test_unbeaten_winner_is_not_evaluated_on_test_again(
     settled: Result,
     resume: Callable[..., Result],
     database: Path,
@@ -206,7 +206,7 @@ def test_an_unbeaten_winner_opens_test_no_second_time(
     assert "opened again" not in out.getvalue()
 
 
-def test_without_units_and_seeds_it_says_once_that_the_noise_is_not_known(
+def test_unknown_noise_is_reported_once_without_units_and_seeds(
     settings: Settings, tmp_path: Path, database: Path, out: io.StringIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     evaluate = Toy.evaluate
@@ -222,7 +222,7 @@ def test_without_units_and_seeds_it_says_once_that_the_noise_is_not_known(
     assert "orchestrator.contenders" not in tags(database, "s")
 
 
-def test_a_local_sweep_trains_once_mlflow_is_imported(
+def test_local_sweep_trains_only_after_mlflow_is_connected(
     settings: Settings, tmp_path: Path, out: io.StringIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The import would take the interpreter from the first trials."""
@@ -275,7 +275,7 @@ def test_a_winner_has_every_epoch_of_its_selection(
 
 
 @pytest.mark.parametrize("refit", [False, True])
-def test_a_sweep_opens_test_for_its_winner_alone(
+def test_only_the_winner_of_a_sweep_is_evaluated_on_test(
     settings: Settings, database: Path, tmp_path: Path, out: io.StringIO, monkeypatch: pytest.MonkeyPatch, refit: bool
 ) -> None:
     """Also where the workload names epochs at which a final model is evaluated on test, as lifelong retrieval does."""
@@ -308,7 +308,7 @@ def test_a_sweep_opens_test_for_its_winner_alone(
 # The record
 
 
-def test_a_winner_that_never_came_to_its_test_opened_nothing(settings: Settings) -> None:
+def test_winner_without_a_test_evaluation_is_not_counted_as_tested(settings: Settings) -> None:
     found = finished(settings.storage, "s", [(1.0,), (2.0,)], settled=False)
     place = found.path / winners.WINNER
     place.mkdir()
@@ -323,7 +323,7 @@ def test_a_winner_that_never_came_to_its_test_opened_nothing(settings: Settings)
     assert winners.steps(found, 50) == "trial 0 from step 1, trial 1 from step 51, trial 2 from step 101"
 
 
-def test_a_sweep_that_settled_before_winners_were_in_the_record(settings: Settings) -> None:
+def test_winner_of_a_record_without_winners_counts_as_tested(settings: Settings) -> None:
     found = finished(settings.storage, "s", [(1.0,), (2.0,)])
     (found.path / winners.WINNER / winners.MARK).write_text("0")
     assert "winners" not in found.record
@@ -331,7 +331,9 @@ def test_a_sweep_that_settled_before_winners_were_in_the_record(settings: Settin
     assert json.loads((found.path / "record.json").read_text())["winners"][-1] == {"trial": 1, "tested": False}
 
 
-def test_a_full_disk_leaves_no_half_mark(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_leaves_no_partial_mark_of_the_winner(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A resume could not read it."""
     found = finished(settings.storage, "s", [(1.0,), (2.0,)], settled=False)
 
@@ -345,7 +347,7 @@ def test_a_full_disk_leaves_no_half_mark(settings: Settings, tmp_path: Path, mon
     assert winners.trial_of_outcome(found) is None
 
 
-def test_the_report_says_so(settings: Settings) -> None:
+def test_report_counts_the_models_evaluated_on_test(settings: Settings) -> None:
     found = finished(settings.storage, "s", [(1.0,), (2.0,)])
     assert run_page._opened(found) == []
     found.update(winners=[{"trial": 1, "tested": True}, {"trial": 0, "tested": True}])

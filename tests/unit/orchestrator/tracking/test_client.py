@@ -56,7 +56,9 @@ def response(status: int, body: str) -> Response:
         (200, "<html>log in</html>", MlflowException),
     ],
 )
-def test_an_answer(status: int, body: object, error: type[Exception], client: Client) -> None:
+def test_server_answer_is_classified_as_refused_doubtful_or_outage(
+    status: int, body: object, error: type[Exception], client: Client
+) -> None:
     text = body if isinstance(body, str) else json.dumps(body)
     with pytest.raises(error) as caught:
         client._call(verify_rest_response, response(status, text), ENDPOINT)
@@ -64,12 +66,12 @@ def test_an_answer(status: int, body: object, error: type[Exception], client: Cl
     assert isinstance(caught.value, Doubtful) == (error is Doubtful)
 
 
-def test_an_experiment_of_an_earlier_version_that_is_not_utf_8(database: Path, tmp_path: Path) -> None:
+def test_experiment_name_that_is_not_utf_8_is_escaped(database: Path, tmp_path: Path) -> None:
     client = Client(f"sqlite:///{database}", "a\udcff", tmp_path)
     assert client._client.get_experiment(client.experiment).name == "a\\udcff"
 
 
-def test_text_that_no_encoding_has_is_refused(client: Client) -> None:
+def test_text_with_surrogates_raises_refused(client: Client) -> None:
     """Whether the client raises it, or MLflow's, which calls it an internal error."""
     run = client.create("r", {}, None, 0)
     with pytest.raises(Refused, match="surrogates not allowed"):
@@ -78,7 +80,7 @@ def test_text_that_no_encoding_has_is_refused(client: Client) -> None:
         client._call(lambda: "a\udcff".encode())
 
 
-def test_what_mlflows_client_rejects_itself(client: Client) -> None:
+def test_request_rejected_by_the_mlflow_client_raises_refused(client: Client) -> None:
     with pytest.raises(Refused, match="Invalid value"):
         client._call(_validate_metric_name, "a?b")
 
@@ -87,7 +89,7 @@ def test_what_mlflows_client_rejects_itself(client: Client) -> None:
     ("status", "is_refused"),
     [(400, True), (413, True), (415, True), (401, False), (403, False), (404, False), (429, False), (507, False)],
 )
-def test_an_answer_to_a_file(
+def test_status_of_a_file_upload_decides_whether_it_is_refused(
     status: int, is_refused: bool, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def put(run: str, path: str) -> None:
@@ -112,7 +114,7 @@ def test_a_store_of_files_without_an_answer_is_an_outage(
 
 
 @pytest.mark.parametrize("is_there", [False, True])
-def test_a_bucket_that_clients_write_to_themselves(
+def test_unreachable_s3_is_an_outage_and_a_missing_bucket_is_not(
     is_there: bool, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As of a server with --no-serve-artifacts: S3 does not answer, or has no such bucket yet."""
@@ -130,20 +132,20 @@ def test_a_bucket_that_clients_write_to_themselves(
 
 
 @pytest.mark.parametrize(("status", "passes"), [(400, False), (403, True), (404, True), (429, True), (503, True)])
-def test_an_answer_of_s3(status: int, passes: bool) -> None:
+def test_s3_status_decides_whether_an_error_is_temporary(status: int, passes: bool) -> None:
     error = ClientError({"ResponseMetadata": {"HTTPStatusCode": status}}, "PutObject")
     assert artifact_stores.may_pass(error) is passes
     assert not artifact_stores.may_pass(NoCredentialsError())
     assert not artifact_stores.may_pass(KeyError("a bug"))
 
 
-def test_a_run_without_its_key_is_not_one_of_ours(client: Client) -> None:
+def test_run_without_a_key_tag_is_not_listed_as_existing(client: Client) -> None:
     kept, other = (client.create(key, {KEY: key, OWNER: "me"}, None, 0) for key in ("a", "b"))
     client._client.delete_tag(other, KEY)
     assert [(key, run.run_id) for key, run in client.existing_runs("me")] == [("a", kept)]
 
 
-def test_an_experiment_that_may_not_be_created_is_not_taken_for_one_of_another_process(
+def test_denied_creation_of_an_experiment_raises_mlflow_exception(
     database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object, **__: object) -> None:

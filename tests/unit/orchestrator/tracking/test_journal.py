@@ -37,7 +37,7 @@ def drain(queue: Journal) -> list[dict[str, Any]]:
     return found
 
 
-def test_what_goes_in_comes_out_in_order_and_the_file_empties(file: Path) -> None:
+def test_operations_are_taken_in_order_and_the_file_is_emptied(file: Path) -> None:
     queue = Journal(file)
     put = [log("a", epoch) for epoch in range(1, 4)]
     for operation in put:
@@ -54,7 +54,7 @@ def test_what_goes_in_comes_out_in_order_and_the_file_empties(file: Path) -> Non
     assert not file.exists()
 
 
-def test_its_depth_is_what_is_not_delivered(file: Path) -> None:
+def test_depth_counts_the_operations_not_delivered(file: Path) -> None:
     queue = Journal(file)
     for epoch in range(5):
         queue.put(**log("a", epoch))
@@ -72,7 +72,7 @@ def test_its_depth_is_what_is_not_delivered(file: Path) -> None:
     assert after.depth == 0
 
 
-def test_its_depth_counts_what_a_full_disk_does_not_take(file: Path) -> None:
+def test_depth_includes_operations_that_a_full_disk_does_not_store(file: Path) -> None:
     queue = Journal(file)
     queue.put(**log("a", 1))
     with full_disk(file):
@@ -83,7 +83,7 @@ def test_its_depth_counts_what_a_full_disk_does_not_take(file: Path) -> None:
     assert queue.depth == 0
 
 
-def test_what_was_taken_and_not_forgotten_is_there_for_the_next(file: Path) -> None:
+def test_operations_taken_but_not_delivered_are_read_by_the_next_journal(file: Path) -> None:
     queue = Journal(file)
     for epoch in (1, 2):
         queue.put(**log("a", epoch))
@@ -93,7 +93,7 @@ def test_what_was_taken_and_not_forgotten_is_there_for_the_next(file: Path) -> N
     assert drain(Journal(file)) == [log("a", epoch) for epoch in (1, 2, 3)]
 
 
-def test_hours_of_an_outage_cost_disk_and_no_memory(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_stays_bounded_while_many_operations_wait(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal, "WINDOW", journal.WINDOW // 8)
     queue = Journal(file)
     queue.put(**log("a", 0))
@@ -139,7 +139,7 @@ def test_a_reader_waits_and_is_woken(file: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [b'{"op": "log", "key"\n', b"\x00\xff\xfe\n", b"[1, 2]\n", b"\n"])
-def test_a_damaged_line_costs_itself_alone(damage: bytes, file: Path) -> None:
+def test_damaged_line_is_skipped_and_other_lines_are_read(damage: bytes, file: Path) -> None:
     queue = Journal(file)
     queue.put(**log("a", 1))
     queue.close()
@@ -163,7 +163,7 @@ def test_half_a_line_is_cut_off_however_long_it_is(file: Path) -> None:
     assert drain(Journal(file)) == []
 
 
-def test_another_format_is_refused_in_a_sentence(file: Path) -> None:
+def test_journal_of_another_format_raises_user_error(file: Path) -> None:
     file.write_text(json.dumps({"format": 99, "op": "log"}) + "\n")
     with pytest.raises(UserError, match=r"another format: got 99"):
         Journal(file)
@@ -171,7 +171,7 @@ def test_another_format_is_refused_in_a_sentence(file: Path) -> None:
     assert drain(Journal(file)) == [{"op": "log", "key": "a", "rows": []}]
 
 
-def test_a_full_disk_stops_nobody_and_order_stays(file: Path) -> None:
+def test_order_of_operations_is_kept_on_a_full_disk(file: Path) -> None:
     queue = Journal(file)
     queue.put(**log("a", 1))
     with full_disk(file, room=30):  # half a line finds room
@@ -185,7 +185,7 @@ def test_a_full_disk_stops_nobody_and_order_stays(file: Path) -> None:
     assert drain(queue) == [log("a", 5)]
 
 
-def test_what_waited_in_memory_is_stored_once_there_is_room(file: Path) -> None:
+def test_operations_in_memory_are_stored_once_the_disk_has_room(file: Path) -> None:
     queue = Journal(file)
     with full_disk(file):
         queue.put(**log("a", 1))
@@ -198,7 +198,7 @@ def test_what_waited_in_memory_is_stored_once_there_is_room(file: Path) -> None:
 
 
 @pytest.mark.parametrize("further", [0, 1])
-def test_what_is_to_be_sent_later_comes_last_and_is_not_missed(further: int, file: Path) -> None:
+def test_postponed_operation_is_kept_and_delivered_last(further: int, file: Path) -> None:
     queue = Journal(file)
     queue.put(**log("a", 1))
     queue.put(**log("a", 2))
@@ -212,7 +212,7 @@ def test_what_is_to_be_sent_later_comes_last_and_is_not_missed(further: int, fil
     assert drain(killed)[-1] == log("a", 1)
 
 
-def test_what_is_being_sent_from_memory_is_not_stored_again(file: Path) -> None:
+def test_operation_sent_from_memory_is_not_stored_again(file: Path) -> None:
     queue = Journal(file)
     with full_disk(file):
         queue.put(**log("a", 1))
@@ -240,7 +240,7 @@ def test_a_full_disk_and_an_outage_lose_reports_and_count_them(file: Path) -> No
 
 
 @pytest.mark.parametrize("room", [0, 30])  # nothing of the next line is written, or half of it
-def test_what_waits_in_memory_goes_to_a_disk_that_has_room_again(file: Path, room: int) -> None:
+def test_operations_in_memory_are_stored_on_close_if_the_disk_has_room(file: Path, room: int) -> None:
     queue = Journal(file)
     queue.put(**log("a", 1))
     whole = file.read_bytes()
@@ -254,12 +254,12 @@ def test_what_waits_in_memory_goes_to_a_disk_that_has_room_again(file: Path, roo
     assert drain(Journal(file)) == [log("a", epoch) for epoch in (1, 2, 3)]
 
 
-def test_rows_of_runs_that_take_turns_meet_in_batches() -> None:
+def test_interleaved_rows_of_several_runs_are_merged_per_run() -> None:
     turns = [log(key, epoch) for epoch in range(1, 51) for key in "abcd"]
     assert batches(turns) == [log(key, *range(1, 51)) for key in "abcd"]
 
 
-def test_what_parts_the_rows_of_a_run_stays_between_them() -> None:
+def test_end_between_rows_of_a_run_is_not_moved_by_the_merge() -> None:
     end, tag = {"op": "end", "key": "a"}, {"op": "tag", "key": "b", "tags": {"x": "1"}}
     given = [{"op": "start", "key": "a"}, log("a", 1), log("b", 1), log("a", 2), end, log("b", 2), log("a", 3), tag]
     begun = {"op": "start", "key": "a", "rows": log("a", 1, 2)["rows"]}
@@ -267,7 +267,7 @@ def test_what_parts_the_rows_of_a_run_stays_between_them() -> None:
     assert given[:2] == [{"op": "start", "key": "a"}, log("a", 1)], "what was given is as it was"
 
 
-def test_of_two_values_of_a_tag_the_later_counts() -> None:
+def test_later_value_of_a_tag_replaces_the_earlier_one() -> None:
     first, second = ({"op": "tag", "key": "a", "tags": {"state": state}} for state in ("running", "complete"))
     (merged,) = batches([first, log("a", 1), second])
     assert merged == log("a", 1) | {"set_tags": {"state": "complete"}}

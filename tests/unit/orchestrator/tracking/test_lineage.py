@@ -1,4 +1,4 @@
-"""What MLflow's Datasets column is told about the data of a run."""
+"""The dataset entry of a run for the Datasets column of MLflow."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_parameters_without_a_dataset_have_no_lineage(tmp_path: Path) -> None:
 
 
 @pytest.mark.data("ml-100k")
-def test_a_real_dataset_is_told_by_its_folder_never_by_a_path_of_this_machine() -> None:
+def test_source_of_a_real_dataset_is_its_folder_name_not_a_local_path() -> None:
     from workloads.data import default_data_root
 
     found = lineage.dataset({"dataset": "ml-100k"}, default_data_root())

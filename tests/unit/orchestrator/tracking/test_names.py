@@ -1,4 +1,4 @@
-"""What MLflow does not take as it is, on a real store: nothing is lost silently, nothing else is lost with it."""
+"""Names and values that MLflow rejects: they are changed or reported, and other values are not lost."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ def test_a_value_that_is_not_finite_is_a_tag(
     assert tags(database)["nonfinite.train/loss"] == said
 
 
-def test_an_awkward_name_is_changed_and_told_once(open_tracker: Callable[..., Tracker], database: Path) -> None:
+def test_unsupported_metric_name_is_replaced_and_reported_once(
+    open_tracker: Callable[..., Tracker], database: Path
+) -> None:
     tracker = open_tracker()
     tracker.start(OWNER, "run", params={})
     tracker.log(OWNER, [Row(epoch, 1.7e9, {"test/recall@20": epoch / 8}) for epoch in (1, 2)])
@@ -55,7 +57,7 @@ def test_an_awkward_name_is_changed_and_told_once(open_tracker: Callable[..., Tr
     ]  # fmt: skip
 
 
-def test_names_that_would_meet_stay_apart(open_tracker: Callable[..., Tracker], database: Path) -> None:
+def test_names_that_would_collide_stay_distinct(open_tracker: Callable[..., Tracker], database: Path) -> None:
     values = {"recall@10": 0.1, "recall_at_10": 0.2, "a(b": 0.3, "a)b": 0.4}
     for first, resuming in ((1, False), (2, True)):
         tracker = open_tracker(resuming=resuming)
@@ -70,7 +72,7 @@ def test_names_that_would_meet_stay_apart(open_tracker: Callable[..., Tracker], 
     assert dict(query(database, "select key, value from params"))[found[1, 0.1]] == "0.1"
 
 
-def test_every_awkward_name_is_taken(open_tracker: Callable[..., Tracker], database: Path) -> None:
+def test_values_of_all_unsupported_names_are_logged(open_tracker: Callable[..., Tracker], database: Path) -> None:
     tracker = open_tracker()
     values = {name: float(number) for number, name in enumerate(AWKWARD)}
     tracker.start(OWNER, "run", params=values, tags={name: str(value) for name, value in values.items()})
@@ -108,7 +110,7 @@ def test_long_values_are_cut_visibly(open_tracker: Callable[..., Tracker], datab
     assert found["later"].endswith("t... (cut, 9000 characters)")
 
 
-def test_text_that_is_not_utf_8_is_written_out(open_tracker: Callable[..., Tracker], database: Path) -> None:
+def test_text_that_is_not_utf_8_is_escaped(open_tracker: Callable[..., Tracker], database: Path) -> None:
     """It would have MLflow answer as in an outage, and nothing behind it would be sent."""
     odd = "a\udcff"
     tracker = open_tracker()
@@ -124,7 +126,9 @@ def test_text_that_is_not_utf_8_is_written_out(open_tracker: Callable[..., Track
     assert metrics(database) == [("a_", 1, 0.5, 1_700_000_000_000)]
 
 
-def test_more_parameters_than_a_request_takes(open_tracker: Callable[..., Tracker], database: Path) -> None:
+def test_more_parameters_than_one_request_allows_are_all_logged(
+    open_tracker: Callable[..., Tracker], database: Path
+) -> None:
     tracker = open_tracker()
     many = {f"p{number:03d}": "ü" * 5900 for number in range(250)}
     tracker.start(OWNER, "run", params=many, tags={f"t{number}": "v" for number in range(250)})
@@ -135,7 +139,7 @@ def test_more_parameters_than_a_request_takes(open_tracker: Callable[..., Tracke
 
 
 @pytest.mark.parametrize("value", [None, "high", [1], 10**400])
-def test_a_value_that_is_no_number_costs_its_batch_and_no_more(
+def test_only_the_batch_with_a_value_that_is_not_a_number_is_refused(
     value: Any, open_tracker: Callable[..., Tracker], database: Path
 ) -> None:
     tracker = open_tracker()
@@ -154,7 +158,9 @@ def test_a_value_that_is_no_number_costs_its_batch_and_no_more(
     assert metrics(database) == expected(rows(1, 2), rows(4, 5))
 
 
-def test_a_changed_parameter_costs_that_parameter_alone(open_tracker: Callable[..., Tracker], database: Path) -> None:
+def test_changed_parameter_keeps_its_first_value_and_is_reported(
+    open_tracker: Callable[..., Tracker], database: Path
+) -> None:
     for resuming, lr in ((False, 0.1), (True, 0.2)):
         tracker = open_tracker(resuming=resuming)
         tracker.start(OWNER, "run", params={"lr": lr, **({"new": 1} if resuming else {})})
@@ -164,7 +170,9 @@ def test_a_changed_parameter_costs_that_parameter_alone(open_tracker: Callable[.
     assert dict(query(database, "select key, value from params")) == {"lr": "0.1", "new": "1"}
 
 
-def test_the_dataset_fills_mlflows_column(open_tracker: Callable[..., Tracker], database: Path) -> None:
+def test_dataset_is_logged_once_as_an_mlflow_dataset_input(
+    open_tracker: Callable[..., Tracker], database: Path
+) -> None:
     profile = {"users": 943, "items": 1682}
     for resuming in (False, True):
         tracker = open_tracker(resuming=resuming)

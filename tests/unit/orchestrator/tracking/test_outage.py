@@ -24,7 +24,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, initialised_store: Path) ->
     running.kill()
 
 
-def test_an_outage_costs_no_training_time_and_is_told_at_the_end(
+def test_outage_does_not_block_training_and_is_reported_on_close(
     open_tracker: Callable[..., Tracker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever waited for MLflow would wait for ever."""
@@ -66,7 +66,7 @@ def test_the_journal_is_delivered_by_the_next_process(
     assert not (tmp_path / JOURNAL).exists()
 
 
-def test_a_journal_survives_any_number_of_deaths_half_lines_included(
+def test_journal_with_partial_lines_is_delivered_after_repeated_kills(
     open_tracker: Callable[..., Tracker], database: Path, tmp_path: Path
 ) -> None:
     for first in (1, 3, 5):
@@ -105,7 +105,7 @@ def test_a_server_that_is_killed_and_comes_back_gets_every_value_once(
 
 
 @pytest.mark.faults
-def test_a_server_takes_a_run_up_again(server: Server, open_tracker: Callable[..., Tracker]) -> None:
+def test_resumed_run_has_each_step_once_on_a_server(server: Server, open_tracker: Callable[..., Tracker]) -> None:
     key = f"{OWNER}/0"
     for first, last in ((1, 40), (31, 60)):
         tracker = open_tracker(uri=server.wait(), resuming=first > 1)
@@ -118,7 +118,7 @@ def test_a_server_takes_a_run_up_again(server: Server, open_tracker: Callable[..
 
 
 @pytest.mark.faults
-def test_a_server_that_hangs_makes_no_run_twice(
+def test_hanging_server_causes_no_duplicate_run(
     server: Server, open_tracker: Callable[..., Tracker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tracker = open_tracker(uri=server.wait())
@@ -139,7 +139,7 @@ def test_a_server_that_hangs_makes_no_run_twice(
 
 
 @pytest.mark.faults
-def test_a_full_disk_costs_a_server_that_is_there_nothing(
+def test_all_values_reach_the_server_while_the_disk_is_full(
     server: Server, open_tracker: Callable[..., Tracker], tmp_path: Path
 ) -> None:
     key = f"{OWNER}/full"
@@ -155,7 +155,7 @@ def test_a_full_disk_costs_a_server_that_is_there_nothing(
     assert statuses(server.database)[key] == "FINISHED"
 
 
-def test_a_full_disk_and_an_outage_are_told_with_what_they_cost(
+def test_number_of_reports_dropped_on_a_full_disk_is_reported_on_close(
     open_tracker: Callable[..., Tracker], tmp_path: Path
 ) -> None:
     tracker = open_tracker(uri=NOWHERE)

@@ -16,7 +16,7 @@ from orchestrator.storage.settings import resolve, sqlite_file
 from orchestrator.tracking import store
 
 
-def test_a_file_that_is_no_database_is_one_sentence(tmp_path: Path) -> None:
+def test_tracking_file_that_is_not_a_database_raises_user_error(tmp_path: Path) -> None:
     file = tmp_path / "garbage.db"
     file.write_bytes(b"no database " * 400)
     with pytest.raises(UserError, match=r"garbage\.db cannot be used: got file is not a database\. Name") as caught:

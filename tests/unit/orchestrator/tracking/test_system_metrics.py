@@ -54,7 +54,7 @@ def mlflow_names(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     return {name for monitor in monitors for name in monitor.aggregate_metrics()}
 
 
-def test_the_names_are_mlflows(two_gpus: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metric_names_match_those_of_mlflow(two_gpus: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     found = Monitors().sample()
     assert set(found) == mlflow_names(monkeypatch)
     assert (found["gpu_0_memory_usage_percentage"], found["gpu_1_memory_usage_percentage"]) == (12.5, 25.0)
@@ -63,14 +63,14 @@ def test_the_names_are_mlflows(two_gpus: SimpleNamespace, monkeypatch: pytest.Mo
     assert 0 < found["system_memory_usage_percentage"] <= 100
 
 
-def test_a_device_that_does_not_tell_its_power_tells_the_rest(two_gpus: SimpleNamespace) -> None:
+def test_gpu_without_power_readings_reports_its_other_metrics(two_gpus: SimpleNamespace) -> None:
     two_gpus.nvmlDeviceGetPowerUsage = refuse
     found = Monitors().sample()
     assert "gpu_0_utilization_percentage" in found
     assert "gpu_0_power_usage_watts" not in found
 
 
-def test_a_lost_device_leaves_the_others_under_their_own_numbers(two_gpus: SimpleNamespace) -> None:
+def test_other_gpus_keep_their_numbers_when_one_is_lost(two_gpus: SimpleNamespace) -> None:
     two_gpus.nvmlDeviceGetHandleByIndex = lambda number: number or refuse(number)
     found = Monitors().sample()
     assert found["gpu_1_memory_usage_percentage"] == 25.0
@@ -78,7 +78,7 @@ def test_a_lost_device_leaves_the_others_under_their_own_numbers(two_gpus: Simpl
 
 
 @pytest.mark.parametrize("missing", ["package", "driver"])
-def test_without_nvml_there_is_the_rest(
+def test_metrics_other_than_gpu_are_sampled_without_nvml(
     missing: str, two_gpus: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if missing == "package":
@@ -90,7 +90,7 @@ def test_without_nvml_there_is_the_rest(
     assert not any(name.startswith("gpu_") for name in found)
 
 
-def test_there_is_a_sample_at_the_end_of_the_shortest_run_and_steps_go_on_after_a_resume() -> None:
+def test_shortest_run_has_a_sample_whose_step_counts_from_the_first_start() -> None:
     rows: list[Row] = []
     before = time.time()
     with SystemMetrics(rows.extend, began=before - 100):
@@ -102,7 +102,7 @@ def test_there_is_a_sample_at_the_end_of_the_shortest_run_and_steps_go_on_after_
     assert "system/cpu_utilization_percentage" in row.metrics
 
 
-def test_steps_are_those_of_a_clock_that_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_do_not_decrease_when_the_system_clock_is_set_back(monkeypatch: pytest.MonkeyPatch) -> None:
     rows: list[Row] = []
     real = time.time
     system = SystemMetrics(rows.extend, began=real() - 5000)
@@ -127,7 +127,7 @@ def test_the_interval_is_a_minute_or_mlflows_setting(
     assert SystemMetrics(lambda rows: None, began=0)._interval == seconds
 
 
-def test_of_a_clusters_nodes_those_are_sampled_that_the_run_uses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_cluster_nodes_that_the_run_uses_are_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
     alive = [{"NodeID": str(number), "NodeName": f"node{number}", "Alive": True} for number in range(16)]
     monkeypatch.setattr(system_metrics, "_alive", lambda: alive)
     monkeypatch.setattr(system_metrics, "_start_actors", lambda known, alive, own: {f"node{n}/": n for n in own})
@@ -148,7 +148,7 @@ def test_of_a_clusters_nodes_those_are_sampled_that_the_run_uses(monkeypatch: py
     assert "system/cpu_utilization_percentage" in rows[-1].metrics, "the driver's own machine"
 
 
-def test_a_machine_that_tells_nothing_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_monitors_give_no_rows_and_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> Any:
         raise OSError("no /proc")
 

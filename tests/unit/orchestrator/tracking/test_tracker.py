@@ -1,4 +1,4 @@
-"""The writer on a real store and a real server: each value once, whatever dies, and never in training's way."""
+"""The MLflow writer on a real store: each value is stored once, also after lost requests and resumes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ from tests.support.waiting import FOR_EVER, until
 # A store that is there
 
 
-def test_a_run_from_its_start_to_its_end(open_tracker: Callable[..., Tracker], database: Path, tmp_path: Path) -> None:
+def test_run_is_stored_with_metrics_parameters_tags_and_status(
+    open_tracker: Callable[..., Tracker], database: Path, tmp_path: Path
+) -> None:
     tracker = open_tracker()
     tracker.start(
         OWNER, "a name", params={"lr": 0.1, "kind": "mf", "none": None, "deep": [1]}, tags={"mlflow.user": "me"}
@@ -98,7 +100,7 @@ def test_an_experiment_is_marked_as_model_development_unless_it_has_a_kind(
     assert query(database, "select value from experiment_tags where key = 'mlflow.experimentKind'") == [(after,)]
 
 
-def test_a_sweep_and_its_trials(open_tracker: Callable[..., Tracker], database: Path) -> None:
+def test_trials_are_stored_as_child_runs_of_their_sweep(open_tracker: Callable[..., Tracker], database: Path) -> None:
     tracker = open_tracker()
     tracker.start(OWNER, "sweep", params={})
     for number in range(3):
@@ -118,7 +120,7 @@ def test_a_sweep_and_its_trials(open_tracker: Callable[..., Tracker], database: 
         assert metrics(database, f"{OWNER}/{number}") == expected(rows(1, 2))
 
 
-def test_values_wait_for_each_other_in_batches(
+def test_many_reports_are_sent_in_few_requests(
     open_tracker: Callable[..., Tracker], database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More than MLflow takes in one request, and far fewer requests than reports."""
@@ -141,7 +143,7 @@ def test_values_wait_for_each_other_in_batches(
     assert len(sent) < 100
 
 
-def test_a_report_without_rows_is_no_operation(open_tracker: Callable[..., Tracker], tmp_path: Path) -> None:
+def test_report_without_rows_is_not_added_to_the_journal(open_tracker: Callable[..., Tracker], tmp_path: Path) -> None:
     tracker = open_tracker(uri=NOWHERE)
     tracker.log(OWNER, [])
     assert (tmp_path / JOURNAL).read_text() == ""
@@ -171,7 +173,7 @@ def test_runs_of_two_storages_with_one_name_stay_apart(
 
 
 @pytest.mark.parametrize("follow", [True, False])
-def test_a_run_goes_on_in_its_experiment_after_that_was_renamed(
+def test_resumed_run_follows_a_renamed_experiment_only_if_requested(
     follow: bool, open_tracker: Callable[..., Tracker], database: Path
 ) -> None:
     for first, last in ((1, 2), (2, 3)):
@@ -229,7 +231,7 @@ def test_runs_of_another_owner_are_not_taken_up(open_tracker: Callable[..., Trac
     assert metrics(database, "other-run") == []
 
 
-def test_thousands_of_trials_are_searched_for_once(
+def test_existing_trials_are_searched_for_once_on_resume(
     open_tracker: Callable[..., Tracker], database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
@@ -252,7 +254,7 @@ def test_thousands_of_trials_are_searched_for_once(
     assert all(metrics(database, f"{OWNER}/{number}") == expected(rows(1, 4)) for number in range(10))
 
 
-def test_where_the_artifacts_of_new_experiments_are(tmp_path: Path, database: Path) -> None:
+def test_artifact_location_of_new_experiments_depends_on_the_store(tmp_path: Path, database: Path) -> None:
     """MLflow's client would put those of a database server into the current folder."""
     assert store.ensure("http://host:5000", tmp_path) is None
     assert store.ensure("postgresql+psycopg2://host/db", tmp_path) == tmp_path / "artifacts"
@@ -262,7 +264,7 @@ def test_where_the_artifacts_of_new_experiments_are(tmp_path: Path, database: Pa
 # What is refused
 
 
-def test_a_run_that_is_refused_keeps_no_other_back(
+def test_refused_run_does_not_block_other_runs(
     open_tracker: Callable[..., Tracker], database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create = mlflow_client.Client.create
@@ -286,7 +288,7 @@ def test_a_run_that_is_refused_keeps_no_other_back(
     assert metrics(database) == expected(rows(1, 2))
 
 
-def test_a_deleted_experiment_is_said_at_once(open_tracker: Callable[..., Tracker], database: Path) -> None:
+def test_deleted_experiment_raises_user_error(open_tracker: Callable[..., Tracker], database: Path) -> None:
     first = open_tracker()
     first.start("other", "run", params={})
     assert first.close() is None
@@ -364,7 +366,7 @@ def test_a_trial_that_waits_is_one_request_for_all_its_values(
 
 @pytest.mark.parametrize("method", ["create", "log", "input", "end", "existing_runs"])
 @pytest.mark.parametrize("lost", ["request", "answer"])
-def test_one_lost_request_changes_nothing(
+def test_lost_request_or_answer_does_not_change_the_stored_run(
     method: str, lost: str, open_tracker: Callable[..., Tracker], database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = getattr(mlflow_client.Client, method)
@@ -424,7 +426,7 @@ def test_after_another_driver_has_taken_over_nothing_is_sent(
     assert not (tmp_path / JOURNAL).exists(), "a later sync would send it"
 
 
-def test_a_doubtful_rejection_costs_no_value(
+def test_request_with_a_doubtful_rejection_is_retried_without_loss(
     open_tracker: Callable[..., Tracker], database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """MLflow has one code for a request that is wrong and for an error of its database."""
@@ -495,7 +497,7 @@ def test_runs_are_not_opened_twice_where_the_search_for_them_is_rejected(
 
 
 @pytest.mark.parametrize("kind", ["input", "files"])
-def test_one_that_others_pass_is_refused_in_the_end_too(
+def test_doubtful_dataset_or_file_is_refused_after_repeated_tries(
     kind: str, open_tracker: Callable[..., Tracker], database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise the journal is never empty, and the model is never logged."""
@@ -520,7 +522,7 @@ def test_one_that_others_pass_is_refused_in_the_end_too(
 # Files that the store of artifacts does not take
 
 
-def test_files_that_cannot_be_stored_keep_nothing_else_back(
+def test_files_that_cannot_be_stored_do_not_block_other_values(
     open_tracker: Callable[..., Tracker], database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = [tmp_path / name for name in ("record.json", "report.html", "machine.json")]

@@ -1,4 +1,4 @@
-"""The rule that a served model abstains by: scores, choice of the success, and what is refused."""
+"""The rule by which a served model abstains: scores, choice of the success, and refused promises."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_without_risk_there_is_no_rule() -> None:
     assert rule({}, {}, risk=0.0, delta=0.2) is None
 
 
-def test_of_several_successes_the_first_one_that_answers_enough() -> None:
+def test_first_success_with_enough_coverage_is_chosen() -> None:
     narrow, wide = (rule(*MODEL, risk=0.3, success=name, delta=0.05) for name in ("top_1", "top_3"))
     assert narrow is not None
     assert wide is not None
@@ -72,7 +72,7 @@ def test_of_several_successes_the_first_one_that_answers_enough() -> None:
     assert any_of.answering == narrow.answering
 
 
-def test_the_mean_promise_says_that_it_is_of_all_queries() -> None:
+def test_sentence_of_the_crc_promise_refers_to_all_queries() -> None:
     one = rule(*MODEL, risk=0.1, promise="crc")
     assert one is not None
     assert one.sentence().startswith("of all queries, at most 0.1 are answered without top_1 on average")
@@ -95,7 +95,7 @@ def test_the_mean_promise_says_that_it_is_of_all_queries() -> None:
         (model(8), {"risk": 0.1, "promise": "crc"}, "at least 9 would be needed"),
     ],
 )  # fmt: skip
-def test_what_is_refused_in_one_sentence(model: Any, asked: dict[str, Any], words: str) -> None:
+def test_promise_that_cannot_be_given_raises_value_error(model: Any, asked: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         rule(*model, **asked)
 
@@ -106,7 +106,7 @@ def test_too_few_queries_are_refused_with_an_estimate_of_how_many_it_takes() -> 
     assert int(str(refused.value).split("about ")[1].split()[0]) > 60
 
 
-def test_scores_of_lists() -> None:
+def test_margin_and_softmax_scores_of_padded_lists_match_reference() -> None:
     lists = np.array([1, 0, 1, 1, 3])
     rows = padded(np.array([2.0, 5.0, 1.0, 4.0, 3.0]), lists, 4)
     assert rows.tolist() == [

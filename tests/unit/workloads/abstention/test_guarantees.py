@@ -37,7 +37,7 @@ def true_risk(threshold: float) -> float:
     return 0.45 * (2 / 3 - t) ** 2 / (1 - t)
 
 
-def test_binomial_tail() -> None:
+def test_binomial_cdf_and_fewest_match_scipy() -> None:
     failures = np.array([0, 0, 3, 7, 40, 900, 5])
     trials = np.array([0, 9, 10, 7, 400, 9000, 1])
     expected = stats.binom.cdf(failures, trials, 0.1)
@@ -62,7 +62,7 @@ def test_p_values_of_a_true_hypothesis_are_rarely_small(n: int) -> None:
 
 @given(seed=st.integers(0, 2**20), n=st.integers(1, 60), whole=st.booleans())
 @settings(max_examples=25, deadline=None)
-def test_p_values_and_sequence_against_loops(seed: int, n: int, whole: bool) -> None:
+def test_p_values_and_chosen_threshold_match_a_reference_of_loops(seed: int, n: int, whole: bool) -> None:
     random = np.random.default_rng(seed)
     scores = random.integers(0, 12, n) / 10.0
     losses = random.random(n) * 0.4 if not whole else (random.random(n) < 0.1).astype(float)
@@ -112,7 +112,7 @@ def test_the_risk_is_exceeded_in_at_most_a_share_delta_of_calibrations(trusted: 
     assert usual > 80
 
 
-def test_without_success_nothing_is_answered() -> None:
+def test_no_threshold_is_chosen_without_successes_or_validation_scores() -> None:
     random = np.random.default_rng(0)
     scores = random.random(500)
     grid = Grid.of(random.random(100), np.ones(100))
@@ -121,13 +121,13 @@ def test_without_success_nothing_is_answered() -> None:
     assert learn_then_test(scores, np.zeros(500), Grid.of(np.zeros(0)), RISK, DELTA) is None
 
 
-def test_a_query_below_all_of_validation_is_not_answered() -> None:
+def test_threshold_is_not_below_the_least_validation_score() -> None:
     chosen = learn_then_test(np.ones(50), np.zeros(50), Grid.of(np.array([0.5, 0.7])), RISK, DELTA)
     assert chosen is not None
     assert chosen.threshold == 0.5
 
 
-def test_how_many_queries_would_be_needed() -> None:
+def test_needed_number_of_queries_suffices_in_most_draws() -> None:
     """As many as stated are enough in most draws; a quarter of them in few."""
     random = np.random.default_rng(1)
     grid = Grid.of(*draw(random, 400))
@@ -161,7 +161,7 @@ def test_conformal_risk_control_holds_over_all_orders(seed: int, n: int, risk: f
     assert total / (n + 1) <= risk + 1e-12
 
 
-def test_conformal_risk_control_answers_as_many_as_it_may() -> None:
+def test_conformal_risk_control_answers_the_largest_permitted_number() -> None:
     scores, losses = np.arange(10.0), np.array([1, 1, 0, 1, 0, 0, 0, 0, 0, 0.0])
     chosen = conformal_risk_control(scores, losses, 0.2)  # (1 + 1) / 11 is below, (2 + 1) / 11 is not
     assert chosen is not None
@@ -171,7 +171,7 @@ def test_conformal_risk_control_answers_as_many_as_it_may() -> None:
     assert every.answered == 10
 
 
-def test_drift_gives_few_false_alarms_and_sees_a_shift() -> None:
+def test_drift_has_few_false_alarms_and_detects_a_shift() -> None:
     random = np.random.default_rng(5)
     same = [drift(random.integers(0, 5, 40), random.integers(0, 5, 25), seed) for seed in range(40)]
     alarms = sum(one.p <= 0.1 for one in same if one)

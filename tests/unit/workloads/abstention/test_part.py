@@ -1,4 +1,4 @@
-"""Queries that are held out of everything."""
+"""The abstention part: queries held out from training and validation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_families_are_held_out_as_a_whole_and_one_query_of_each_is_kept() -> Non
     assert len({*(held % 2).tolist()}) == 2  # not always the first one
 
 
-def test_the_draw_is_that_of_the_seed_and_the_same_in_a_refit() -> None:
+def test_held_out_queries_are_set_by_the_seed_and_equal_in_a_refit() -> None:
     first, again, refit, other = (
         hold_out(train, validation, 0.2, seed)
         for train, validation, seed in (
@@ -38,7 +38,7 @@ def test_the_draw_is_that_of_the_seed_and_the_same_in_a_refit() -> None:
     assert len(first.abstention) == 18
 
 
-def test_without_a_share_nothing_changes() -> None:
+def test_share_of_zero_holds_out_no_queries() -> None:
     parts = hold_out(TRAIN, VALIDATION, 0.0, 3)
     assert parts.train is TRAIN
     assert parts.validation is VALIDATION

@@ -1,4 +1,4 @@
-"""The scores that a risk is promised by are in float32, as those of the registered model, whatever training was in."""
+"""Scores of the abstention part are computed in float32 like the registered model, also after bf16 training."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def held_out(rank: int, name: str, ranks: int = WORLD) -> tuple[list[int], dict[
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["vera", "text ranker", "lifelong"])
-def test_two_ranks_serve_what_one_does(name: str) -> None:
+def test_abstention_table_of_two_ranks_equals_that_of_one(name: str) -> None:
     queries, alone = held_out(0, name, ranks=1)
     (first, table), (second, nothing) = run_on_ranks(held_out, name)
     assert first == second == queries

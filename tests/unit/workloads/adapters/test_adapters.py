@@ -166,7 +166,7 @@ def test_lightnings_own_warnings_alone_are_silenced() -> None:
     assert [str(one.message) for one in caught] == ["the user's"]
 
 
-def test_a_library_that_stops_early_is_refused_with_what_to_do() -> None:
+def test_library_that_stops_before_the_last_epoch_is_refused() -> None:
     epochs = Epochs(7, range(1, 4))
     next(epochs)
     with pytest.raises(RuntimeError, match=r"Lightning has stopped before epoch 2.* set patience="):
@@ -176,7 +176,7 @@ def test_a_library_that_stops_early_is_refused_with_what_to_do() -> None:
 
 
 @pytest.mark.parametrize(("epoch", "step"), [(2, 8), (0, 8), (2, 0)])
-def test_a_version_of_lightning_whose_loops_differ_is_refused(epoch: int, step: int) -> None:
+def test_lightning_restored_to_another_epoch_or_step_is_refused(epoch: int, step: int) -> None:
     """Its epoch and step are public, the counters that set them are not documented."""
     trainer = MagicMock(optimizers=[], lr_scheduler_configs=[], current_epoch=epoch, global_step=step)
     state = {lightning.OPTIMIZERS: [], lightning.SCHEDULERS: [], lightning.STEP: 8}
@@ -212,7 +212,7 @@ def test_lightning_resumes_at_its_epoch_and_step() -> None:
     assert steps == [(1, step) for step in range(4, 8)], library.__version__
 
 
-def test_a_loop_that_calls_back_waits_and_is_ended() -> None:
+def test_paused_loop_waits_between_values_and_ends_when_closed() -> None:
     log: list[str] = []
 
     def loop(pause: Any) -> None:

@@ -1,4 +1,4 @@
-"""A function as a workload: state, parameters, results, and what is refused."""
+"""A function as a workload: state, parameters, results, and refused functions."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_function_without_state_is_trained_again_up_to_the_epoch(write: Any) -
     assert again.servable().predictor is None
 
 
-def test_parameters_are_those_of_a_dataclass_or_none(write: Any) -> None:
+def test_parameters_are_read_from_a_dataclass_or_are_empty(write: Any) -> None:
     dataclass = "from dataclasses import dataclass\n@dataclass\nclass P:\n    lr: float = 0.1\n    steps: int = 3\n"
     model = write(f"{dataclass}def train(params: P, ctx):\n    yield {{}}\n").Params
     assert model(lr=1).model_dump() == {"lr": 1.0, "steps": 3}
@@ -121,7 +121,7 @@ def test_a_file_that_is_no_workload_is_refused(write: Any, text: str, name: str,
         ),
     ],
 )
-def test_a_function_that_yields_wrongly_fails_with_a_sentence(write: Any, body: str, words: str) -> None:
+def test_function_with_invalid_yields_raises_runtime_error(write: Any, body: str, words: str) -> None:
     mine = write(f"def train(params, ctx):\n{body}")
     workload = mine(mine.Params(), runtime())
     with pytest.raises(RuntimeError, match=words):
@@ -133,7 +133,7 @@ def test_a_function_may_yield_an_empty_state(write: Any) -> None:
     assert mine(mine.Params(), runtime()).train_epoch(1) == {"loss": 1.0}
 
 
-def test_weights_need_a_function_that_loads_a_model_and_evaluates(write: Any) -> None:
+def test_load_weights_is_refused_without_a_model_or_with_other_state(write: Any) -> None:
     mine = write(STATELESS)
     with pytest.raises(ValueError, match="the function loads no model"):
         mine(mine.Params(), runtime()).load_weights({"weight": torch.ones(1)}, {})
@@ -168,7 +168,7 @@ def test_a_function_without_state_is_trained_again_from_its_first_weights(write:
     assert again.train_epoch(3) == {"loss": 103}
 
 
-def test_any_error_of_a_dataclass_is_one_of_its_values(write: Any) -> None:
+def test_any_error_of_a_dataclass_raises_value_error(write: Any) -> None:
     dataclass = (
         "from dataclasses import dataclass\n@dataclass\nclass P:\n    layers: int = 3\n"
         "    def __post_init__(self):\n        if self.layers > 8:\n            raise RuntimeError('too many')\n"

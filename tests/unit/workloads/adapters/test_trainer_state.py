@@ -20,7 +20,7 @@ def trainer(scaler: torch.amp.GradScaler | None) -> Any:
     )
 
 
-def test_the_scale_of_fp16_is_restored() -> None:
+def test_fp16_loss_scale_of_a_trainer_is_restored() -> None:
     saved = _state(trainer(torch.amp.GradScaler("cpu", init_scale=8.0)))
     resumed = torch.amp.GradScaler("cpu")
     _restore(trainer(resumed), saved)

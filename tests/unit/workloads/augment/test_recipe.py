@@ -1,4 +1,4 @@
-"""The batched augmentation: what is drawn, and its views in distribution beside those of PIL and torchvision."""
+"""The batched augmentation: distribution of its draws and views compared with PIL and torchvision."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def alike(first: object, other: object) -> None:
 
 
 @pytest.mark.parametrize("size", [32, 96])
-def test_boxes_are_distributed_as_torchvisions(size: int) -> None:
+def test_crop_boxes_are_distributed_as_in_torchvision(size: int) -> None:
     scale, ratio = (0.08, 1.0), (3 / 4, 4 / 3)
     found = random_boxes(6000, size, scale, ratio, generator(1)).numpy()
     torch.manual_seed(2)
@@ -57,7 +57,7 @@ def test_boxes_are_distributed_as_torchvisions(size: int) -> None:
     assert (found[:, :2] + found[:, 2:] <= size).all()
 
 
-def test_factors_are_distributed_as_torchvisions() -> None:
+def test_jitter_factors_are_distributed_as_in_torchvision() -> None:
     torch.manual_seed(2)
     ranges = ColorJitter(0.8, 0.8, 0.8, 0.2)
     given = [ColorJitter.get_params(ranges.brightness, ranges.contrast, ranges.saturation, ranges.hue)
@@ -68,7 +68,7 @@ def test_factors_are_distributed_as_torchvisions() -> None:
     assert abs(np.corrcoef(factors.numpy().T) - np.eye(4)).max() < 0.06
 
 
-def test_every_order_comes_as_often() -> None:
+def test_all_orders_of_the_jitter_steps_are_equally_frequent() -> None:
     _, counts = drawn(jitter=1.0).order.unique(dim=0, return_counts=True)
     assert len(counts) == 24
     assert stats.chisquare(counts).pvalue > LEVEL
@@ -86,7 +86,7 @@ def test_each_step_has_its_probability() -> None:
     alike(draws.sigma[draws.sigma > 0], np.random.default_rng(0).uniform(0.1, 2.0, 3000))
 
 
-def test_strength_narrows_the_factors() -> None:
+def test_strength_scales_the_range_of_the_jitter_factors() -> None:
     factors = drawn(strength=0.5, jitter=1.0).factors
     assert factors[:, :3].min() == pytest.approx(0.6, abs=0.01)
     assert factors[:, :3].max() == pytest.approx(1.4, abs=0.01)
@@ -94,7 +94,7 @@ def test_strength_narrows_the_factors() -> None:
     assert drawn(strength=2.0, jitter=1.0).factors[:, :3].min() >= 0
 
 
-def test_a_sample_that_never_fits_is_the_whole_image() -> None:
+def test_crop_box_that_never_fits_becomes_the_whole_image() -> None:
     """A crop of all of the area has no other aspect ratio than one."""
     boxes = random_boxes(200, 32, (1.0, 1.0), (0.5, 0.9), generator())
     assert (boxes == torch.tensor([0.0, 0, 32, 32])).all()
@@ -140,7 +140,7 @@ def colourfulness(views: torch.Tensor) -> torch.Tensor:
     return ((views.amax(1) - views.amin(1)).mean((1, 2)) * 255).round()
 
 
-def test_a_recipe_of_nothing_normalises() -> None:
+def test_recipe_without_steps_only_normalises_the_images() -> None:
     images = noise(5)
     torch.testing.assert_close(NOTHING.apply(images, NOTHING.draw(5, generator())), normalise(images))
     expected = per_image.normalize(images / 255, list(MEAN), list(STD))
@@ -154,21 +154,21 @@ def test_the_same_generator_gives_the_same_views() -> None:
     assert not torch.equal(first, other)
 
 
-def test_each_sample_has_draws_of_its_own() -> None:
+def test_each_sample_of_a_batch_is_augmented_differently() -> None:
     recipe = Recipe(size=32)
     views = recipe.apply(noise(1).expand(8, -1, -1, -1), recipe.draw(8, generator()))
     assert len(views.flatten(1).unique(dim=0)) == 8
 
 
 @pytest.mark.parametrize("rows", [slice(3, 9), torch.tensor([8, 0, 5])])
-def test_some_rows_are_what_they_are_among_all(rows: slice | torch.Tensor) -> None:
+def test_views_of_some_rows_equal_those_in_the_whole_batch(rows: slice | torch.Tensor) -> None:
     """Workers and micro-batches: nobody's view depends on who else is in the batch."""
     recipe, images = Recipe(size=32), noise(12)
     draws = recipe.draw(12, generator())
     torch.testing.assert_close(recipe.apply(images[rows], draws[rows]), recipe.apply(images, draws)[rows])
 
 
-def test_blocks_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_views_computed_in_blocks_equal_those_of_the_whole_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     recipe, images = Recipe(size=32), noise(12)
     draws = recipe.draw(12, generator())
     whole = recipe.apply(images, draws)
@@ -195,12 +195,12 @@ def test_flat_images_stay_finite(value: int) -> None:
     assert found.max() < 1 + 1e-5
 
 
-def test_no_views_of_no_images() -> None:
+def test_empty_batch_gives_an_empty_batch_of_views() -> None:
     recipe = Recipe(size=32)
     assert recipe.apply(noise(0), recipe.draw(0, generator())).shape == (0, 3, 32, 32)
 
 
-def test_images_and_draws_must_match() -> None:
+def test_different_numbers_of_images_and_draws_raise_value_error() -> None:
     recipe = Recipe(size=32)
     with pytest.raises(ValueError, match=r"expected images of shape \(3, 3, 32, 32\), got \(4, 3, 32, 32\)"):
         recipe.apply(noise(4), recipe.draw(3, generator()))
@@ -219,14 +219,14 @@ def test_images_and_draws_must_match() -> None:
         ({"sigma": (0.0, 2.0)}, "sigma must be two ascending positive numbers"),
     ],
 )
-def test_what_can_not_be_drawn_from_is_refused(change: dict[str, object], message: str) -> None:
+def test_recipe_with_invalid_settings_raises_value_error(change: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         replace(NOTHING, **change)  # type: ignore[arg-type]
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
-def test_a_gpu_shows_what_a_cpu_shows() -> None:
+def test_views_on_a_gpu_equal_those_on_a_cpu() -> None:
     recipe, images = Recipe(size=64), noise(32, 64)
     draws = recipe.draw(32, generator())
     torch.testing.assert_close(recipe.apply(images.cuda(), draws).cpu(), recipe.apply(images, draws), atol=1e-4, rtol=0)

@@ -1,4 +1,4 @@
-"""Each step of the batched augmentation beside the one of PIL and torchvision that it stands for."""
+"""Each step of the batched augmentation compared with its counterpart in PIL or torchvision."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from workloads.augment.crop import random_boxes, resized_crop
 
 
 @pytest.mark.parametrize(("source", "size"), [(32, 32), (48, 32), (64, 16)])
-def test_a_crop_is_pils(source: int, size: int) -> None:
+def test_resized_crop_matches_pil(source: int, size: int) -> None:
     """Enlarged, as it is, and reduced with antialiasing, at the borders too; PIL rounds twice to 8 bits."""
     images = noise(40, source)
     box = random_boxes(40, source, (0.08, 1.0), (3 / 4, 4 / 3), generator())
@@ -42,7 +42,7 @@ def test_a_crop_reads_nothing_beyond_its_box() -> None:
     torch.testing.assert_close(found, torch.ones(3, 1, 16, 16))
 
 
-def test_the_whole_image_at_its_size_is_left_alone() -> None:
+def test_crop_of_the_whole_image_at_its_size_is_unchanged() -> None:
     images = noise(3)
     found = resized_crop(images, torch.tensor([[0.0, 0, 32, 32]]).expand(3, 4), torch.zeros(3, dtype=torch.bool), 32)
     torch.testing.assert_close(found, planes(images))
@@ -57,7 +57,7 @@ def test_the_whole_image_at_its_size_is_left_alone() -> None:
         (HUE, per_image.adjust_hue, (-0.5, -0.2, 0.0, 0.07, 0.5)),
     ],
 )
-def test_an_operation_is_torchvisions(operation: int, adjust: object, factors: tuple[float, ...]) -> None:
+def test_each_jitter_operation_matches_torchvision(operation: int, adjust: object, factors: tuple[float, ...]) -> None:
     images = noise(len(factors))
     values = torch.tensor(IDENTITY).repeat(len(factors), 1)
     values[:, operation] = torch.tensor(factors)
@@ -68,7 +68,7 @@ def test_an_operation_is_torchvisions(operation: int, adjust: object, factors: t
         torch.testing.assert_close(found[:, place], expected, atol=2e-3, rtol=0)  # its gray has weights of four digits
 
 
-def test_every_order_is_followed() -> None:
+def test_jitter_in_every_order_matches_torchvision() -> None:
     """All 24, each sample its own, against torchvision's operations one after the other."""
     adjust = (
         per_image.adjust_brightness, per_image.adjust_contrast, per_image.adjust_saturation, per_image.adjust_hue,
@@ -88,18 +88,18 @@ def test_every_order_is_followed() -> None:
         torch.testing.assert_close(found[:, place], expected, atol=5e-3, rtol=0)
 
 
-def test_hue_of_gray_black_and_white_stays() -> None:
+def test_hue_shift_leaves_gray_black_and_white_unchanged() -> None:
     flat = torch.tensor([0.0, 0.3, 1.0]).view(1, 3, 1, 1).expand(3, 3, 4, 4).contiguous()
     assert torch.equal(shift_hue(flat, torch.tensor([0.2, -0.4, 0.5])), flat)
 
 
-def test_hue_turns_back() -> None:
+def test_opposite_hue_shifts_cancel() -> None:
     start = planes(noise(8))
     turn = torch.linspace(-0.5, 0.5, 8)
     torch.testing.assert_close(shift_hue(shift_hue(start, turn), -turn), start, atol=1e-5, rtol=0)
 
 
-def test_grayscale_is_pils() -> None:
+def test_grayscale_matches_pil() -> None:
     images = noise(4)
     found = planes(images)
     grayscale(found, torch.tensor([0, 2]))
@@ -109,7 +109,7 @@ def test_grayscale_is_pils() -> None:
 
 
 @pytest.mark.parametrize(("size", "kernel"), [(32, 3), (96, 9), (60, 7)])
-def test_blur_is_torchvisions(size: int, kernel: int) -> None:
+def test_blur_matches_torchvision(size: int, kernel: int) -> None:
     """The kernel is that of SimCLR's code: twice the half of a tenth, and one."""
     images, sigma = noise(5, size), torch.tensor([0.1, 0.5, 0.0, 1.0, 2.0])
     found = planes(images)

@@ -35,7 +35,7 @@ def loaded(served: Servable) -> Predictor:
     return Predictor(weights, json.loads(json.dumps(dict(served.config))))
 
 
-def test_the_collection_is_searched_and_its_queries_are_the_calibrated_ones(
+def test_collection_is_searched_and_its_queries_calibrate_the_promise(
     workload: BiEncoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served = workload.servable()
@@ -75,7 +75,7 @@ def test_the_collection_is_searched_and_its_queries_are_the_calibrated_ones(
         predictor.predict(pd.DataFrame({"sentence": texts[:2]}), risk=0.97, promise="crc")
 
 
-def test_what_is_refused(tmp_path: Path) -> None:
+def test_invalid_calibrate_on_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="needs vectors, which scoring=cross does not have"):
         Params(calibrate_on=NAME, scoring="cross", lowest_cosine=0.0)
     with pytest.raises(ValueError, match="holds another kind of data"):
@@ -100,7 +100,7 @@ def test_a_collection_that_cannot_calibrate_is_refused_before_training(
         Params(calibrate_on=str(folder)).check_data(tmp_path)
 
 
-def test_each_family_of_paraphrases_calibrates_once(tmp_path: Path) -> None:
+def test_queries_with_equal_text_are_used_once_for_calibration(tmp_path: Path) -> None:
     texts = [f"text {number % 10}" for number in range(200)]
     qrels = "".join(f"q{number}\td0\t1\n" for number in range(200))
     folder = collection_of(tmp_path, texts, qrels)

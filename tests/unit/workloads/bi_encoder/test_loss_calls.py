@@ -12,7 +12,7 @@ from workloads.bi_encoder.dataset import TokenisedPairs
 from workloads.bi_encoder.loss_calls import EmbeddedBatch, batch_loss
 
 
-def test_hard_negatives_count_by_their_cosine() -> None:
+def test_infonce_with_hard_negatives_matches_reference() -> None:
     """InfoNCE of three pairs with up to two hard negatives each, and its gradient, against cosines by hand."""
     t = 0.05
     vectors = torch.randn(3, 4, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64) * 3

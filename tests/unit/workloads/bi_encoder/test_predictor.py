@@ -1,4 +1,4 @@
-"""The served bi-encoder against the trained one, and what it does with input that is no sentence."""
+"""The served bi-encoder against the trained one, and refused inputs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def predictor() -> Predictor:
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls", "max"])
-def test_vectors_and_similarities_are_those_of_training(pooling: str) -> None:
+def test_served_vectors_and_similarities_equal_those_of_training(pooling: str) -> None:
     workload = trained(pooling)
     expected = encode(workload.encoder, workload.tokenizer(SENTENCES))
     predictor = served(workload)
@@ -53,7 +53,7 @@ def test_vectors_and_similarities_are_those_of_training(pooling: str) -> None:
     assert pairs["truncated"].tolist() == (cut | cut[::-1]).tolist()
 
 
-def test_rounding_takes_no_similarity_beyond_one(predictor: Predictor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_similarities_beyond_one_by_rounding_are_clipped(predictor: Predictor, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "torch.nn.functional.cosine_similarity", lambda one, other, eps: torch.tensor([1.0000001, -1.0000001])
     )
@@ -61,13 +61,13 @@ def test_rounding_takes_no_similarity_beyond_one(predictor: Predictor, monkeypat
     assert found["similarity"].tolist() == [1.0, -1.0]
 
 
-def test_one_pair_alone(predictor: Predictor) -> None:
+def test_single_pair_gives_one_similarity(predictor: Predictor) -> None:
     """E-S2: a batch of one keeps its dimension."""
     found = predictor.predict(pd.DataFrame({"sentence1": ["c1w0"], "sentence2": ["c1w0"]}))
     assert found["similarity"].tolist() == [pytest.approx(1.0, abs=1e-6)]
 
 
-def test_an_empty_sentence_is_similar_to_nothing(predictor: Predictor) -> None:
+def test_similarity_with_an_empty_sentence_is_zero(predictor: Predictor) -> None:
     """E-S4."""
     found = predictor.predict(pd.DataFrame({"sentence1": ["", " "], "sentence2": ["c1w0", ""]}))
     assert found["similarity"].tolist() == [0.0, 0.0]
@@ -75,7 +75,7 @@ def test_an_empty_sentence_is_similar_to_nothing(predictor: Predictor) -> None:
     assert [np.linalg.norm(vector) for vector in unit["vector"]] == [0.0, pytest.approx(1.0, abs=1e-6)]
 
 
-def test_sentences_and_pairs_in_one_table(predictor: Predictor) -> None:
+def test_table_of_sentences_and_pairs_gives_vectors_and_similarities(predictor: Predictor) -> None:
     mixed = pd.DataFrame({"sentence": ["c1w0", None], "sentence1": [None, "c1w0"], "sentence2": [None, "c2w0"]})
     found = predictor.predict(mixed)
     alone = predictor.predict(mixed[["sentence"]].head(1))
@@ -86,7 +86,7 @@ def test_sentences_and_pairs_in_one_table(predictor: Predictor) -> None:
     assert found["similarity"][1] == pytest.approx(pair["similarity"][1], abs=1e-6)
 
 
-def test_no_rows_give_no_rows(predictor: Predictor) -> None:
+def test_empty_table_gives_an_empty_output(predictor: Predictor) -> None:
     found = predictor.predict(pd.DataFrame({"sentence": []}))
     assert list(found.columns) == ["vector", "truncated"]
     assert len(found) == 0
@@ -108,7 +108,7 @@ def test_the_index_of_the_input_is_kept(predictor: Predictor) -> None:
         ({"sentence": ["a"]}, {"batch_size": 0}, "batch_size must be at least 1, got 0"),
     ],
 )
-def test_what_is_no_sentence_is_refused(
+def test_invalid_predictor_input_raises_value_error(
     predictor: Predictor, inputs: dict[str, Any], params: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):

@@ -1,4 +1,4 @@
-"""The bi-encoder: the conformance suite under each kind of loss, and what is its own."""
+"""The bi-encoder: the conformance suite under each kind of loss, and its own behaviour."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def part() -> dataset.TokenisedPairs:
 
 
 @pytest.mark.parametrize("loss", sorted(LOSSES))
-def test_the_ranks_shares_are_the_loss_of_one_process(
+def test_loss_shares_of_ranks_sum_to_the_loss_of_one_process(
     loss: str, part: dataset.TokenisedPairs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Loss and gradient, with ranks of different sizes."""
@@ -131,7 +131,7 @@ def test_the_ranks_shares_are_the_loss_of_one_process(
     torch.testing.assert_close(torch.autograd.grad(sum(shares), vectors)[0], gradient)
 
 
-def test_the_text_itself_and_its_partner_are_no_negatives(part: dataset.TokenisedPairs) -> None:
+def test_own_text_and_partner_are_excluded_from_the_negatives(part: dataset.TokenisedPairs) -> None:
     """Of anchor 0: its own partner, the same text elsewhere, and the anchor's own text; loss by hand."""
     twice = replace(part, pairs=np.array([[0, 1], [2, 1], [3, 0], [4, 5]]), grades=np.array([5, 0, 0, 0], np.float32))
     source = torch.Generator().manual_seed(0)
@@ -145,7 +145,7 @@ def test_the_text_itself_and_its_partner_are_no_negatives(part: dataset.Tokenise
     assert found.item() == pytest.approx(math.log1p(math.exp(other - own)))
 
 
-def test_a_batch_without_a_pair_that_belongs_together_costs_nothing(part: dataset.TokenisedPairs) -> None:
+def test_batch_without_positive_pairs_has_zero_loss_and_gradient(part: dataset.TokenisedPairs) -> None:
     none = replace(part, grades=np.zeros(len(part), np.float32))
     (batch,) = list(batches(len(part), len(part), runtime(), 1))
     vectors = torch.randn(len(part), 2, 8, requires_grad=True)
@@ -170,13 +170,13 @@ def gradient_of(rank: int, loss: str, world: int = 2) -> list[list[list[float]]]
 
 
 @pytest.mark.parametrize("loss", ["infonce", "decoupled", "dcl", "hcl", "bcl", "cosent"])
-def test_a_rank_without_an_anchor_takes_part_in_every_collective(loss: str) -> None:
+def test_gradient_with_a_rank_without_anchors_equals_that_of_one_process(loss: str) -> None:
     """Collectives are matched by their order: one that a rank leaves out, in its backward too, is a hang."""
     first, second = run_on_ranks(gradient_of, loss)
     torch.testing.assert_close(torch.tensor(first + second), torch.tensor(gradient_of(0, loss, world=1)))
 
 
-def test_a_rank_without_a_pair_takes_part() -> None:
+def test_rank_without_a_pair_has_zero_gradients() -> None:
     """The last batch has one pair, the first of two ranks none of it: it has gradients, all 0, for the others."""
     workload = built({"world_size": 1})
     (batch,) = list(batches(1, 2, runtime(rank=0, world_size=2), 1))
@@ -187,7 +187,7 @@ def test_a_rank_without_a_pair_takes_part() -> None:
     assert not any(parameter.grad.any() for parameter in workload.encoder.parameters() if parameter.grad is not None)
 
 
-def test_every_pair_once_a_pass_in_another_order_each_time() -> None:
+def test_each_epoch_has_every_pair_once_in_another_order() -> None:
     first, second = ([batch.rows for batch in batches(10, 4, runtime(), epoch)] for epoch in (1, 2))
     assert [len(rows) for rows in first] == [4, 4, 2]
     assert sorted(np.concatenate(first)) == list(range(10))
@@ -233,7 +233,7 @@ def test_a_cross_encoder_reads_both_sentences_at_once() -> None:
         ),
     ],
 )
-def test_a_cross_encoder_has_similarities_only(given: dict[str, Any], message: str) -> None:
+def test_cross_encoder_with_vector_loss_or_lowest_cosine_is_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         Params(scoring="cross", **given)
 
@@ -255,7 +255,7 @@ def test_plain_sentences_are_their_own_positives() -> None:
     assert found.item() == pytest.approx(expected.item(), rel=1e-5)
 
 
-def test_plain_sentences_read_no_score(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_on_plain_sentences_is_independent_of_scores(monkeypatch: pytest.MonkeyPatch) -> None:
     params: dict[str, Any] = {"loss": "infonce", "positives": "dropout", "dropout": 0.1}
     once = built(**params).train_epoch(1)
 
@@ -275,13 +275,13 @@ def test_plain_sentences_read_no_score(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"loss": "infonce", "dropout": 0}, "both vectors are equal: dropout=0. Set"),
     ],
 )
-def test_plain_sentences_need_dropout_and_a_loss_in_the_batch(given: dict[str, Any], message: str) -> None:
+def test_plain_sentences_without_dropout_or_in_batch_loss_are_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         Params(positives="dropout", **given)
 
 
 @pytest.mark.slow
-def test_it_learns_which_words_mean_the_same() -> None:
+def test_training_raises_the_spearman_correlation_on_synthetic_pairs() -> None:
     workload = built({"epochs": 4}, dataset="synthetic-pairs", loss="infonce", batch_size=32)
     before = values(workload.evaluate("test"))["spearman"]
     for epoch in range(1, 5):
@@ -291,7 +291,7 @@ def test_it_learns_which_words_mean_the_same() -> None:
     assert after > 0.7
 
 
-def test_a_pretrained_encoder_can_be_taken_back_to_as_it_came(tmp_path: Path) -> None:
+def test_pretrained_encoder_is_restored_to_its_state_before_training(tmp_path: Path) -> None:
     """Epoch 0 may be the best one: its state, with an optimiser that has done nothing, can be loaded again."""
     scratch = built()
     scratch.encoder.model.save_pretrained(tmp_path)
@@ -306,7 +306,7 @@ def test_a_pretrained_encoder_can_be_taken_back_to_as_it_came(tmp_path: Path) ->
     assert values(workload.evaluate("validation")) == untouched
 
 
-def test_dropout_is_drawn_anew_in_each_step_and_the_same_in_both_looks_at_a_micro_batch() -> None:
+def test_dropout_is_equal_within_a_step_and_differs_between_steps() -> None:
     workload = built(dropout=0.5)
     packed = workload._pack(np.arange(4))
     first, again, next_step = (workload._embed(packed, step, 0) for step in (0, 0, 1))
@@ -322,21 +322,21 @@ def test_a_refit_learns_from_the_validation_part_as_well() -> None:
         whole.evaluate("validation")
 
 
-def test_units_resample_to_the_metric() -> None:
+def test_mean_of_units_equals_the_metric() -> None:
     found = built().evaluate("test")
     for name in ("spearman", "pearson"):
         assert found.units[name].mean() == pytest.approx(found.metrics[name], abs=1e-12)
     assert found.units["score"].max() <= 5
 
 
-def test_a_constant_prediction_is_said_and_not_nan() -> None:
+def test_constant_prediction_warns_and_has_zero_correlation() -> None:
     with pytest.warns(UserWarning, match="the same cosine"):
         found = evaluation(torch.full((4,), 0.1), torch.tensor([0.0, 1.0, 2.0, 5.0]))
     assert found.metrics["spearman"] == found.metrics["pearson"] == 0.0
     assert found.metrics["constant"] == 1.0
 
 
-def test_cut_sentences_are_counted() -> None:
+def test_share_of_truncated_sentences_is_reported() -> None:
     assert built().train_epoch(1)["truncated"] == 0.0
     cut = built(max_length=4)
     assert cut.train_epoch(1)["truncated"] == 1.0
@@ -351,12 +351,12 @@ def test_a_checkpoint_of_another_vocabulary_is_refused() -> None:
         workload.load_state_dict(state)
 
 
-def test_a_batch_that_does_not_divide_is_refused_with_the_nearest() -> None:
+def test_batch_size_that_world_size_does_not_divide_is_refused() -> None:
     with pytest.raises(ValueError, match="the nearest that does is 33"):
         built({"world_size": 3}, batch_size=32)
 
 
-def test_a_loss_without_an_anchor_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_infonce_without_a_pair_that_reaches_positive_from_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def low(*names: Any, **settings: Any) -> SentencePairs:
         whole = load_pairs(*names, **settings)
         return replace(whole, train=replace(whole.train, scores=np.minimum(whole.train.scores, 3)))
@@ -376,12 +376,12 @@ def test_a_loss_without_an_anchor_is_refused(monkeypatch: pytest.MonkeyPatch) ->
         ({"loss": "msee"}, "Input should be"),
     ],
 )
-def test_what_can_not_be_meant_is_refused(given: dict[str, Any], message: str) -> None:
+def test_invalid_or_unused_parameters_are_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         Params(**given)
 
 
-def test_a_dataset_goes_by_its_other_name_too() -> None:
+def test_dataset_alias_is_replaced_by_its_name() -> None:
     assert Params(dataset="glue/stsb", split="dev").dataset == "glue-stsb"
 
 
@@ -397,7 +397,7 @@ def test_search_spaces_draw_valid_parameters(preset: str, monkeypatch: pytest.Mo
         assert 0.1 in {one.lowest_cosine for one in drawn}
 
 
-def test_what_is_left_open_goes_with_encoder_and_loss() -> None:
+def test_default_parameters_depend_on_encoder_and_loss() -> None:
     assert Params().lr == SCRATCH_LR
     assert Params().lowest_cosine == 0.0, "E-S0: with -1 a pretrained encoder becomes worse than it was"
     assert Params(loss="bcl").beta == 0.7
@@ -430,7 +430,7 @@ def test_matryoshka_sums_the_loss_of_cut_vectors_and_reports_each_length() -> No
     assert result.units[f"spearman_dim_{dim // 4}"].mean() == pytest.approx(ranks, abs=1e-5)
 
 
-def test_a_positive_in_either_order_is_no_hard_negative() -> None:
+def test_positives_in_either_order_are_excluded_from_hard_negatives() -> None:
     """Pairs (A, B), (C, A) and (D, E): for the anchor A neither B nor C, which is nearer than D and E."""
     vectors = torch.tensor([[1.0, 0, 0], [0.98, 0.2, 0], [0.97, 0, 0.25], [0, 1, 0], [0, 0.9, 0.3]])
     train = TokenisedPairs(cast("Any", vectors), np.array([[0, 1], [2, 0], [3, 4]]), np.full(3, 5.0, np.float32))
@@ -440,7 +440,7 @@ def test_a_positive_in_either_order_is_no_hard_negative() -> None:
     assert BiEncoder._mine(cast("BiEncoder", workload)).tolist() == [[3], [1], [1]]
 
 
-def test_memory_for_mining_is_no_matter_of_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_while_mining_is_marked_as_outside_training(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
@@ -490,7 +490,7 @@ def test_hard_negatives_are_the_nearest_sentences_below_the_margin() -> None:
         ),
     ],
 )
-def test_lengths_and_hard_negatives_that_cannot_be(given: dict[str, Any], words: str) -> None:
+def test_invalid_dims_and_hard_negatives_are_refused(given: dict[str, Any], words: str) -> None:
     with pytest.raises(ValidationError, match=words):
         Params(**given)
     assert Params(dims="64").dims == (64,)

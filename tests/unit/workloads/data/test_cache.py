@@ -28,7 +28,9 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ORCHESTRATOR_CACHE", str(tmp_path / "cache"))
 
 
-def test_places_follow_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_and_data_folders_are_set_by_environment_variables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("ORCHESTRATOR_DATA", raising=False)
     assert cache_dir() == tmp_path / "cache"
     assert default_data_root() == tmp_path / "cache" / "data"
@@ -63,7 +65,7 @@ def test_lock_excludes_other_processes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("refusal", [errno.EACCES, errno.EROFS])
-def test_who_may_only_read_the_cache_holds_its_locks(
+def test_read_only_cache_is_read_and_locked_but_not_written(
     refusal: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = conversion_cache.cached_arrays("demo", "one", lambda: {"a": np.arange(3)})
@@ -127,7 +129,7 @@ class TestDigest:
         assert {digest(path) for _ in range(3)} == {hashlib.sha256(b"content").hexdigest()}
         assert readings == [path]
 
-    def test_a_change_of_the_same_size_and_time_is_seen(self, tmp_path: Path, readings: list[Path]) -> None:
+    def test_change_that_keeps_size_and_time_changes_the_digest(self, tmp_path: Path, readings: list[Path]) -> None:
         path = tmp_path / "file"
         path.write_bytes(b"content")
         digest(path)
@@ -137,7 +139,7 @@ class TestDigest:
         os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
         assert digest(path) == hashlib.sha256(b"CONTENT").hexdigest()
 
-    def test_a_file_written_just_now_is_not_trusted(
+    def test_recently_written_file_is_read_again(
         self, tmp_path: Path, readings: list[Path], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(digests, "_SETTLED_NS", 60_000_000_000)
@@ -147,7 +149,7 @@ class TestDigest:
         digest(path)
         assert len(readings) == 2
 
-    def test_of_a_large_folder_a_process_looks_at_the_folders_only(
+    def test_unchanged_large_folder_is_checked_without_its_files(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(digests, "LARGE", 4)
@@ -169,7 +171,7 @@ class TestDigest:
             (tmp_path / "set" / name).write_text(name)
         assert digest(tmp_path / "set") == "e361647e57d8a9a93ca74bba156f1f30133a52acb4b6d16dde1d97ecb2a55a1f"
 
-    def test_of_a_large_folder_linked_folders_are_looked_at(
+    def test_change_in_a_linked_folder_changes_the_digest_of_a_large_folder(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(digests, "LARGE", 1)
@@ -184,7 +186,7 @@ class TestDigest:
         (tmp_path / "elsewhere" / "2").write_text("two")
         assert digest(tmp_path / "set") == digests.sha256(tmp_path / "set") != first
 
-    def test_a_damaged_memory_is_not_believed(self, tmp_path: Path, readings: list[Path]) -> None:
+    def test_file_is_read_again_if_its_remembered_digest_is_damaged(self, tmp_path: Path, readings: list[Path]) -> None:
         path = tmp_path / "file"
         path.write_bytes(b"content")
         expected = digest(path)
@@ -193,7 +195,7 @@ class TestDigest:
         assert digest(path) == expected
         assert len(readings) == 2
 
-    def test_works_without_a_cache(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_digest_is_computed_without_a_usable_cache(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         path = tmp_path / "file"
         path.write_bytes(b"content")
         monkeypatch.setenv("ORCHESTRATOR_CACHE", str(path))  # a file where a folder should be

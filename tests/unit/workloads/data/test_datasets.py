@@ -48,7 +48,7 @@ def root(tmp_path: Path) -> Path:
     return lay_out(tmp_path / "data")
 
 
-def test_terms_of_use_end_a_summary() -> None:
+def test_terms_of_use_of_the_catalogue_match_the_expected_list() -> None:
     """The list is complete, so that no other remark at the end of a summary is taken for terms."""
     expected = {
         "ml-100k": "GroupLens terms: research use",
@@ -62,7 +62,7 @@ def test_terms_of_use_end_a_summary() -> None:
     assert found == expected, "add the terms that a summary ends with, in parentheses, to the list of this test"
 
 
-def test_the_catalogue_is_complete() -> None:
+def test_catalogue_entries_have_summaries_digests_and_addresses() -> None:
     assert {"synthetic", "ml-100k", "ml-1m", "yahoo-r3", "lastfm", "gowalla", "yelp2018"} <= set(DATASETS)
     for name, known in DATASETS.items():
         assert known.name == name
@@ -75,7 +75,7 @@ def test_the_catalogue_is_complete() -> None:
 
 
 @pytest.mark.parametrize(("kind", "mine"), [(kind.name, kind.layout) for kind in KINDS.values()])
-def test_what_is_of_no_kind_is_told_what_would_do(kind: str, mine: str, tmp_path: Path) -> None:
+def test_unknown_name_or_path_is_refused_with_the_accepted_datasets(kind: str, mine: str, tmp_path: Path) -> None:
     fitting = [known.name for known in DATASETS.values() if known.kind == kind]
     with pytest.raises(DataError) as caught:
         check_kind("no-such-thing", kind)
@@ -101,7 +101,7 @@ def test_what_is_of_no_kind_is_told_what_would_do(kind: str, mine: str, tmp_path
         ("user,item\n1,2\n", ("holds another kind of data: got interactions; expected sentence_pairs: a table",)),
     ],
 )
-def test_a_table_of_another_kind_names_the_columns_that_are_needed(
+def test_error_for_a_table_of_another_kind_names_the_needed_columns(
     text: str, words: tuple[str, ...], tmp_path: Path
 ) -> None:
     (tmp_path / "pairs.csv").write_text(text)
@@ -111,20 +111,20 @@ def test_a_table_of_another_kind_names_the_columns_that_are_needed(
         assert word in str(caught.value)
 
 
-def test_a_table_of_another_kind_that_cannot_be_read(tmp_path: Path) -> None:
+def test_table_that_cannot_be_decompressed_is_refused(tmp_path: Path) -> None:
     (tmp_path / "pairs.csv.gz").write_bytes(b"user,item\n1,2\n")
     with pytest.raises(DataError, match="the path is not a dataset: got it cannot be decompressed"):
         check_kind(str(tmp_path / "pairs.csv.gz"), "sentence_pairs")
 
 
-def test_so_does_parquet(tmp_path: Path) -> None:
+def test_error_for_parquet_of_another_kind_names_the_needed_columns(tmp_path: Path) -> None:
     name = str(tmp_path / "triples.parquet")
     parquet.write_table(pa.table({"question": ["a"], "positive": ["b"]}), name)
     with pytest.raises(DataError, match=r"not a dataset: got question, positive; .*query, positive and neg"):
         check_kind(name, "retrieval")
 
 
-def test_every_kind_has_its_layouts() -> None:
+def test_kinds_with_layouts_are_those_of_the_catalogue() -> None:
     assert set(KINDS) == {known.kind for known in DATASETS.values()}
 
 
@@ -137,7 +137,7 @@ def test_every_kind_has_its_layouts() -> None:
         ("interactions", "Upper.CSV.GZ", "user,item\n1,2\n"),
     ],
 )
-def test_the_ending_of_a_table_may_be_in_any_case(kind: str, file: str, text: str, tmp_path: Path) -> None:
+def test_csv_and_tsv_extensions_are_accepted_in_any_case(kind: str, file: str, text: str, tmp_path: Path) -> None:
     content = text.encode()
     (tmp_path / file).write_bytes(gzip.compress(content) if file.endswith("GZ") else content)
     name = str(tmp_path / file)
@@ -153,28 +153,30 @@ def test_the_ending_of_a_table_may_be_in_any_case(kind: str, file: str, text: st
         ("retrieval", {"query": ["a"], "positive": ["b"], "negative": ["c"]}),
     ],
 )
-def test_so_may_that_of_parquet(kind: str, columns: dict[str, list[object]], tmp_path: Path) -> None:
+def test_parquet_extension_is_accepted_in_upper_case(
+    kind: str, columns: dict[str, list[object]], tmp_path: Path
+) -> None:
     name = str(tmp_path / "Upper.PARQUET")
     parquet.write_table(pa.table(columns), name)
     assert check_kind(name, kind) == name
     assert verify(name, tmp_path) == []
 
 
-def test_only_a_known_one_can_be_fetched(tmp_path: Path) -> None:
+def test_fetch_of_an_unknown_dataset_raises_data_error(tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         fetch("ml-10k", tmp_path)
     assert "your own" not in str(caught.value)
     assert str(caught.value).endswith("Did you mean 'ml-100k'?")
 
 
-def test_an_unknown_name_offers_the_nearest() -> None:
+def test_error_for_an_unknown_name_suggests_the_nearest_name() -> None:
     with pytest.raises(DataError, match=r"got 'ml-10k'; expected one of .*synthetic.*Did you mean 'ml-100k'\?$"):
         dataset("ml-10k")
     with pytest.raises(DataError, match=r"got 'zzz'; expected one of"):
         dataset("zzz")
 
 
-def test_a_missing_file_says_where_and_what_to_do(tmp_path: Path) -> None:
+def test_error_for_a_missing_file_names_its_path_and_the_fetch_command(tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         check("ml-100k", tmp_path)
     message = str(caught.value)
@@ -187,7 +189,7 @@ def test_a_missing_file_says_where_and_what_to_do(tmp_path: Path) -> None:
         fingerprint("ml-100k", tmp_path)
 
 
-def test_a_missing_file_is_told_without_heavy_imports(tmp_path: Path) -> None:
+def test_missing_file_is_reported_without_heavy_imports(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; import workloads.data as data\n"
         "try: data.check('ml-100k', Path(sys.argv[1]))\n"
@@ -209,7 +211,7 @@ def test_generated_data_needs_no_files(tmp_path: Path) -> None:
     assert verify("synthetic", tmp_path) == fetch("synthetic", tmp_path) == []
 
 
-def test_damage_is_named_by_line_where_there_is_one(tiny: Dataset, root: Path) -> None:
+def test_error_names_the_line_of_a_truncated_file(tiny: Dataset, root: Path) -> None:
     path = root / "tiny" / "100k_train.csv"
     path.write_bytes(path.read_bytes()[:-4])
     with pytest.raises(DataError, match=r"line 4: the line is truncated: got '1,1'.*data fetch tiny"):
@@ -218,7 +220,7 @@ def test_damage_is_named_by_line_where_there_is_one(tiny: Dataset, root: Path) -
     assert "line 4" in problem
 
 
-def test_damage_that_parses_is_named_by_checksum(tiny: Dataset, root: Path) -> None:
+def test_changed_but_readable_file_is_refused_by_checksum(tiny: Dataset, root: Path) -> None:
     path = root / "tiny" / "100k_test.csv"
     changed = path.read_bytes().replace(b"1,6,4", b"1,6,5")
     path.write_bytes(changed)
@@ -230,14 +232,14 @@ def test_damage_that_parses_is_named_by_checksum(tiny: Dataset, root: Path) -> N
     assert tiny.files[1].sha256 in message
 
 
-def test_an_overlap_is_named_though_the_other_file_is_the_damaged_one(tiny: Dataset, root: Path) -> None:
+def test_overlap_is_reported_although_the_other_file_is_damaged(tiny: Dataset, root: Path) -> None:
     path = root / "tiny" / "100k_train.csv"
     path.write_bytes(path.read_bytes() + b"1,6,4\r\n")
     with pytest.raises(DataError, match=r"line 3: a pair of the test part is also in the train part.*line 5 of"):
         check("tiny", root)
 
 
-def test_a_compressed_copy_is_as_good(tiny: Dataset, root: Path) -> None:
+def test_compressed_copy_is_checked_like_the_original(tiny: Dataset, root: Path) -> None:
     path = root / "tiny" / "100k_train.csv"
     before = fingerprint("tiny", root)
     path.with_name("100k_train.csv.gz").write_bytes(gzip.compress(path.read_bytes()))
@@ -250,7 +252,7 @@ def test_a_compressed_copy_is_as_good(tiny: Dataset, root: Path) -> None:
         check("tiny", root)
 
 
-def test_a_file_that_stands_in_for_another(
+def test_substitute_file_is_used_only_if_the_own_files_are_missing(
     tiny: Dataset, root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Only where the dataset's own files are missing; then it is the one that is checked and named."""
@@ -271,7 +273,9 @@ def test_a_file_that_stands_in_for_another(
     assert known.files_in(root) == known.files
 
 
-def test_other_line_ends_may_be_as_good(tiny: Dataset, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_with_an_alternative_checksum_is_accepted(
+    tiny: Dataset, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     content = FILES["100k_train.csv"].replace(b"\r\n", b"\n")
     (root / "tiny" / "100k_train.csv").write_bytes(content)
     with pytest.raises(DataError, match="checksum differs"):
@@ -291,7 +295,7 @@ class TestWithoutChecksum:
         return known
 
     @pytest.mark.usefixtures("unverified")
-    def test_only_reading_shows_damage(self, root: Path) -> None:
+    def test_damage_without_checksums_is_found_by_check_readable_and_verify(self, root: Path) -> None:
         path = root / "tiny" / "100k_train.csv"
         check("tiny", root)
         check_readable("tiny", root)
@@ -306,7 +310,7 @@ class TestWithoutChecksum:
             check("tiny", root)
 
     @pytest.mark.usefixtures("unverified")
-    def test_what_has_no_address_says_where_to_get_it_and_where_to_put_it(self, root: Path) -> None:
+    def test_missing_file_without_address_is_reported_with_how_to_obtain_it(self, root: Path) -> None:
         (root / "tiny" / "100k_test.csv").unlink()
         advice = f"Ask for it at https://example.org; put 100k_train.csv and 100k_test.csv into {root / 'tiny'}"
         with pytest.raises(DataError, match=re.escape(advice)):
@@ -316,11 +320,11 @@ class TestWithoutChecksum:
 
 
 class TestOccupations:
-    def test_a_dataset_that_does_not_tell_them(self, tmp_path: Path) -> None:
+    def test_dataset_without_occupations_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(DataError, match=r"has no occupations of its users: got synthetic; expected.*ml-100k"):
             occupations("synthetic", tmp_path)
 
-    def test_missing_files(self, tmp_path: Path) -> None:
+    def test_missing_rating_and_user_files_raise_data_error(self, tmp_path: Path) -> None:
         with pytest.raises(DataError, match=r"ml-100k/u.data: .*missing.*orchestrator data fetch ml-100k-raw"):
             check("ml-100k-raw", tmp_path)
         with pytest.raises(DataError, match=r"u.user: the file of dataset ml-100k-raw is missing"):

@@ -1,4 +1,4 @@
-"""What is missing is brought from its source, verified before anything is replaced."""
+"""Fetching of missing or damaged files from their source, verified before a file is replaced."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def url(server: Any) -> str:
     return server.url
 
 
-def test_brings_what_is_missing_or_damaged(
+def test_fetch_downloads_only_missing_or_damaged_files(
     server: Any, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     register(monkeypatch, url)
@@ -83,7 +83,7 @@ def test_brings_what_is_missing_or_damaged(
         ("other", DataError, "is not the dataset's.*sha256 .* expected .* sha256"),
     ],
 )
-def test_a_failure_changes_nothing(
+def test_failed_download_leaves_files_unchanged(
     url: str,
     root: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -102,7 +102,9 @@ def test_a_failure_changes_nothing(
     assert {path.name for path in train.parent.iterdir()} == {*FILES, ".fetch.lock"}
 
 
-def test_a_member_of_an_archive(server: Any, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_fetched_from_members_of_a_zip_archive(
+    server: Any, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     known = register(monkeypatch, url)
     files = tuple(
         dataclasses.replace(source, url=f"{url}/all.zip", member=f"tiny/{source.path}") for source in known.files
@@ -119,7 +121,7 @@ def test_a_member_of_an_archive(server: Any, url: str, tmp_path: Path, monkeypat
     assert {path.name for path in (tmp_path / "tiny").iterdir()} == {*FILES, ".fetch.lock"}
 
 
-def test_a_file_that_nobody_vouches_for(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_without_checksum_are_fetched_once(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     known = register(monkeypatch, url)
     files = tuple(SourceFile(source.path, url=source.url) for source in known.files)
     monkeypatch.setitem(DATASETS, "tiny", dataclasses.replace(known, files=files))
@@ -128,7 +130,7 @@ def test_a_file_that_nobody_vouches_for(url: str, tmp_path: Path, monkeypatch: p
     check_readable("tiny", tmp_path)
 
 
-def test_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refused_connection_raises_data_unreachable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as free:  # bound and not listening: refuses
         free.bind(("127.0.0.1", 0))
         register(monkeypatch, f"http://127.0.0.1:{free.getsockname()[1]}")
@@ -136,7 +138,7 @@ def test_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             fetch("tiny", tmp_path / "new")
 
 
-def test_a_root_that_can_not_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unwritable_data_root_raises_data_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     register(monkeypatch, "http://127.0.0.1:9")
     (tmp_path / "file").touch()
     with pytest.raises(DataError, match=r"cannot be written.*ORCHESTRATOR_DATA"):

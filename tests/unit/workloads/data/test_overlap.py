@@ -21,13 +21,13 @@ def write(folder: Path, files: dict[str, str]) -> str:
     return str(folder)
 
 
-def test_interactions_of_own_tables_are_refused(tmp_path: Path) -> None:
+def test_table_with_a_test_pair_in_train_is_refused(tmp_path: Path) -> None:
     name = write(tmp_path / "i", {"train.csv": "user,item\n1,1\n1,2\n2,1\n", "test.csv": "user,item\n1,2\n2,2\n1,3\n"})
     with pytest.raises(DataError, match=r"test\.csv, line 2: a pair of the test part is also in the train part"):
         overlap(name, tmp_path)
 
 
-def test_sentences_without_case_punctuation_and_order(tmp_path: Path) -> None:
+def test_overlap_of_sentence_pairs_ignores_case_punctuation_and_order(tmp_path: Path) -> None:
     head = "sentence1\tsentence2\tscore\n"
     train = "A dog runs.\tThe cat sleeps\t1.0\nOne\tTwo\t2.0\n"
     test = "the cat  sleeps!\ta dog runs\t1.0\nOne\tThree\t2.0\n"
@@ -37,7 +37,7 @@ def test_sentences_without_case_punctuation_and_order(tmp_path: Path) -> None:
     assert found.example == "the cat  sleeps! | a dog runs"
 
 
-def test_queries(tmp_path: Path) -> None:
+def test_overlap_of_queries_ignores_case_and_punctuation(tmp_path: Path) -> None:
     queries = {"a": "What is it?", "b": "what is it", "c": "And that?"}
     name = write(
         tmp_path / "q",
@@ -55,7 +55,7 @@ def pixels(images: np.ndarray) -> Pixels:
     return Pixels(images, np.zeros(len(images), np.int64), np.arange(len(images)))
 
 
-def test_a_brighter_or_noisier_image_has_the_same_hash_and_another_one_has_not() -> None:
+def test_brighter_or_noisier_image_has_the_same_hash_but_others_differ() -> None:
     rng = np.random.default_rng(0)
     coarse = rng.permuted(np.tile(np.arange(0, 198, 22), (20 * 3, 8, 1)), axis=2).reshape(20, 3, 8, 9)
     coarse[:] = coarse[:, :1]
@@ -67,7 +67,7 @@ def test_a_brighter_or_noisier_image_has_the_same_hash_and_another_one_has_not()
     assert len(set(first.tolist())) == 20
 
 
-def test_a_hash_is_that_of_loops() -> None:
+def test_difference_hash_matches_a_reference_of_loops() -> None:
     images = np.random.default_rng(1).integers(0, 256, (3, 3, 32, 32), dtype=np.uint8)
     for image, found in zip(images, difference_hashes(pixels(images)).tolist()):
         grey = image.mean(axis=0)
@@ -79,7 +79,7 @@ def test_a_hash_is_that_of_loops() -> None:
 @pytest.mark.parametrize(
     "name", ["synthetic", "synthetic-images", "synthetic-pairs", "synthetic-retrieval", "synthetic-questions"]
 )
-def test_the_embedded_datasets_say_what_they_repeat(name: str, tmp_path: Path) -> None:
+def test_overlap_of_embedded_datasets_is_counted(name: str, tmp_path: Path) -> None:
     assert name in DATASETS
     found = overlap(name, tmp_path)
     assert found is not None

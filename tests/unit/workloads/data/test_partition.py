@@ -1,4 +1,4 @@
-"""Arrays larger than memory: what they hold, and how often rows are read."""
+"""Arrays larger than memory: their content, and the number of reads of each row."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partition, "IN_MEMORY", 1000)
 
 
-def test_rows_by_ranges_of_keys_are_each_read_once() -> None:
+def test_partition_by_ranges_of_keys_reads_each_row_once() -> None:
     source = np.random.default_rng(0)
     keys = np.append(source.integers(0, 40, 950), np.full(150, 20))
     values = source.random((1100, 2))
@@ -37,7 +37,7 @@ def test_rows_by_ranges_of_keys_are_each_read_once() -> None:
     assert sum(rows.stop - rows.start for rows in read) == 1100
 
 
-def test_ranges_without_rows() -> None:
+def test_ranges_without_rows_give_empty_parts() -> None:
     none = np.empty(0, np.int64)
     parts = partition.partition(0, none, np.arange(4), [none])
     assert [len(part) for (part,) in parts] == [0, 0, 0]
@@ -62,14 +62,14 @@ def test_large_arrays_are_in_files_without_a_name(tmp_path: Path) -> None:
     assert not list((tmp_path / "cache").iterdir())
 
 
-def test_the_rows_of_a_mask() -> None:
+def test_select_returns_the_rows_of_a_mask() -> None:
     values = np.arange(950).reshape(-1, 1)
     mask = np.random.default_rng(0).random(950) < 0.3
     np.testing.assert_array_equal(partition.select(values, mask), values[mask])
     np.testing.assert_array_equal(partition.select(values, mask, False), values[~mask])
 
 
-def test_a_full_disk_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_raises_cache_unwritable(monkeypatch: pytest.MonkeyPatch) -> None:
     """A write to the map of a file without blocks would kill the process."""
 
     def full(*of: object) -> None:

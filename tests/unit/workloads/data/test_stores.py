@@ -63,7 +63,9 @@ def another_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stores, "_staged", set())
 
 
-def test_an_own_dataset_is_read_from_its_copy(bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dataset_in_s3_is_fetched_once_and_read_from_its_copy(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert Params(dataset=OWN).dataset == absolute(OWN) == OWN
     data = load_interactions(OWN, Path())
     files = tmp_path / "files"
@@ -89,7 +91,7 @@ def test_a_copy_that_was_removed_is_fetched_again(bucket: Bucket, monkeypatch: p
     assert [0, 4] in load_interactions(OWN, Path()).test.tolist()
 
 
-def test_the_fingerprint_is_of_the_bytes_and_not_of_the_node(
+def test_fingerprint_depends_on_the_content_and_not_on_the_node(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = fingerprint(OWN, Path())
@@ -119,7 +121,9 @@ def test_a_data_root_is_staged_one_dataset_at_a_time(
     assert stores.here(tmp_path) == tmp_path
 
 
-def test_what_has_arrived_is_not_fetched_again(bucket: Bucket, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_copy_resumes_without_fetching_finished_parts_again(
+    bucket: Bucket, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A copy that was cut off: one file is there, of another the first half, which here differs so that it shows."""
     folder = staged_path(OWN)
     folder.mkdir(parents=True)
@@ -135,7 +139,7 @@ def test_what_has_arrived_is_not_fetched_again(bucket: Bucket, capsys: Any, monk
     assert sorted(os.listdir(folder)) == ["test.csv", "train.csv"]
 
 
-def test_a_copy_that_was_cut_off_gets_what_was_replaced_since(bucket: Bucket) -> None:
+def test_interrupted_copy_fetches_objects_that_were_replaced_since(bucket: Bucket) -> None:
     """Of the same size, so that only their times differ. Nothing of the earlier objects is left."""
     folder = staged_path(OWN)
     folder.mkdir(parents=True)
@@ -160,7 +164,7 @@ def times_in_store() -> dict[str, int]:
     return {entry.base_name: entry.mtime_ns for entry in stores._entries(system, base)}
 
 
-def test_a_full_disk_is_not_the_stores_fault(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exceeded_disk_quota_raises_cache_unwritable(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     """A quota is as full as a disk, and the same is said of an error in the middle of a file."""
 
     def full(file: int) -> None:
@@ -171,7 +175,7 @@ def test_a_full_disk_is_not_the_stores_fault(bucket: Bucket, monkeypatch: pytest
         load_interactions(OWN, Path())
 
 
-def test_processes_of_a_node_stage_once(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_stagings_copy_the_dataset_once(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     copies = []
     copy = stores._copy
     both = threading.Barrier(2)
@@ -191,7 +195,7 @@ def test_processes_of_a_node_stage_once(bucket: Bucket, monkeypatch: pytest.Monk
     assert len(copies) == 1
 
 
-def test_one_object_is_a_dataset_too(bucket: Bucket) -> None:
+def test_single_object_is_loaded_as_a_dataset(bucket: Bucket) -> None:
     assert load_interactions(f"{OWN}/train.csv", Path()).n_users == 9
     assert not (staged_path(OWN) / "test.csv").exists()
 
@@ -207,27 +211,29 @@ def test_one_object_is_a_dataset_too(bucket: Bucket) -> None:
         ("what://data/sets", "the dataset at what://data/sets cannot be fetched"),
     ],
 )
-def test_what_cannot_be_staged_is_a_sentence(uri: str, message: str, bucket: Bucket) -> None:
+def test_address_that_cannot_be_staged_raises_data_error_without_secrets(
+    uri: str, message: str, bucket: Bucket
+) -> None:
     with pytest.raises(DataError, match=message) as caught:
         load_interactions(uri, Path())
     assert "secret" not in str(caught.value)
 
 
-def test_a_store_that_does_not_answer_is_a_sentence(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_store_raises_data_unreachable(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:9")
     monkeypatch.setattr(stores, "ATTEMPTS", 1)
     with pytest.raises(DataUnreachable, match=r"cannot be fetched.*the next start continues"):
         load_interactions(OWN, Path())
 
 
-def test_a_cache_that_cannot_be_written_is_a_sentence(bucket: Bucket, tmp_path: Path) -> None:
+def test_unwritable_cache_raises_cache_unwritable(bucket: Bucket, tmp_path: Path) -> None:
     (tmp_path / STAGED).write_text("not a folder")
     with pytest.raises(CacheUnwritable, match="the copy of a dataset cannot be written"):
         load_interactions(OWN, Path())
 
 
 @pytest.mark.parametrize("key", ["sets/own/../../../../escaped.csv", "sets/own//tmp/escaped.csv"])
-def test_an_object_never_leaves_the_copys_folder(key: str, bucket: Bucket, tmp_path: Path) -> None:
+def test_object_key_that_leaves_the_folder_of_the_copy_is_refused(key: str, bucket: Bucket, tmp_path: Path) -> None:
     bucket.client.put_object(Bucket="data", Key=key, Body=b"written by the bucket's owner")
     with pytest.raises(DataError, match=r"escaped\.csv is not a path below the dataset's folder"):
         load_interactions(OWN, Path())

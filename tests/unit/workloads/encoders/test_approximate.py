@@ -21,7 +21,7 @@ def clustered(seed: int, count: int) -> torch.Tensor:
     return torch.nn.functional.normalize(rows)
 
 
-def test_the_recall_is_that_of_the_first_queries_and_as_asked_for() -> None:
+def test_recall_is_measured_on_the_first_queries_and_at_least_as_requested() -> None:
     rows, queries = clustered(0, COUNT), clustered(1, 300)
     queries[7] = 0  # without words
     index = Approximate(rows)

@@ -25,13 +25,13 @@ def test_features_have_the_stated_width(name: str) -> None:
     assert torch.isfinite(features).all()
 
 
-def test_widths_are_those_of_the_papers() -> None:
+def test_encoders_have_the_expected_feature_widths() -> None:
     assert {name: image_encoder(name, seed=0).features for name in ENCODERS} == {
         "tiny": 128, "resnet18": 512, "resnet34": 512, "resnet50": 2048,
     }  # fmt: skip
 
 
-def test_the_imagenet_stem_is_torchvisions_network_without_its_classifier() -> None:
+def test_resnet18_with_imagenet_stem_equals_that_of_torchvision() -> None:
     encoder, reference = image_encoder("resnet18", "imagenet", seed=0), resnet18()
     assert parameters(encoder) == parameters(reference) - parameters(reference.fc)
     reference.load_state_dict(encoder.layers.state_dict(), strict=False)
@@ -62,7 +62,7 @@ def test_weights_depend_on_the_seed_alone() -> None:
     assert not equal(first, image_encoder("resnet18", seed=4))
 
 
-def test_the_stem_is_initialised_as_the_rest() -> None:
+def test_cifar_stem_is_initialised_by_its_fan_out() -> None:
     weight = image_encoder("resnet18", "cifar", seed=0).layers.conv1.weight
     expected = (2 / (64 * 9)) ** 0.5  # He et al., 2015: by the fan out
     assert weight.std().item() == pytest.approx(expected, rel=0.1)
@@ -75,7 +75,7 @@ def test_convolutions_are_channels_last() -> None:
     assert all(weight.is_contiguous(memory_format=torch.channels_last) for weight in weights)
 
 
-def test_unknown_encoder_names_those_there_are() -> None:
+def test_error_for_an_unknown_encoder_names_the_known_ones() -> None:
     with pytest.raises(ValueError, match="unknown encoder 'resnet20'; expected one of tiny, resnet18"):
         image_encoder("resnet20", seed=0)  # type: ignore[arg-type]
 
@@ -119,7 +119,7 @@ def test_weights_of_a_file_are_loaded(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "features"), [("vit_tiny_patch16_224", 192), ("resnet10t", 512), ("mobilenetv3_small_050", 1024)]
 )
-def test_models_of_timm_are_encoders(name: str, features: int) -> None:
+def test_timm_models_encode_images_of_two_sizes(name: str, features: int) -> None:
     """A ViT with positions for the images' size, which encodes images of another one; and convolutional ones."""
     pytest.importorskip("timm")
     encoder = image_encoder(f"timm/{name}", seed=1, side=32).eval()
@@ -129,7 +129,7 @@ def test_models_of_timm_are_encoders(name: str, features: int) -> None:
     assert equal(encoder, image_encoder(f"timm/{name}", seed=1, side=32))
 
 
-def test_unknown_models_of_timm_are_named() -> None:
+def test_unknown_timm_models_and_image_sizes_are_refused() -> None:
     pytest.importorskip("timm")
     with pytest.raises(
         ValueError, match=r"timm has no model 'vit_tini_patch16_224'; did you mean timm/vit_tiny_patch16"
@@ -147,7 +147,7 @@ class OneSize(nn.Module):
         return images.flatten(1)[:, :7]
 
 
-def test_a_model_of_one_size_says_which_images_it_takes() -> None:
+def test_image_side_that_a_model_does_not_take_is_refused() -> None:
     layers = OneSize().train()
     assert check_side(layers, "timm/one", 48) == 7
     assert layers.training

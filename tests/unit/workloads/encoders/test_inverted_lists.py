@@ -36,7 +36,7 @@ def test_with_some_lists_the_best_rows_of_these_lists_are_returned() -> None:
         torch.testing.assert_close(scores[query], own.sort(descending=True).values[:5])
 
 
-def test_lists_with_fewer_rows_than_asked_for_are_filled_up() -> None:
+def test_results_beyond_the_rows_of_the_lists_are_filled_with_minus_1() -> None:
     rows = torch.cat([drawn(0, 3) + 50, drawn(1, 3) - 50])
     scores, found = InvertedLists(rows, 2).search(torch.full((1, 6), 50.0), 5, 1)
     assert sorted(found[0, :3].tolist()) == [0, 1, 2]
@@ -44,14 +44,14 @@ def test_lists_with_fewer_rows_than_asked_for_are_filled_up() -> None:
     assert (scores[0, 3:] == -torch.inf).all()
 
 
-def test_numbers_out_of_bounds_are_refused() -> None:
+def test_numbers_of_lists_and_probes_out_of_bounds_are_refused() -> None:
     with pytest.raises(ValueError, match="lists must be from 1 to the 4 rows, got 5"):
         InvertedLists(drawn(0, 4), 5)
     with pytest.raises(ValueError, match="k and probes"):
         InvertedLists(drawn(0, 4), 2).search(drawn(1, 1), 1, 0)
 
 
-def test_queries_are_searched_in_parts_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_of_queries_in_parts_equals_the_whole_search(monkeypatch: pytest.MonkeyPatch) -> None:
     index, queries = InvertedLists(drawn(0, 60), 6), drawn(1, 10)
     expected = index.search(queries, 4, 3)
     monkeypatch.setattr(inverted_lists, "_CANDIDATES", 3 * 4 * 3)

@@ -51,14 +51,14 @@ def test_the_saved_pooling_is_the_default(params: Any, settings: dict[str, Any],
         ([], "pooling cannot be read"),
     ],
 )
-def test_a_pooling_that_there_is_none_of_is_refused(config: Any, got: str, tmp_path: Path) -> None:
+def test_unsupported_or_unreadable_saved_pooling_is_refused(config: Any, got: str, tmp_path: Path) -> None:
     encoder = saved(tmp_path / "model", config)
     with pytest.raises(ValidationError, match=got):
         BiEncoder(encoder=encoder)
     assert BiEncoder(encoder=encoder, pooling="cls").pooling == "cls"
 
 
-def test_a_model_of_the_hub_has_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_saved_pooling_of_a_hub_model_is_downloaded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved(tmp_path / "model", {"pooling_mode": "max"})
     asked = []
 

@@ -20,7 +20,7 @@ def sorted_all(queries: torch.Tensor, index: torch.Tensor, k: int) -> tuple[list
 
 @settings(deadline=None, max_examples=60)
 @given(seed=st.integers(0, 2**31), n=st.integers(1, 300), k=st.integers(1, 45), values=st.sampled_from([1, 2, 50]))
-def test_best_first_with_ties_by_row(seed: int, n: int, k: int, values: int) -> None:
+def test_rows_are_ordered_by_score_with_ties_by_row_number(seed: int, n: int, k: int, values: int) -> None:
     """Few different values make ties at every place, the cut among them."""
     source = torch.Generator().manual_seed(seed)
     queries, index = (torch.randint(-values, values + 1, (m, 2), generator=source).float() for m in (3, n))
@@ -32,7 +32,7 @@ def test_best_first_with_ties_by_row(seed: int, n: int, k: int, values: int) -> 
     assert torch.equal(in_blocks[1], rows)
 
 
-def test_a_large_index_is_read_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_of_a_large_index_in_blocks_equals_topk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search, "_SCORES", {"cpu": 1})
     source = torch.Generator().manual_seed(0)
     queries, index = torch.randn(2, 4, generator=source), torch.randn(2500, 4, generator=source)
@@ -47,7 +47,7 @@ def test_an_empty_index_gives_nothing() -> None:
     assert scores.shape == rows.shape == (2, 0)
 
 
-def test_what_can_not_be_searched_is_refused() -> None:
+def test_invalid_k_or_dimension_is_refused() -> None:
     with pytest.raises(ValueError, match="k must be at least 1, got 0"):
         exact_topk(torch.ones(1, 2), torch.ones(1, 2), 0)
     with pytest.raises(ValueError, match="the index has 3 dimensions, the queries have 2"):

@@ -53,7 +53,7 @@ def searched(rank: int) -> list[tuple[Any, Any, int]]:
     return found
 
 
-def test_two_ranks_find_what_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sharded_search_on_two_ranks_equals_exact_search(monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = run_on_ranks(searched)
     monkeypatch.setattr(search, "_SCORES", {"cpu": 1})
     for (rows, k, tied), first, second in zip(CASES, *ranks, strict=True):
@@ -86,14 +86,14 @@ def encoded_by_the_first(rank: int) -> Any:
     return None if rank else sharded_encode(encoder, tokenizer(TEXTS), RUNTIME).numpy()
 
 
-def test_one_of_two_ranks_encodes_alone() -> None:
+def test_one_rank_encodes_without_the_other_rank() -> None:
     """As when a model is exported: the other rank does not take part."""
     tokenizer, encoder = load_encoder("tiny", max_length=16, texts=TEXTS)
     vectors, _ = run_on_ranks(encoded_by_the_first)
     np.testing.assert_allclose(vectors, encode(encoder, tokenizer(TEXTS)).numpy(), atol=1e-6)
 
 
-def test_two_ranks_encode_a_half_each() -> None:
+def test_two_ranks_encode_half_of_the_texts_each() -> None:
     tokenizer, encoder = load_encoder("tiny", max_length=16, texts=TEXTS)
     expected = encode(encoder, tokenizer(TEXTS)).numpy()
     ranks = run_on_ranks(encoded)

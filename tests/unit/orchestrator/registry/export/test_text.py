@@ -63,7 +63,7 @@ def of_bytes() -> Tokenizer:
     return Tokenizer(pairs.to_str(), 16)
 
 
-def test_the_padding_of_an_encoder_without_one_is_no_word(tmp_path: Path) -> None:
+def test_exported_encoder_without_a_padding_token_matches_the_predictor(tmp_path: Path) -> None:
     from sentence_transformers import SentenceTransformer
 
     model, predictor = model_of("gpt2", of_bytes())
@@ -73,7 +73,7 @@ def test_the_padding_of_an_encoder_without_one_is_no_word(tmp_path: Path) -> Non
     np.testing.assert_allclose(exported, vectors(predictor, texts), atol=1e-5)
 
 
-def test_limits_of_a_ranker_of_passages() -> None:
+def test_export_limits_of_a_passage_ranker_are_listed() -> None:
     model, _ = model_of("distilbert", Tokenizer.of_words(WORDS, 100, 16), "text_ranker", passages=[8, 4, 2])
     limits = text.limits_of(model)
     assert limits[0].startswith("Texts are cut after 16 tokens")
@@ -84,7 +84,7 @@ def test_limits_of_a_ranker_of_passages() -> None:
 @pytest.mark.tools
 @needs_onnx
 @pytest.mark.parametrize("special", [True, False])
-def test_an_encoder_without_token_types_as_onnx(tmp_path: Path, special: bool) -> None:
+def test_onnx_encoder_without_token_types_matches_the_predictor(tmp_path: Path, special: bool) -> None:
     import onnxruntime
 
     from orchestrator.registry.export.onnx_file import onnx
@@ -108,7 +108,7 @@ def test_an_encoder_without_token_types_as_onnx(tmp_path: Path, special: bool) -
 
 @pytest.mark.tools
 @needs_onnx
-def test_values_that_are_no_numbers_are_a_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_onnx_export_raises_if_the_exported_values_are_nan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import onnxruntime
 
     from orchestrator.registry.export.onnx_file import onnx

@@ -1,4 +1,4 @@
-"""Sets larger than memory: the order of their images, and what is read of a file and held in memory."""
+"""Image datasets larger than memory: order of the images, reads from the file, and memory held."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def numbers(images: torch.Tensor) -> list[int]:
 
 
 @pytest.mark.parametrize(("count", "window"), [(10_000, 640), (100, 1), (1000, 10_000), (1, 64)])
-def test_an_order_takes_each_image_once_and_follows_from_the_generator(count: int, window: int) -> None:
+def test_block_order_has_each_image_once_and_is_set_by_the_generator(count: int, window: int) -> None:
     rows = torch.arange(2 * count)[torch.randperm(2 * count, generator=generator(1))[:count].sort().values]
     order = block_order(rows, IMAGE, window, generator(0))
     assert order.sort().values.tolist() == list(range(count))
@@ -63,7 +63,7 @@ def test_a_window_has_the_images_of_a_few_blocks(monkeypatch: pytest.MonkeyPatch
     assert len((rows[short] // 5).unique()) > 640 // 5
 
 
-def test_what_lies_together_is_read_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nearby_images_are_read_in_one_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     images = stored(tmp_path, 1000).train.images
     file = ImageFile.of(images)
     assert file is not None
@@ -89,7 +89,7 @@ def test_what_lies_together_is_read_together(tmp_path: Path, monkeypatch: pytest
         file.read(np.array([999]))
 
 
-def test_a_part_in_a_file_is_the_part_in_memory_and_holds_two_windows(
+def test_part_in_a_file_equals_part_in_memory_and_holds_two_windows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its map is never touched; what is in memory at a time depends on the windows and not on the number of images."""
@@ -129,7 +129,7 @@ def test_a_part_in_a_file_is_the_part_in_memory_and_holds_two_windows(
     assert torch.equal(loaded.labels, whole.train.labels[order[0]])
 
 
-def test_a_reader_that_is_given_up_ends(tmp_path: Path) -> None:
+def test_image_file_removed_while_streaming_raises_file_not_found(tmp_path: Path) -> None:
     part = prepare(stored(tmp_path, 100), 0, False, CPU, from_file=True).train
     images = part.stream_windows(torch.arange(96).view(3, 4, 8).unbind())
     assert len(next(images)) == 8
@@ -138,14 +138,16 @@ def test_a_reader_that_is_given_up_ends(tmp_path: Path) -> None:
         list(images)
 
 
-def test_what_fits_follows_from_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dataset_fits_memory_if_it_fits_on_the_device_or_the_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data = stored(tmp_path, 92)  # and 8 of test
     for device, host, fits in ((200, 0, True), (199, 200, True), (199, 199, False)):
         monkeypatch.setattr(resident, "process_bytes", lambda on, d=device, h=host: IMAGE * (h if on == CPU else d))
         assert fits_memory(data, torch.device("cuda")) is fits
 
 
-def test_a_part_of_generated_images_needs_no_file() -> None:
+def test_images_in_memory_are_streamed_without_a_file() -> None:
     images = np.arange(40 * IMAGE, dtype=np.uint8).reshape(40, 3, 4, 4)
     pixels = Pixels(images, np.arange(40) % 2, np.arange(40))
     part: ImagePart = prepare(Images(pixels, pixels, ("a", "b")), 0, False, CPU, from_file=True).train

@@ -1,4 +1,4 @@
-"""One image file at a time: every mode becomes RGB, every shape a square, and what is damaged says why."""
+"""Decoding of one image file: modes become RGB, shapes become square, damaged files are refused with the reason."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ def pixels(image: Image.Image) -> list[tuple[int, ...]]:
     return [tuple(pixel) for pixel in np.asarray(image).reshape(-1, 3).tolist()]
 
 
-def test_gray_is_repeated() -> None:
+def test_gray_image_is_repeated_in_three_channels() -> None:
     assert pixels(decode(encoded(Image.new("L", (2, 1), 77)))) == [(77, 77, 77)] * 2
 
 
-def test_sixteen_bit_gray_keeps_its_upper_half() -> None:
+def test_sixteen_bit_gray_is_reduced_to_its_upper_eight_bits() -> None:
     image = Image.fromarray(np.array([[0, 0x8000, 0xFFFF]], np.uint16))
     assert pixels(decode(encoded(image))) == [(0, 0, 0), (128, 128, 128), (255, 255, 255)]
 
 
-def test_a_palette_is_looked_up() -> None:
+def test_palette_image_is_decoded_to_its_palette_colours() -> None:
     image = Image.new("P", (2, 1))
     image.putpalette([9, 8, 7, 200, 100, 50])
     image.putpixel((1, 0), 1)
@@ -46,25 +46,25 @@ def test_a_palette_is_looked_up() -> None:
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
-def test_what_is_transparent_lies_on_white(mode: str) -> None:
+def test_transparent_pixels_become_white(mode: str) -> None:
     image = Image.new("RGBA", (2, 1), (0, 0, 0, 0))
     image.putpixel((1, 0), (40, 40, 40, 255))
     image = image.quantize(2) if mode == "P" else image.convert(mode)
     assert pixels(decode(encoded(image))) == [(255, 255, 255), (40, 40, 40)]
 
 
-def test_half_transparent_is_half_white() -> None:
+def test_half_transparent_pixel_is_blended_with_white() -> None:
     assert pixels(decode(encoded(Image.new("RGBA", (1, 1), (0, 0, 0, 127))))) == [(128, 128, 128)]
 
 
-def test_cmyk_is_converted() -> None:
+def test_cmyk_image_is_converted_to_rgb() -> None:
     image = decode(encoded(Image.new("CMYK", (8, 8), (0, 255, 255, 0)), "JPEG"))
     red, green, blue = pixels(image)[0]
     assert red > 200
     assert max(green, blue) < 50
 
 
-def test_an_embedded_colour_profile_does_no_harm() -> None:
+def test_embedded_colour_profile_leaves_pixels_unchanged() -> None:
     file = io.BytesIO()
     profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
     Image.new("RGB", (4, 4), (1, 2, 3)).save(file, "PNG", icc_profile=profile)
@@ -80,14 +80,14 @@ def test_an_embedded_colour_profile_does_no_harm() -> None:
         (encoded(Image.new("F", (4, 4)), "TIFF"), "32 bits"),
     ],
 )
-def test_what_can_not_be_decoded_says_why(content: bytes, reason: str) -> None:
+def test_undecodable_image_is_refused_with_the_reason(content: bytes, reason: str) -> None:
     with pytest.raises(Undecodable, match=reason):
         decode(content)
 
 
 @pytest.mark.parametrize("progressive", [False, True])
 @pytest.mark.parametrize("zeros", [1, 2, 50, 200, 400])
-def test_a_jpeg_whose_tail_is_zeros_is_damaged(zeros: int, progressive: bool) -> None:
+def test_jpeg_whose_tail_is_zeros_is_refused(zeros: int, progressive: bool) -> None:
     """libjpeg goes on with what it makes up; Pillow notices only some of it."""
     whole = jpeg(progressive)
     assert decode(whole).size == (32, 32)
@@ -97,11 +97,11 @@ def test_a_jpeg_whose_tail_is_zeros_is_damaged(zeros: int, progressive: bool) ->
 
 @pytest.mark.parametrize("progressive", [False, True])
 @pytest.mark.parametrize("behind", [b"\x00" * 9, b"\xff\xda\x00\x00 a camera's film"])
-def test_what_follows_a_jpeg_does_no_harm(behind: bytes, progressive: bool) -> None:
+def test_jpeg_followed_by_other_bytes_is_decoded(behind: bytes, progressive: bool) -> None:
     assert decode(jpeg(progressive) + behind).size == (32, 32)
 
 
-def test_the_end_of_a_thumbnail_is_not_the_image_s() -> None:
+def test_end_of_a_thumbnail_is_not_taken_for_the_end_of_the_jpeg() -> None:
     thumbnail = b"Exif\0\0" + jpeg(False)
     segment = b"\xff\xe1" + (len(thumbnail) + 2).to_bytes(2, "big") + thumbnail
     whole = jpeg(False)
@@ -114,7 +114,7 @@ def test_the_end_of_a_thumbnail_is_not_the_image_s() -> None:
 @pytest.mark.parametrize(
     "error", [RuntimeError("Failed to decode"), NotImplementedError(), KeyError(7), IndexError("x")]
 )
-def test_whatever_a_reader_raises_is_a_damaged_image(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_error_of_an_image_reader_raises_undecodable(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     """As the readers of AVIF and DDS do."""
 
     def broken(*_: object) -> None:
@@ -130,7 +130,7 @@ def test_a_file_is_decoded_by_its_path(tmp_path: Path) -> None:
     assert pixels(decode(tmp_path / "a.png"))[0] == (5, 6, 7)
 
 
-def test_the_middle_of_an_oblong_is_kept() -> None:
+def test_oblong_image_is_cropped_to_its_centre() -> None:
     stripes = np.repeat(np.array([[10, 20, 30]], np.uint8), 4, axis=1).repeat(4, axis=0)[..., None].repeat(3, axis=2)
     found = square(Image.fromarray(stripes), 4)
     assert found.shape == (3, 4, 4)

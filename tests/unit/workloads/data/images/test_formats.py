@@ -1,4 +1,4 @@
-"""Where images come from: folders, Parquet, the archives of the known datasets, the generator."""
+"""Image sources: class folders, Parquet tables, the archives of the known datasets, and the generator."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def arrays(listing: Listing) -> np.ndarray[Any, Any]:
 
 
 @pytest.mark.parametrize("test", ["test", "val"])
-def test_a_test_part_is_called_test_or_val(tmp_path: Path, test: str) -> None:
+def test_test_part_is_read_from_a_folder_named_test_or_val(tmp_path: Path, test: str) -> None:
     class_folders(tmp_path / "train", {"a": 2, "b": 1})
     class_folders(tmp_path / test, {"b": 2})
     source = read(str(tmp_path), tmp_path)
@@ -82,13 +82,13 @@ def test_val_is_the_test_part_where_test_has_no_labels(tmp_path: Path, unlabelle
     assert source.test.name(0) == str(tmp_path / "val" / "b" / "0.png")
 
 
-def test_test_goes_before_val(tmp_path: Path) -> None:
+def test_folder_test_is_preferred_to_folder_val_as_test_part(tmp_path: Path) -> None:
     for part in ("train", "test", "val"):
         class_folders(tmp_path / part, {"a": 1})
     assert read(str(tmp_path), tmp_path).test.name(0) == str(tmp_path / "test" / "a" / "0.png")
 
 
-def test_images_may_lie_deeper_and_hidden_folders_do_not_count(tmp_path: Path) -> None:
+def test_images_in_subfolders_are_read_and_hidden_folders_are_ignored(tmp_path: Path) -> None:
     class_folders(tmp_path / "a", {"images": 2})
     class_folders(tmp_path, {"b": 1, ".hidden": 1})
     source = read(str(tmp_path), tmp_path)
@@ -112,7 +112,7 @@ def test_hidden_files_and_folders_of_a_class_do_not_count(tmp_path: Path) -> Non
     assert not is_images(folder)
 
 
-def test_pictures_below_a_folder_of_other_things_do_not_make_it_images(tmp_path: Path) -> None:
+def test_folder_with_few_images_among_others_is_not_an_image_dataset(tmp_path: Path) -> None:
     class_folders(tmp_path / "code" / "docs", {"figures": 1})  # three folders deep
     assert not is_images(tmp_path)
     class_folders(tmp_path / "half", {"a": 1, "b": 0})
@@ -125,28 +125,28 @@ def test_pictures_below_a_folder_of_other_things_do_not_make_it_images(tmp_path:
     assert dataset(str(tmp_path / "rated")).kind == "interactions"
 
 
-def test_a_class_without_images_is_named(tmp_path: Path) -> None:
+def test_error_names_a_class_without_images(tmp_path: Path) -> None:
     class_folders(tmp_path / "pictures", {"a": 2, "empty": 0})
     (tmp_path / "pictures" / "empty" / "readme.txt").touch()
     with pytest.raises(DataError, match=r"empty: the class has no image; expected files that end in \.jpg"):
         load_images(str(tmp_path / "pictures"), tmp_path)
 
 
-def test_a_part_without_classes_is_named(tmp_path: Path) -> None:
+def test_error_names_a_part_without_classes(tmp_path: Path) -> None:
     class_folders(tmp_path / "train", {"a": 2})
     (tmp_path / "test").mkdir()
     with pytest.raises(DataError, match=r"test: the folder holds no class"):
         load_images(str(tmp_path), tmp_path)
 
 
-def test_a_class_that_only_test_has_is_named(tmp_path: Path) -> None:
+def test_error_names_a_class_that_occurs_only_in_test(tmp_path: Path) -> None:
     class_folders(tmp_path / "train", {"a": 2})
     class_folders(tmp_path / "test", {"a": 1, "b": 1})
     with pytest.raises(DataError, match=r"test/b: the test part has a class that train does not have"):
         load_images(str(tmp_path), tmp_path)
 
 
-def test_an_empty_folder_says_what_a_dataset_is(tmp_path: Path) -> None:
+def test_empty_folder_raises_an_error_with_the_expected_layout(tmp_path: Path) -> None:
     assert not is_images(tmp_path)
     with pytest.raises(DataError, match=r"the folder does not hold the parts.*or images, a sub-folder for each class"):
         load_images(str(tmp_path), tmp_path)
@@ -155,7 +155,7 @@ def test_an_empty_folder_says_what_a_dataset_is(tmp_path: Path) -> None:
 # Parquet
 
 
-def test_parquet_in_two_parts_with_names(tmp_path: Path) -> None:
+def test_parquet_parts_are_read_with_the_class_names_of_label_name(tmp_path: Path) -> None:
     for part, labels in (("train", [1, 0, 2]), ("test", [0, 2])):
         images = [png(part, place) for place in range(len(labels))]
         names = [("ape", "bee", "cat")[label] for label in labels]
@@ -167,7 +167,7 @@ def test_parquet_in_two_parts_with_names(tmp_path: Path) -> None:
     assert (data.test.images[1] == picture("test", 1).transpose(2, 0, 1)).all()
 
 
-def test_one_table_with_the_hubs_structs_and_textual_labels(tmp_path: Path) -> None:
+def test_table_with_structs_of_bytes_and_path_and_text_labels_is_read(tmp_path: Path) -> None:
     images = [{"bytes": png("x", place), "path": f"{place}.png"} for place in range(4)]
     table(tmp_path / "all.parquet", image=images, label=["dog", "ant", "dog", "ant"])
     data = load_images(str(tmp_path / "all.parquet"), tmp_path)
@@ -178,7 +178,7 @@ def test_one_table_with_the_hubs_structs_and_textual_labels(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("labels", [[2, 1, 2, 1], [60_000, 0, 60_000, 0]])
-def test_a_class_is_a_label_that_there_is(tmp_path: Path, labels: list[int]) -> None:
+def test_classes_are_the_labels_that_occur(tmp_path: Path, labels: list[int]) -> None:
     table(tmp_path / "all.parquet", image=[png("x", place) for place in range(4)], label=labels)
     source = read(str(tmp_path / "all.parquet"), tmp_path)
     assert source.classes == (str(labels[1]), str(labels[0]))
@@ -194,7 +194,9 @@ def test_a_class_is_a_label_that_there_is(tmp_path: Path, labels: list[int]) -> 
         (["a", "b"], ["c", "b"], "line 1: the test part has a class that train does not have: got 'c'"),
     ],
 )
-def test_a_test_table_has_the_classes_of_train(tmp_path: Path, train: Any, test: Any, message: str) -> None:
+def test_test_table_with_labels_that_train_lacks_is_refused(
+    tmp_path: Path, train: Any, test: Any, message: str
+) -> None:
     for part, labels in (("train", train), ("test", test)):
         table(tmp_path / f"{part}.parquet", image=[png(part, place) for place in range(2)], label=labels)
     with pytest.raises(DataError) as caught:
@@ -202,7 +204,7 @@ def test_a_test_table_has_the_classes_of_train(tmp_path: Path, train: Any, test:
     assert message in str(caught.value)
 
 
-def test_a_missing_image_is_a_corrupt_one(tmp_path: Path) -> None:
+def test_missing_image_in_a_table_is_handled_as_corrupt(tmp_path: Path) -> None:
     table(tmp_path / "all.parquet", image=[png("x", 0), None, png("x", 2)], label=[0, 0, 0])
     with pytest.raises(DataError, match=r"got .*all\.parquet, row 2 \(it is in no format that is known\)"):
         load_images(str(tmp_path / "all.parquet"), tmp_path)
@@ -221,7 +223,7 @@ def test_a_missing_image_is_a_corrupt_one(tmp_path: Path) -> None:
         ({"image": pa.array([], pa.binary()), "label": pa.array([], pa.int64())}, "the table is empty"),
     ],
 )
-def test_a_table_without_its_labels_is_named(tmp_path: Path, columns: dict[str, Any], message: str) -> None:
+def test_table_without_valid_labels_raises_data_error(tmp_path: Path, columns: dict[str, Any], message: str) -> None:
     table(tmp_path / "all.parquet", **columns)
     with pytest.raises(DataError) as caught:
         load_images(str(tmp_path / "all.parquet"), tmp_path)
@@ -258,7 +260,7 @@ def planes(count: int, seed: int) -> Any:
     return np.random.default_rng(seed).integers(0, 256, (count, 3, 32, 32), dtype=np.uint8)
 
 
-def test_cifar_10_is_five_batches_and_a_test_batch(tmp_path: Path) -> None:
+def test_cifar_10_is_read_from_five_train_batches_and_a_test_batch(tmp_path: Path) -> None:
     batches = {f"cifar-10-batches-py/data_batch_{n}": (planes(2, n), [n % 3, 0]) for n in range(1, 6)}
     test = {"cifar-10-batches-py/test_batch": (planes(3, 9), [0, 1, 2])}
     source = cifar(tmp_path, CIFAR_10, "label_names", "labels", batches | test)
@@ -275,7 +277,7 @@ def test_cifar_100_has_its_fine_labels(tmp_path: Path) -> None:
     assert source.test.labels.tolist() == [0]
 
 
-def test_a_pickle_that_names_anything_else_is_refused(tmp_path: Path) -> None:
+def test_pickle_with_a_foreign_callable_is_refused_without_calling_it(tmp_path: Path) -> None:
     class Evil:
         def __reduce__(self) -> Any:
             return (Path.touch, (tmp_path / "touched",))
@@ -287,7 +289,7 @@ def test_a_pickle_that_names_anything_else_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["cut", "empty", "text"])
-def test_a_damaged_archive_is_named(tmp_path: Path, damage: str) -> None:
+def test_error_names_a_damaged_archive(tmp_path: Path, damage: str) -> None:
     file = tmp_path / CIFAR_10.files[0].path
     archive(file, {"cifar-10-batches-py/data_batch_1": bytes(planes(20, 0))})
     whole = file.read_bytes()
@@ -296,13 +298,13 @@ def test_a_damaged_archive_is_named(tmp_path: Path, damage: str) -> None:
         CIFAR_10.reader(tmp_path)
 
 
-def test_a_missing_member_is_named(tmp_path: Path) -> None:
+def test_error_names_a_missing_member_of_an_archive(tmp_path: Path) -> None:
     archive(tmp_path / CIFAR_10.files[0].path, {"other": b""})
     with pytest.raises(DataError, match=r"the archive is damaged or another one \('cifar-10-batches-py/batches\.meta'"):
         CIFAR_10.reader(tmp_path)
 
 
-def test_stl_10_trains_on_unlabelled_images_too(tmp_path: Path) -> None:
+def test_stl_10_train_part_includes_the_unlabelled_images(tmp_path: Path) -> None:
     images = {name: np.random.default_rng(place).integers(0, 256, (count, 3, 96, 96), dtype=np.uint8)
               for place, (name, count) in enumerate({"train": 2, "unlabeled": 3, "test": 1}.items())}  # fmt: skip
     members = {f"stl10_binary/{name}_X.bin": part.tobytes() for name, part in images.items()}
@@ -317,7 +319,7 @@ def test_stl_10_trains_on_unlabelled_images_too(tmp_path: Path) -> None:
     assert source.classes == ("airplane", "bird", "car")
 
 
-def test_tiny_imagenet_is_judged_on_its_validation_part(tmp_path: Path) -> None:
+def test_tiny_imagenet_uses_its_validation_part_as_test_part(tmp_path: Path) -> None:
     root = "tiny-imagenet-200"
     with zipfile.ZipFile(tmp_path / "tiny-imagenet-200.zip", "w") as opened:
         opened.writestr(f"{root}/wnids.txt", "n02\nn01\n")
@@ -337,7 +339,7 @@ def test_tiny_imagenet_is_judged_on_its_validation_part(tmp_path: Path) -> None:
 # The generator
 
 
-def test_the_generated_images_are_the_same_everywhere() -> None:
+def test_generated_images_match_the_recorded_digest() -> None:
     source = generate(Planted(train=64, test=16))
     digest = hashlib.sha256(arrays(source.train).tobytes() + arrays(source.test).tobytes()).hexdigest()
     assert digest == "542c57e0661441faaa880e60e04a21bc4ef4a9bffa3a8caf67e7fb1aa39394a9"
@@ -345,7 +347,7 @@ def test_the_generated_images_are_the_same_everywhere() -> None:
     assert source.classes == CLASSES
 
 
-def test_pixels_say_little_and_shapes_say_the_class() -> None:
+def test_generated_classes_differ_in_shape_but_not_in_mean_brightness() -> None:
     """Without tint and noise, and with two levels, the stripes and the area tell; the mean brightness does not."""
     source = generate(Planted(train=1600, test=8, tint=0, noise=0))
     gray = arrays(source.train)[..., 0]
@@ -357,14 +359,14 @@ def test_pixels_say_little_and_shapes_say_the_class() -> None:
     assert (share[::2] > 1.5 * share[1::2]).all(), "a striped shape covers about half of a plain one"
 
 
-def test_the_tiny_archives_do_not_pass_for_the_real_ones(tmp_path: Path) -> None:
+def test_archive_of_another_content_is_refused_as_cifar_10(tmp_path: Path) -> None:
     (tmp_path / "cifar-10").mkdir()
     archive(tmp_path / "cifar-10" / CIFAR_10.files[0].path, {"x": b""})
     with pytest.raises(DataError, match=r"cifar-10-python\.tar\.gz: .*orchestrator data fetch cifar-10"):
         load_images("cifar-10", tmp_path)
 
 
-def test_a_reader_with_parts_of_its_own(tmp_path: Path) -> None:
+def test_image_tables_are_read_from_the_given_file_names(tmp_path: Path) -> None:
     table(tmp_path / "one.parquet", image=[png("x", 0)], label=[3])
     source = partial(read_image_tables, files=("one.parquet",))(tmp_path)
     assert source.classes == ("3",)

@@ -1,4 +1,4 @@
-"""Datasets of images, decoded once: what is corrupt, the cache, the splits."""
+"""Loading of image datasets: corrupt images, the cache of decoded images, the splits."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_class_folders_become_arrays_in_the_order_of_their_names(folder: Path) -
     assert images.size == 8
 
 
-def test_other_sizes_want_a_size(folder: Path) -> None:
+def test_images_of_different_sizes_are_refused_without_dataset_size(folder: Path) -> None:
     class_folders(folder, {"a": 2, "b": 2})
     Image.new("RGB", (9, 7)).save(folder / "b" / "1.png")
     with pytest.raises(DataError, match=r"got 9 x 7 pixels in .*b/1\.png; expected 8 x 8, as .* Set dataset_size"):
@@ -71,7 +71,7 @@ def test_other_sizes_want_a_size(folder: Path) -> None:
         load_images(str(folder), folder)
 
 
-def test_a_corrupt_image_is_refused_by_name(folder: Path) -> None:
+def test_error_names_a_corrupt_image(folder: Path) -> None:
     class_folders(folder, {"a": 100, "b": 100})
     bad = folder / "b" / "77.png"
     bad.write_bytes(bad.read_bytes()[:40])
@@ -81,7 +81,7 @@ def test_a_corrupt_image_is_refused_by_name(folder: Path) -> None:
     assert not list((cache_dir() / "images").glob("*/index.json"))
 
 
-def test_a_corrupt_image_is_skipped_and_counted(folder: Path) -> None:
+def test_corrupt_images_are_left_out_and_listed_with_corrupt_skip(folder: Path) -> None:
     class_folders(folder, {"a": 10, "b": 10})
     for name in ("a/0.png", "b/4.png"):
         (folder / name).write_bytes(b"")
@@ -100,7 +100,7 @@ def test_a_corrupt_image_is_skipped_and_counted(folder: Path) -> None:
         load_images(str(folder), folder)  # what is in the cache was converted by the other policy
 
 
-def test_none_that_can_be_decoded_is_an_error(folder: Path) -> None:
+def test_dataset_without_a_decodable_image_raises_data_error(folder: Path) -> None:
     class_folders(folder, {"a": 1, "b": 1})
     for name in ("a", "b"):
         (folder / name / "0.png").write_bytes(b"")
@@ -137,12 +137,12 @@ def test_a_damaged_cache_is_rebuilt(folder: Path, file: str) -> None:
     assert same(first, load_images(str(folder), folder))
 
 
-def test_a_size_has_a_cache_of_its_own(folder: Path) -> None:
+def test_each_image_size_is_cached_separately(folder: Path) -> None:
     class_folders(folder, {"a": 3, "b": 3})
     assert [load_images(str(folder), folder, size).size for size in (None, 4, 5)] == [8, 4, 5]
 
 
-def test_several_at_once_decode_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_loads_decode_the_images_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class_folders(folder, {"a": 20, "b": 20})
     calls = []
     convert = load.convert
@@ -154,7 +154,7 @@ def test_several_at_once_decode_once(folder: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("damaged", [False, True])
-def test_a_conversion_that_was_killed_is_continued(
+def test_interrupted_conversion_resumes_unless_its_progress_is_damaged(
     folder: Path, damaged: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class_folders(folder, {"a": 150, "b": 150})
@@ -188,7 +188,7 @@ def test_a_conversion_that_was_killed_is_continued(
     assert found.skipped == (f"{folder / 'a' / '0.png'} (it is in no format that is known)",)
 
 
-def test_a_full_disk_is_one_sentence(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_raises_data_error_and_leaves_no_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class_folders(folder, {"a": 3, "b": 3})
 
     def full(*_: object) -> None:
@@ -200,7 +200,7 @@ def test_a_full_disk_is_one_sentence(folder: Path, monkeypatch: pytest.MonkeyPat
     assert not [path for path in (cache_dir() / "images").iterdir() if path.is_dir()]
 
 
-def test_the_fingerprint_follows_every_file(folder: Path) -> None:
+def test_fingerprint_changes_if_a_file_changes_or_moves(folder: Path) -> None:
     class_folders(folder, {"a": 3, "b": 3})
     first = fingerprint(str(folder), folder)
     assert fingerprint(str(folder), folder) == first
@@ -211,7 +211,7 @@ def test_the_fingerprint_follows_every_file(folder: Path) -> None:
     assert verify(str(folder), folder) == []
 
 
-def test_the_fingerprint_follows_what_links_lead_to(folder: Path, tmp_path: Path) -> None:
+def test_fingerprint_changes_with_files_behind_symbolic_links(folder: Path, tmp_path: Path) -> None:
     """To class folders, and to folders in them; a link to a folder above it is not followed."""
     class_folders(tmp_path / "elsewhere", {"a": 3, "b": 3, "more": 2})
     for name in ("a", "b"):
@@ -247,7 +247,7 @@ def test_validation_is_a_stratified_tenth(folder: Path) -> None:
     assert (len(refit.train), len(refit.validation)) == (60, 0)
 
 
-def test_without_a_test_part_a_fifth_is_it_whatever_the_seed(folder: Path) -> None:
+def test_without_a_test_part_the_same_fifth_is_test_for_every_seed(folder: Path) -> None:
     class_folders(folder, {"a": 20, "b": 20})
     data = load_images(str(folder), folder)
     splits = [prepared(data, holdout, seed) for holdout, seed in ((True, 0), (True, 1), (False, 0))]
@@ -257,7 +257,7 @@ def test_without_a_test_part_a_fifth_is_it_whatever_the_seed(folder: Path) -> No
         assert sorted(rows(split.train) + rows(split.validation) + rows(split.test)) == list(range(40))
 
 
-def test_nothing_to_hold_out_is_an_error(folder: Path) -> None:
+def test_holdout_without_two_images_of_any_class_raises_data_error(folder: Path) -> None:
     class_folders(folder / "train", {"a": 1, "b": 1})
     class_folders(folder / "test", {"a": 1, "b": 1})
     data = load_images(str(folder), folder)
@@ -266,7 +266,7 @@ def test_nothing_to_hold_out_is_an_error(folder: Path) -> None:
     assert len(prepared(data, holdout=False).train) == 2
 
 
-def test_unlabelled_images_train_and_nothing_else(folder: Path) -> None:
+def test_unlabelled_images_are_only_in_the_train_split(folder: Path) -> None:
     class_folders(folder, {"a": 20, "b": 20})
     data = load_images(str(folder), folder)
     labels = np.append(data.train.labels[:30], np.full(10, -1))
@@ -277,7 +277,7 @@ def test_unlabelled_images_train_and_nothing_else(folder: Path) -> None:
     assert (split.train.labels == -1).sum() == 10
 
 
-def test_a_part_gives_its_images_and_labels_in_any_order(folder: Path) -> None:
+def test_part_returns_its_images_in_the_order_of_the_index(folder: Path) -> None:
     class_folders(folder, {"a": 20, "b": 20})
     part = prepared(load_images(str(folder), folder)).train
     index = torch.randperm(len(part), generator=torch.Generator().manual_seed(0))
@@ -294,7 +294,7 @@ def test_a_part_gives_its_images_and_labels_in_any_order(folder: Path) -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 @pytest.mark.parametrize("share", [0.5, 0.0])
-def test_a_gpu_is_handed_the_same_images(folder: Path, monkeypatch: pytest.MonkeyPatch, share: float) -> None:
+def test_batches_on_the_gpu_equal_those_of_the_cpu(folder: Path, monkeypatch: pytest.MonkeyPatch, share: float) -> None:
     """From its own memory, or one batch ahead from the host's."""
     class_folders(folder, {"a": 20, "b": 20})
     data = load_images(str(folder), folder)
@@ -311,7 +311,7 @@ def test_a_gpu_is_handed_the_same_images(folder: Path, monkeypatch: pytest.Monke
         assert torch.equal(found, expected[: len(found)])
 
 
-def test_splits_of_a_dataset_share_what_is_on_the_device(folder: Path) -> None:
+def test_splits_of_a_dataset_share_the_images_on_the_device(folder: Path) -> None:
     class_folders(folder, {"a": 20, "b": 20})
     prepared_module._on_device.cache_clear()
     splits = [
@@ -325,7 +325,7 @@ def test_splits_of_a_dataset_share_what_is_on_the_device(folder: Path) -> None:
     assert prepared_module._on_device.misses == 2, "another content is another dataset"
 
 
-def test_the_generated_images_are_there_at_once() -> None:
+def test_generated_images_are_not_written_to_the_cache() -> None:
     split = prepare(load_images("synthetic-images", Path()), 0, True, CPU)
     assert split is prepare(load_images("synthetic-images", Path()), 0, True, CPU)
     assert split.train.images.dtype == torch.uint8
@@ -333,14 +333,14 @@ def test_the_generated_images_are_there_at_once() -> None:
     assert not (cache_dir() / "images").exists()
 
 
-def test_another_kind_is_refused() -> None:
+def test_dataset_of_interactions_is_refused() -> None:
     with pytest.raises(DataError, match="'synthetic' has another kind: got interactions; expected images"):
         load_images("synthetic", Path())
 
 
 @pytest.mark.slow
 @pytest.mark.data("cifar-10-subset")
-def test_the_real_images_are_those_of_their_files() -> None:
+def test_cifar_10_subset_has_the_expected_counts_and_channel_means() -> None:
     from workloads.data import default_data_root
 
     data = load_images("cifar-10-subset", default_data_root())

@@ -52,7 +52,9 @@ from workloads.data.interactions import columns
         ('user,item,t\n,2,a\n1,3,"b\nc"\n', 2, ("an id is missing in column user",)),
     ],
 )
-def test_a_damaged_table(tmp_path: Path, text: str, line: int, words: tuple[str, ...]) -> None:
+def test_damaged_csv_table_is_refused_with_file_and_line(
+    tmp_path: Path, text: str, line: int, words: tuple[str, ...]
+) -> None:
     with pytest.raises(DataError) as caught:
         read(tmp_path, all_csv=text)
     assert (caught.value.file, caught.value.line) == (tmp_path / "all.csv", line)
@@ -61,7 +63,7 @@ def test_a_damaged_table(tmp_path: Path, text: str, line: int, words: tuple[str,
 
 
 @pytest.mark.parametrize("block", [64, 2**22])
-def test_a_quote_that_is_not_closed_swallows_no_rows(
+def test_unclosed_or_multiline_quote_is_refused_at_its_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
 ) -> None:
     """Also in a column that is not read, and where blocks of the file end within the value."""
@@ -82,12 +84,12 @@ def test_empty_lines_are_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     np.testing.assert_array_equal(data.user_ids, [1, 3, 5])
 
 
-def test_quotes_within_a_line_are_text(tmp_path: Path) -> None:
+def test_rows_with_quotes_within_a_line_are_read(tmp_path: Path) -> None:
     data = read(tmp_path, all_csv='user,item,title\n"a,b",1,"He said ""no"""\nc,2,5" pipe\nd,3,"x"')
     np.testing.assert_array_equal(data.user_ids, [b"a,b", b"c", b"d"])
 
 
-def test_bytes_that_are_no_text(tmp_path: Path) -> None:
+def test_line_that_is_not_utf_8_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"all.csv, line 3: the line is not UTF-8 text"):
         read(tmp_path, all_csv=b"user,item\n1,2\n\xff\xfe,3\n")
 
@@ -106,26 +108,26 @@ def test_bytes_that_are_no_text(tmp_path: Path) -> None:
         ({"user": pa.array([], pa.int64()), "item": pa.array([], pa.int64())}, "is empty"),
     ],
 )
-def test_a_damaged_parquet_file(tmp_path: Path, columns: dict[str, Any], words: str) -> None:
+def test_parquet_table_with_invalid_content_is_refused(tmp_path: Path, columns: dict[str, Any], words: str) -> None:
     with pytest.raises(DataError, match=words) as caught:
         read(tmp_path, all_parquet=columns)
     assert caught.value.file == tmp_path / "all.parquet"
 
 
-def test_a_file_that_is_no_parquet(tmp_path: Path) -> None:
+def test_file_that_is_not_parquet_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="the file is not Parquet, or is damaged"):
         read(tmp_path, all_parquet=b"PAR1 nothing PAR1")
     with pytest.raises(DataError, match=r"damaged: got Parquet magic bytes not found in footer\.$"):
         read(tmp_path, all_parquet=b"user,item\n")
 
 
-def test_a_file_that_is_not_compressed(tmp_path: Path) -> None:
+def test_uncompressed_file_named_gz_is_refused(tmp_path: Path) -> None:
     (tmp_path / "all.csv.gz").write_bytes(b"user,item\n1,2\n")
     with pytest.raises(DataError, match=r"cannot be read.*cannot be decompressed"):
         check(str(tmp_path / "all.csv.gz"), tmp_path)
 
 
-def test_parts_that_do_not_fit(tmp_path: Path) -> None:
+def test_parts_with_shared_pairs_or_different_id_types_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"test.csv, line 3: a pair of the test part is also.*got user a, item y"):
         read(tmp_path, train_csv="user,item\na,x\na,y\n", test_csv="user,item\nb,x\na,y\n")
     with pytest.raises(
@@ -134,7 +136,7 @@ def test_parts_that_do_not_fit(tmp_path: Path) -> None:
         read(tmp_path, train_parquet={"user": [1], "item": [1]}, test_parquet={"user": ["1"], "item": [2]})
 
 
-def test_damage_is_found_before_a_worker_starts(tmp_path: Path) -> None:
+def test_check_readable_and_verify_report_a_truncated_line(tmp_path: Path) -> None:
     path = tmp_path / "all.csv"
     path.write_text("user,item\n1,2\n1\n")
     with pytest.raises(DataError, match=r"line 3: the line is truncated.*Correct the file"):

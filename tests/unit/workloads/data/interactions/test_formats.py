@@ -1,4 +1,4 @@
-"""The formats of the sources: what they hold is read, and every kind of damage is named by file and line."""
+"""Formats of the interaction sources: their content is read, and damage is reported by file and line."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def refused(read: Callable[[Path], Interactions], folder: Path, file: str, line:
 # MovieLens
 
 
-def test_ratings_of_movielens_1m(write: Callable[..., Path]) -> None:
+def test_movielens_1m_ratings_are_read_with_times_and_ids(write: Callable[..., Path]) -> None:
     data = ML_1M.reader(write({"ratings.dat": "1::1193::5::978300760\n6040::3952::1::956703954\n"}))
     assert (data.n_users, data.n_items) == (6040, 3952)
     np.testing.assert_array_equal(data.train, [[0, 1192], [6039, 3951]])
@@ -53,7 +53,7 @@ def test_ratings_of_movielens_1m(write: Callable[..., Path]) -> None:
     assert (data.user_ids[6039], data.item_ids[1192]) == (6040, 1193)
 
 
-def test_movielens_1m_without_times(write: Callable[..., Path]) -> None:
+def test_movielens_1m_table_without_times_is_read_if_ratings_dat_is_missing(write: Callable[..., Path]) -> None:
     """The table without times stands in only where ``ratings.dat`` is missing."""
     folder = write({"ratings.csv": "user,movie,rating\n1,1193,5\n6040,3952,1\n"})
     data = ML_1M.reader(folder)
@@ -73,7 +73,7 @@ def test_an_id_without_a_rating_keeps_its_number(write: Callable[..., Path]) -> 
     np.testing.assert_array_equal(data.train, [[2, 4], [0, 8]])
 
 
-def test_a_compressed_file_is_the_same(write: Callable[..., Path]) -> None:
+def test_gzip_compressed_rating_file_is_read(write: Callable[..., Path]) -> None:
     text = b"3\t5\t1\t1\n1\t9\t2\t1\n"
     data = ML_100K_RAW.reader(write({"u.data.gz": gzip.compress(text)}))
     np.testing.assert_array_equal(data.train, [[2, 4], [0, 8]])
@@ -98,13 +98,13 @@ def test_a_compressed_file_is_the_same(write: Callable[..., Path]) -> None:
         ("1::9::3::9", ("a pair occurs twice", "user 1, item 9 as in line 1")),
     ],
 )
-def test_a_damaged_line_of_movielens(write: Callable[..., Path], line: str, words: tuple[str, ...]) -> None:
+def test_damaged_line_of_movielens_is_refused(write: Callable[..., Path], line: str, words: tuple[str, ...]) -> None:
     folder = write({"ratings.dat": f"1::9::4::5\n{line}\n2::9::4::5\n"})
     refused(ML_1M.reader, folder, "ratings.dat", 2, *words)
 
 
 @pytest.mark.parametrize("text", ["", "\n", " \n\n"])
-def test_an_empty_rating_file(write: Callable[..., Path], text: str) -> None:
+def test_empty_rating_file_is_refused(write: Callable[..., Path], text: str) -> None:
     refused(ML_1M.reader, write({"ratings.dat": text}), "ratings.dat", 1, "is empty")
 
 
@@ -116,12 +116,14 @@ def test_an_empty_rating_file(write: Callable[..., Path], text: str) -> None:
         ("1|24|M|technician|85711\n", None, "not complete: got 1 users; expected 943 users"),
     ],
 )
-def test_a_damaged_file_of_users(write: Callable[..., Path], text: str, line: int | None, what: str) -> None:
+def test_damaged_or_incomplete_user_file_is_refused(
+    write: Callable[..., Path], text: str, line: int | None, what: str
+) -> None:
     assert ML_100K_RAW.occupations is not None
     refused(ML_100K_RAW.occupations, write({"u.user": text}), "u.user", line, what)
 
 
-def test_occupations_of_movielens_1m(write: Callable[..., Path]) -> None:
+def test_occupations_of_movielens_1m_are_read_from_users_dat(write: Callable[..., Path]) -> None:
     codes = [user % 7 for user in range(1, 6041)]
     folder = write({"users.dat": "".join(f"{user}::F::1::{codes[user - 1]}::48067\n" for user in range(1, 6041))})
     assert ML_1M.occupations is not None
@@ -138,7 +140,7 @@ def five_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("five_rows")
-def test_yahoo_keeps_the_users_of_the_survey(write: Callable[..., Path]) -> None:
+def test_yahoo_r3_keeps_only_the_first_5400_users(write: Callable[..., Path]) -> None:
     train = "1\t14\t5\n5400\t1000\t1\n5401\t3\t5\n15400\t3\t5\n"
     data = read_yahoo_r3(write({YAHOO_TRAIN: train, YAHOO_TEST: "1\t15\t3\n1\t14\t5\n5400\t2\t2\n"}))
     assert (data.n_users, data.n_items) == (5400, 1000)
@@ -158,7 +160,9 @@ def test_yahoo_keeps_the_users_of_the_survey(write: Callable[..., Path]) -> None
         (YAHOO_TEST, "1\t15\t3\n2\t1\t9\n3\t3\t3\n", 2, "a rating out of range"),
     ],
 )
-def test_a_damaged_file_of_yahoo(write: Callable[..., Path], file: str, text: str, line: int | None, what: str) -> None:
+def test_damaged_or_incomplete_yahoo_file_is_refused(
+    write: Callable[..., Path], file: str, text: str, line: int | None, what: str
+) -> None:
     whole = {YAHOO_TRAIN: "1\t14\t5\n2\t14\t5\n3\t14\t5\n4\t14\t5\n", YAHOO_TEST: "1\t1\t1\n2\t1\t1\n3\t1\t1\n"}
     refused(read_yahoo_r3, write({**whole, file: text}), file, line, what)
 
@@ -166,7 +170,7 @@ def test_a_damaged_file_of_yahoo(write: Callable[..., Path], file: str, text: st
 # LastFM
 
 
-def test_lastfm_reads_play_counts_and_leaves_them_out(write: Callable[..., Path]) -> None:
+def test_lastfm_pairs_are_read_without_play_counts(write: Callable[..., Path]) -> None:
     data = read_lastfm(write({"data1.txt": "1\t4489\t993\r\n1892\t1\t3.2466e+05\r\n", "test1.txt": "5\t6\t7\n"}))
     assert (data.n_users, data.n_items) == (1892, 4489)
     np.testing.assert_array_equal(data.train, [[0, 4488], [1891, 0]])
@@ -174,7 +178,7 @@ def test_lastfm_reads_play_counts_and_leaves_them_out(write: Callable[..., Path]
     assert data.train_ratings is None
 
 
-def test_damage_of_lastfm(write: Callable[..., Path]) -> None:
+def test_lastfm_pair_in_both_parts_or_negative_play_count_is_refused(write: Callable[..., Path]) -> None:
     folder = write({"data1.txt": "1\t2\t3\n4\t5\t6\n", "test1.txt": "7\t8\t9\n4\t5\t1\n"})
     refused(read_lastfm, folder, "test1.txt", 2, "user 4, item 5 as in line 2 of data1.txt")
     write({"test1.txt": "7\t8\t-1\n"})
@@ -188,7 +192,7 @@ def lists(train: str, test: str = "0 1\n") -> dict[str, str]:
     return {"train.txt": train, "test.txt": test}
 
 
-def test_a_line_is_a_user_and_its_items(write: Callable[..., Path]) -> None:
+def test_line_of_an_item_list_is_read_as_a_user_and_its_items(write: Callable[..., Path]) -> None:
     data = read_item_lists(write(lists("0 5 3\n2 4 \r\n3\n\n3 0", "1 1\n0 2")))
     assert (data.n_users, data.n_items) == (4, 6)
     np.testing.assert_array_equal(data.train, [[0, 3], [0, 5], [2, 4], [3, 0]])
@@ -207,13 +211,13 @@ def test_gaps_in_the_ids_of_lists_are_closed(write: Callable[..., Path]) -> None
     np.testing.assert_array_equal(data.test, [[1, 1], [2, 2]])
 
 
-def test_what_is_named_twice_counts_once_and_stays_in_train(write: Callable[..., Path]) -> None:
+def test_duplicate_pairs_of_lists_are_kept_once_and_in_train(write: Callable[..., Path]) -> None:
     data = read_item_lists(write(lists("0 2 1 2\n1 0\n0 1\n", "0 1 3 3\n1 1\n")))
     np.testing.assert_array_equal(data.train, [[0, 1], [0, 2], [1, 0]])
     np.testing.assert_array_equal(data.test, [[0, 3], [1, 1]])
 
 
-def test_sizes_of_the_source_hold_although_the_last_ids_do_not_occur(write: Callable[..., Path]) -> None:
+def test_given_sizes_are_kept_although_the_last_ids_do_not_occur(write: Callable[..., Path]) -> None:
     data = read_item_lists(write(lists("0 1\n", "0 2\n")), sizes=(10, 20))
     assert (data.n_users, data.n_items) == (10, 20)
     assert data.user_ids is data.item_ids is None
@@ -235,22 +239,24 @@ def test_sizes_of_the_source_hold_although_the_last_ids_do_not_occur(write: Call
     ],
 )
 @pytest.mark.parametrize("part", ["train.txt", "test.txt"])
-def test_a_damaged_list(write: Callable[..., Path], part: str, text: str, line: int, words: tuple[str, ...]) -> None:
+def test_damaged_item_list_is_refused(
+    write: Callable[..., Path], part: str, text: str, line: int, words: tuple[str, ...]
+) -> None:
     folder = write({**lists("0 1\n"), part: text})
     refused(lambda place: read_item_lists(place, sizes=(10, 20)), folder, part, line, *words)
 
 
 @pytest.mark.parametrize("text", ["0 12 5\n0 14 3\n1 12 4\n", "0 1193 5 978300760\n0 661 3 978302109\n"])
-def test_ratings_are_no_lists(write: Callable[..., Path], text: str) -> None:
+def test_ratings_in_place_of_item_lists_are_refused(write: Callable[..., Path], text: str) -> None:
     refused(read_item_lists, write(lists(text)), "train.txt", 1, "look like user, item, rating", ".tsv")
     assert len(read_item_lists(write(lists("0 12 5\n2 14 3\n1 12 4\n"))).train) == 6
 
 
-def test_lines_that_end_with_cr_alone(write: Callable[..., Path]) -> None:
+def test_lines_that_end_with_cr_alone_are_refused(write: Callable[..., Path]) -> None:
     refused(read_item_lists, write(lists("0 1 2\r1 3\r")), "train.txt", 1, "CR alone", "LF")
 
 
-def test_a_list_that_ends_early(write: Callable[..., Path]) -> None:
+def test_incomplete_item_list_is_refused(write: Callable[..., Path]) -> None:
     folder = write(lists("0 1 2\n1 2\n"))
     words = "not complete: got 3 interactions; expected 4"
     refused(lambda place: read_item_lists(place, (2, 3), (4, 1)), folder, "train.txt", None, words)

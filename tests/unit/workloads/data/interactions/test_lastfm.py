@@ -1,4 +1,4 @@
-"""LastFM as it is, where ORCHESTRATOR_DATA holds it."""
+"""The original LastFM dataset, if ORCHESTRATOR_DATA holds it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def root() -> Path:
     return held
 
 
-def test_counts(root: Path) -> None:
+def test_lastfm_has_the_expected_counts_of_users_items_and_pairs(root: Path) -> None:
     assert verify("lastfm", root) == []
     data = load_interactions("lastfm", root)
     assert (data.n_users, data.n_items) == (1892, 4489)
@@ -33,7 +33,7 @@ def test_counts(root: Path) -> None:
     assert len(users[1] - users[0]) == 2  # users without a positive to learn from
 
 
-def test_equals_another_parser(root: Path) -> None:
+def test_lastfm_pairs_equal_those_read_by_pandas(root: Path) -> None:
     data = load_interactions("lastfm", root)
     for name, pairs in (("data1", data.train), ("test1", data.test)):
         (file,) = (root / "lastfm").glob(f"{name}.txt*")
@@ -41,7 +41,7 @@ def test_equals_another_parser(root: Path) -> None:
         np.testing.assert_array_equal(pairs, table[[0, 1]].to_numpy() - 1)
 
 
-def test_the_trust_network(root: Path) -> None:
+def test_trust_network_contains_each_friendship_in_both_orders(root: Path) -> None:
     """As the source counts it: 12,717 friendships, each in both orders."""
     pairs = friends("lastfm", root)
     assert len(pairs) == 25_434

@@ -1,4 +1,4 @@
-"""Conversion once, memory-mapped from then on, whatever other processes do."""
+"""Interactions are converted once and then memory-mapped, also with several processes."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def assert_same(left: Interactions, right: Interactions) -> None:
         np.testing.assert_array_equal(array, right.arrays()[name], strict=True)
 
 
-def test_converted_once_and_kept_in_the_process(root: Path) -> None:
+def test_dataset_is_converted_once_and_kept_in_the_process(root: Path) -> None:
     first = load_interactions("counted", root)
     assert load_interactions("counted", root) is first
     conversion_cache.load_or_convert.cache_clear()
@@ -82,7 +82,7 @@ def test_converted_once_and_kept_in_the_process(root: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs /proc")
-def test_the_arrays_are_the_mapped_file(root: Path) -> None:
+def test_arrays_are_memory_mapped_and_read_only(root: Path) -> None:
     data = load_interactions("counted", root)
     (file,) = converted(root)
     spans = [
@@ -99,7 +99,7 @@ def test_the_arrays_are_the_mapped_file(root: Path) -> None:
         assert array.flags.aligned
 
 
-def test_a_changed_source_is_converted_anew(root: Path) -> None:
+def test_changed_source_is_converted_again(root: Path) -> None:
     before = load_interactions("counted", root)
     (root / "counted" / "seed.txt").write_bytes(b"22")
     register(b"22")
@@ -159,7 +159,7 @@ def test_many_processes_at_once_convert_once(root: Path) -> None:
     assert seen == {hashlib.sha256(data.train.tobytes() + data.test.tobytes()).hexdigest()}
 
 
-def test_every_array_survives(tmp_path: Path) -> None:
+def test_every_array_is_unchanged_after_writing_and_reading(tmp_path: Path) -> None:
     truth = np.arange(15).reshape(3, 5) % 2 == 0
     pairs = np.array([[0, 1], [2, 4], [1, 3]], np.int32)
     ratings = np.array([1.5, 5, 3], np.float32)
@@ -177,7 +177,7 @@ def test_every_array_survives(tmp_path: Path) -> None:
     assert_same(mapped, data)
 
 
-def test_another_split_of_a_large_dataset_is_made_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variant_of_a_large_dataset_is_computed_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = load_interactions("counted", root, noise=0.01)
     monkeypatch.setattr(load, "CACHED_FROM", 1)
     load._variant.cache_clear()
@@ -192,7 +192,7 @@ def test_another_split_of_a_large_dataset_is_made_once(root: Path, monkeypatch: 
         load_interactions("counted", root, noise=0.02)
 
 
-def test_each_lowest_rating_is_another_file(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_min_rating_is_cached_in_its_own_file(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = root / "own.csv"
     table.write_text("user,item,rating\n" + "".join(f"{row % 9},{row // 9},{1 + row % 5}\n" for row in range(99)))
     monkeypatch.setattr(load, "CACHED_FROM", 1)
@@ -206,13 +206,13 @@ def test_each_lowest_rating_is_another_file(root: Path, monkeypatch: pytest.Monk
     assert len(identities) == 3
 
 
-def test_a_cache_that_can_not_be_written(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unwritable_cache_raises_cache_unwritable(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ORCHESTRATOR_CACHE", str(root / "counted" / "seed.txt"))
     with pytest.raises(CacheUnwritable, match=r"cannot be written.*ORCHESTRATOR_CACHE"):
         load_interactions("counted", root)
 
 
-def test_another_kind_is_refused(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dataset_of_images_is_refused(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     images = Dataset("pictures", "none", "images", lambda folder: folder)
     monkeypatch.setitem(DATASETS, "pictures", images)
     with pytest.raises(DataError, match="got images; expected interactions"):

@@ -1,4 +1,4 @@
-"""MovieLens-100K as it is, where ORCHESTRATOR_DATA holds it."""
+"""The original MovieLens-100K dataset, if ORCHESTRATOR_DATA holds it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def data(root: Path) -> Interactions:
     return load_interactions("ml-100k", root)
 
 
-def test_counts(data: Interactions) -> None:
+def test_movielens_100k_has_the_expected_counts_of_users_items_and_pairs(data: Interactions) -> None:
     assert (data.n_users, data.n_items) == (943, 1682)
     assert data.train.shape == (80_000, 2)
     assert data.test.shape == (20_000, 2)
@@ -44,7 +44,7 @@ def test_counts(data: Interactions) -> None:
     ]
 
 
-def test_equals_another_parser(data: Interactions, root: Path) -> None:
+def test_pairs_and_ratings_equal_those_read_by_pandas(data: Interactions, root: Path) -> None:
     for part, pairs, ratings in (
         ("train", data.train, data.train_ratings),
         ("test", data.test, data.test_ratings),
@@ -54,24 +54,24 @@ def test_equals_another_parser(data: Interactions, root: Path) -> None:
         np.testing.assert_array_equal(ratings, table["rating"].to_numpy())
 
 
-def test_no_pair_in_both(data: Interactions) -> None:
+def test_no_pair_is_in_both_train_and_test(data: Interactions) -> None:
     train = set(map(tuple, data.train.tolist()))
     assert len(train) == 80_000
     assert train.isdisjoint(map(tuple, data.test.tolist()))
 
 
-def test_intact_and_the_same_everywhere(root: Path) -> None:
+def test_movielens_100k_is_intact_and_has_the_recorded_fingerprint(root: Path) -> None:
     assert verify("ml-100k", root) == []
     assert fingerprint("ml-100k", root) == "bc0dce694b169a727f2505378c55cbaeabf103642627b1f26c946dac835089eb"
 
 
-def test_validation_part(data: Interactions) -> None:
+def test_validation_part_has_the_expected_size(data: Interactions) -> None:
     mask = hold_out(data.train, data.n_users)
     assert int(mask.sum()) == 8_057
     assert np.bincount(data.train[~mask, 0], minlength=943).min() == 14
 
 
-def test_a_truncated_copy(root: Path, tmp_path: Path) -> None:
+def test_truncated_copy_is_refused(root: Path, tmp_path: Path) -> None:
     folder = tmp_path / "ml-100k"
     folder.mkdir()
     for name in ("100k_train.csv", "100k_test.csv"):
@@ -101,7 +101,7 @@ def test_the_original_format_holds_the_same_ratings(data: Interactions, root: Pa
     assert found == {(*pair, float(r)) for pairs, ratings in split for pair, r in zip(pairs.tolist(), ratings)}
 
 
-def test_movielens_1m_without_times(root: Path) -> None:
+def test_movielens_1m_without_times_is_read_but_has_no_split_by_time(root: Path) -> None:
     if not (root / "ml-1m" / "ratings.csv.gz").exists() or (root / "ml-1m" / "ratings.dat").exists():
         pytest.skip("ORCHESTRATOR_DATA holds no ml-1m without times")
     check("ml-1m", root)
@@ -115,7 +115,7 @@ def test_movielens_1m_without_times(root: Path) -> None:
 
 
 @pytest.mark.parametrize("split", ["leave_last_out", "global_time"])
-def test_a_split_by_time(root: Path, split: Split) -> None:
+def test_splits_by_time_have_the_expected_sizes(root: Path, split: Split) -> None:
     data = load_interactions("ml-100k-raw", root, split)
     assert data.train_times is not None
     assert data.test_times is not None
@@ -127,7 +127,7 @@ def test_a_split_by_time(root: Path, split: Split) -> None:
         assert data.train_times.max() < data.test_times.min()
 
 
-def test_the_clean_split(root: Path) -> None:
+def test_clean_split_has_only_ratings_of_five_in_test(root: Path) -> None:
     """Table 3.1 has 89,372 and 10,628 of 21,201 ratings of five stars: each was drawn by itself there."""
     data = load_interactions("ml-100k", root, "clean")
     assert (len(data.train), len(data.test)) == (89_399, 10_601)
@@ -136,7 +136,7 @@ def test_the_clean_split(root: Path) -> None:
 
 
 @pytest.mark.parametrize("split", ["official", "random", "clean"])
-def test_ratings_of_four_and_five(root: Path, split: Split) -> None:
+def test_min_rating_of_four_keeps_the_ratings_of_four_and_five(root: Path, split: Split) -> None:
     """55,375 of 100,000, as every recommender that binarises MovieLens at 4 counts them; 21,201 are fives."""
     data = load_interactions("ml-100k", root, split, min_rating=4)
     assert len(data.train) + len(data.test) == 55_375
@@ -144,7 +144,7 @@ def test_ratings_of_four_and_five(root: Path, split: Split) -> None:
     assert len(data.test) == {"official": 11_050, "random": 11_075, "clean": 10_601}[split]
 
 
-def test_occupations_are_those_of_another_parser(root: Path) -> None:
+def test_occupations_equal_those_read_by_pandas(root: Path) -> None:
     users = pd.read_csv(root / "ml-100k" / "users.csv").sort_values("user")
     names = np.unique(users["occupation"])
     np.testing.assert_array_equal(names[occupations("ml-100k", root)], users["occupation"])

@@ -24,7 +24,7 @@ def write(folder: Path, columns: dict[str, Any]) -> Path:
     return folder / "prior.parquet"
 
 
-def test_of_items_and_of_pairs(tmp_path: Path) -> None:
+def test_priors_of_items_and_of_pairs_are_read(tmp_path: Path) -> None:
     own = read_prior(write(tmp_path, {"item": [2, 0], "p": [0.5, 1.0]}), NUMBERED)
     assert own.users is None
     assert (own.items.tolist(), own.p.tolist()) == ([2, 0], [0.5, 1.0])
@@ -59,13 +59,13 @@ def test_ids_of_another_type_are_compared_as_text(users: list[Any], tmp_path: Pa
         ({"user": [0, 0], "item": [1, 1], "p": [0.5, 0.5]}, 2, "a pair of user and item occurs twice"),
     ],
 )
-def test_a_damaged_prior(columns: dict[str, Any], line: int | None, message: str, tmp_path: Path) -> None:
+def test_damaged_prior_is_refused(columns: dict[str, Any], line: int | None, message: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=message) as caught:
         read_prior(write(tmp_path, columns), NUMBERED)
     assert caught.value.line == line
 
 
-def test_a_file_that_is_none(tmp_path: Path) -> None:
+def test_missing_or_non_parquet_prior_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="the prior cannot be read"):
         read_prior(tmp_path / "none.parquet", NUMBERED)
     (tmp_path / "text.parquet").write_text("item,p")
@@ -73,7 +73,7 @@ def test_a_file_that_is_none(tmp_path: Path) -> None:
         read_prior(tmp_path / "text.parquet", NUMBERED)
 
 
-def test_the_trust_network_of_lastfm(tmp_path: Path) -> None:
+def test_lastfm_trust_network_contains_both_orders_of_each_pair(tmp_path: Path) -> None:
     """Both orders, once each; no user is their own friend."""
     (tmp_path / "trustnetwork.txt").write_text("1\t3\n3\t1\n2\t3\n5\t5\n")
     assert read_trust_network(tmp_path).tolist() == [[0, 2], [1, 2], [2, 0], [2, 1]]

@@ -1,4 +1,4 @@
-"""Every kind of damage is named by file and line."""
+"""Reading of MovieLens-100K: every kind of damage is reported by file and line."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def fault_of(folder: Path) -> DataError:
     return caught.value
 
 
-def test_reads_what_the_files_hold(tmp_path: Path) -> None:
+def test_movielens_100k_files_are_read(tmp_path: Path) -> None:
     data = read_ml_100k(write(tmp_path))
     assert (data.n_users, data.n_items, data.truth) == (943, 1682, None)
     np.testing.assert_array_equal(data.train, [[0, 528], [0, 377], [1, 5], [942, 1681]])
@@ -38,7 +38,7 @@ def test_reads_what_the_files_hold(tmp_path: Path) -> None:
     assert data.train.dtype == data.test.dtype == np.int32
 
 
-def test_shared_arrays_can_not_be_changed(tmp_path: Path) -> None:
+def test_arrays_are_read_only(tmp_path: Path) -> None:
     data = read_ml_100k(write(tmp_path))
     with pytest.raises(ValueError, match="read-only"):
         data.train[0, 0] = 1
@@ -72,7 +72,9 @@ def test_shared_arrays_can_not_be_changed(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("part", ["train", "test"])
-def test_a_damaged_line(tmp_path: Path, part: str, line: str, what: str, got: str, expected: str) -> None:
+def test_damaged_line_is_refused_with_file_and_line(
+    tmp_path: Path, part: str, line: str, what: str, got: str, expected: str
+) -> None:
     lines = {"train": list(TRAIN), "test": list(TEST)}
     lines[part][2:2] = [line]
     fault = fault_of(write(tmp_path, **lines))
@@ -85,11 +87,11 @@ def test_a_damaged_line(tmp_path: Path, part: str, line: str, what: str, got: st
     assert str(fault).startswith(f"{fault.file}, line 3: ")
 
 
-def test_the_first_fault_is_named(tmp_path: Path) -> None:
+def test_error_names_the_first_damaged_line(tmp_path: Path) -> None:
     assert fault_of(write(tmp_path, [*TRAIN, "1,2,9", "1,3,3", "1,4,0"])).line == 6
 
 
-def test_a_last_line_cut_off(tmp_path: Path) -> None:
+def test_truncated_last_line_is_refused(tmp_path: Path) -> None:
     write(tmp_path)
     path = tmp_path / "100k_train.csv"
     path.write_bytes(path.read_bytes()[:-5])
@@ -100,12 +102,12 @@ def test_a_last_line_cut_off(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "header", ["", "user,item", "item,user,rating", "user;item;rating", "0,1,2", "\ufeffuser,item,rating"]
 )
-def test_a_wrong_header(tmp_path: Path, header: str) -> None:
+def test_wrong_header_is_refused(tmp_path: Path, header: str) -> None:
     fault = fault_of(write(tmp_path, [header, *TRAIN[1:]]))
     assert (fault.line, fault.got, fault.expected) == (1, repr(header), HEADER)
 
 
-def test_an_empty_file_and_bytes_that_are_no_text(tmp_path: Path) -> None:
+def test_empty_file_and_bytes_that_are_not_text_are_refused(tmp_path: Path) -> None:
     path = write(tmp_path) / "100k_train.csv"
     path.write_bytes(b"")
     assert fault_of(tmp_path).line == 1
@@ -113,19 +115,19 @@ def test_an_empty_file_and_bytes_that_are_no_text(tmp_path: Path) -> None:
     assert fault_of(tmp_path).line == 3
 
 
-def test_a_pair_that_occurs_twice(tmp_path: Path) -> None:
+def test_pair_that_occurs_twice_is_refused(tmp_path: Path) -> None:
     fault = fault_of(write(tmp_path, [*TRAIN, "9,9,1", "1,5,2", "0,528,4"]))
     assert fault.line == 7
     assert fault.got == "user 1, item 5 as in line 4"
 
 
-def test_a_pair_in_train_and_test(tmp_path: Path) -> None:
+def test_pair_in_train_and_test_is_refused(tmp_path: Path) -> None:
     fault = fault_of(write(tmp_path, TRAIN, [*TEST, "7,7,1", "1,5,3"]))
     assert (fault.file, fault.line) == (tmp_path / "100k_test.csv", 5)
     assert fault.got == "user 1, item 5 as in line 4 of 100k_train.csv"
 
 
-def test_an_error_survives_the_way_between_processes(tmp_path: Path) -> None:
+def test_data_error_is_unchanged_after_pickling(tmp_path: Path) -> None:
     fault = fault_of(write(tmp_path, [HEADER, "1,2,9"]))
     copy = pickle.loads(pickle.dumps(fault.advise("Do this")))
     assert type(copy) is DataError

@@ -25,7 +25,7 @@ def array(pairs: Any) -> Pairs:
 
 
 @given(pair_sets, seeds)
-def test_each_user_gives_a_tenth(pairs: set[tuple[int, int]], seed: int) -> None:
+def test_hold_out_takes_a_tenth_of_each_user(pairs: set[tuple[int, int]], seed: int) -> None:
     rows = array(pairs)
     mask = hold_out(rows, N_USERS, 0.1, seed)
     assert mask.shape == (len(rows),)
@@ -37,7 +37,9 @@ def test_each_user_gives_a_tenth(pairs: set[tuple[int, int]], seed: int) -> None
 
 
 @given(pair_sets, seeds, st.floats(0.001, 0.999))
-def test_no_user_is_left_empty_at_any_fraction(pairs: set[tuple[int, int]], seed: int, fraction: float) -> None:
+def test_hold_out_leaves_each_user_a_train_row_at_any_fraction(
+    pairs: set[tuple[int, int]], seed: int, fraction: float
+) -> None:
     rows = array(pairs)
     mask = hold_out(rows, N_USERS, fraction, seed)
     for user in range(N_USERS):
@@ -49,7 +51,7 @@ def test_no_user_is_left_empty_at_any_fraction(pairs: set[tuple[int, int]], seed
 
 
 @given(pair_sets, seeds, st.randoms(use_true_random=False))
-def test_the_order_of_the_rows_does_not_matter(pairs: set[tuple[int, int]], seed: int, random: Any) -> None:
+def test_hold_out_is_independent_of_the_order_of_rows(pairs: set[tuple[int, int]], seed: int, random: Any) -> None:
     ordered = array(sorted(pairs))
     shuffled = list(map(tuple, ordered.tolist()))
     random.shuffle(shuffled)
@@ -58,7 +60,7 @@ def test_the_order_of_the_rows_does_not_matter(pairs: set[tuple[int, int]], seed
     assert sorted(left) == sorted(right)
 
 
-def test_every_interaction_has_the_same_chance() -> None:
+def test_every_interaction_is_held_out_with_the_same_probability() -> None:
     rows = array((user, item) for user in range(3) for item in range(20))
     n_seeds = 3000
     held_out = sum(hold_out(rows, 3, 0.1, seed).astype(int) for seed in range(n_seeds))
@@ -69,21 +71,21 @@ def test_every_interaction_has_the_same_chance() -> None:
     assert 25 < statistic < 100  # chi-squared of 57 degrees: beyond with p < 0.001
 
 
-def test_the_split_is_the_same_on_every_machine() -> None:
+def test_hold_out_matches_the_recorded_digest() -> None:
     rows = array((user, item) for user in range(50) for item in range(0, 200, 1 + user % 7))
     mask = hold_out(rows, 50, 0.1, seed=7)
     digest = hashlib.sha256(np.packbits(mask).tobytes()).hexdigest()
     assert digest == "a897b884bddfab7c6307fc9b11b786673056186534c00103c94ff2bdd0ddcd22"
 
 
-def test_seeds_differ() -> None:
+def test_seeds_give_different_splits() -> None:
     rows = array((user, item) for user in range(5) for item in range(30))
     assert not np.array_equal(hold_out(rows, 5, 0.1, 0), hold_out(rows, 5, 0.1, 1))
 
 
 @given(pair_sets)
 @settings(max_examples=50)
-def test_item_lists_are_those_of_a_plain_loop(pairs: set[tuple[int, int]]) -> None:
+def test_item_lists_equal_those_of_a_plain_loop(pairs: set[tuple[int, int]]) -> None:
     indptr, indices = user_csr(array(pairs), N_USERS)
     assert indptr.dtype == np.int64
     assert indices.dtype == np.int32
@@ -93,7 +95,7 @@ def test_item_lists_are_those_of_a_plain_loop(pairs: set[tuple[int, int]]) -> No
         assert indices[indptr[user] : indptr[user + 1]].tolist() == expected
 
 
-def test_large_ids() -> None:
+def test_item_lists_keep_the_largest_32_bit_ids() -> None:
     rows = array([(1, 2**31 - 1), (1, 0), (0, 2**31 - 1)])
     indptr, indices = user_csr(rows, 2)
     assert indptr.tolist() == [0, 1, 3]
@@ -101,13 +103,13 @@ def test_large_ids() -> None:
 
 
 @pytest.mark.parametrize("fraction", [0.0, 1.0, -0.1, float("nan")])
-def test_a_fraction_out_of_bounds(fraction: float) -> None:
+def test_fraction_out_of_bounds_raises_value_error(fraction: float) -> None:
     with pytest.raises(ValueError, match="fraction"):
         hold_out(array([(0, 0)]), 1, fraction)
 
 
 @pytest.mark.parametrize("user", [-1, 2])
-def test_a_user_out_of_bounds(user: int) -> None:
+def test_user_id_out_of_bounds_raises_value_error(user: int) -> None:
     with pytest.raises(ValueError, match="user ids"):
         hold_out(array([(user, 0)]), 2)
     with pytest.raises(ValueError, match="user ids"):

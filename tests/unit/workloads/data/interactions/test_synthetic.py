@@ -1,4 +1,4 @@
-"""The generated set: its promises, and that its planted signal can be learned."""
+"""The synthetic interactions: sizes, truth, observed items, and that the planted signal can be learned."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def dense(data: Interactions, pairs: NDArray[np.int32]) -> NDArray[np.bool_]:
     return matrix
 
 
-def test_is_the_same_for_everyone(data: Interactions, tmp_path: Path) -> None:
+def test_synthetic_dataset_matches_the_recorded_digest_and_fingerprint(data: Interactions, tmp_path: Path) -> None:
     """A change here is another dataset: change ``version`` too, and both digests."""
     content = b"".join(array.tobytes() for array in data.arrays().values())
     assert hashlib.sha256(content).hexdigest() == "012798a75b2f569bc142221f9e21735d927fca970153d01adbd8e76e1ba4420a"
     assert fingerprint("synthetic", tmp_path) == "9f58ad56cc59c82eb46dbdf7f150ae85d3d6160f7499a10b431bdd0f9489ec07"
 
 
-def test_sizes(data: Interactions) -> None:
+def test_synthetic_dataset_has_the_expected_sizes(data: Interactions) -> None:
     assert (data.n_users, data.n_items) == (600, 400)
     assert len(data.train) + len(data.test) == 20_669
     per_user = np.bincount(data.train[:, 0], minlength=600), np.bincount(data.test[:, 0], minlength=600)
@@ -52,7 +52,7 @@ def test_observed_items_are_liked_and_some_liked_ones_are_not_observed(data: Int
     assert 0.1 < data.truth[~train].mean() < 0.25  # the rate of false negatives among the unlabelled
 
 
-def test_popular_items_are_seen_more_often_than_they_are_liked(data: Interactions) -> None:
+def test_observed_share_of_likes_differs_between_items(data: Interactions) -> None:
     assert data.truth is not None
     observed = dense(data, data.train) | dense(data, data.test)
     seen = observed.sum(axis=0) / np.maximum(data.truth.sum(axis=0), 1)
@@ -61,7 +61,7 @@ def test_popular_items_are_seen_more_often_than_they_are_liked(data: Interaction
 
 @given(st.integers(2, 30), st.integers(5, 40), st.integers(0, 2**40))
 @settings(max_examples=25, deadline=None)
-def test_any_size_and_seed(n_users: int, n_items: int, seed: int) -> None:
+def test_generated_pairs_are_distinct_and_liked_at_any_size_and_seed(n_users: int, n_items: int, seed: int) -> None:
     data = generate(Planted(n_users=n_users, n_items=n_items, rank=2, seed=seed))
     assert data.truth is not None
     assert data.truth.shape == (n_users, n_items)

@@ -15,7 +15,7 @@ from workloads.data.interactions.synthetic_large import Sizes, generate_large
 
 @given(st.integers(1, 60), st.integers(200, 300), st.integers(1, 9), st.integers(0, 2**40))
 @settings(max_examples=40, deadline=None)
-def test_any_size(n_users: int, n_items: int, n_groups: int, seed: int) -> None:
+def test_large_dataset_has_exact_sizes_and_distinct_pairs(n_users: int, n_items: int, n_groups: int, seed: int) -> None:
     sizes = Sizes(n_users, n_items, n_users * 6 + n_users // 2, n_groups, least=5, seed=seed)
     data = generate_large(sizes)
     pairs = np.concatenate([data.train, data.test])
@@ -24,7 +24,7 @@ def test_any_size(n_users: int, n_items: int, n_groups: int, seed: int) -> None:
     assert pairs[:, 1].max() < n_items
 
 
-def test_the_set_of_the_catalogue() -> None:
+def test_synthetic_1m_has_the_expected_sizes_digest_and_skew() -> None:
     """A change here is another dataset: change ``version`` too."""
     data = DATASETS["synthetic-1m"].reader(None)
     assert (data.n_users, data.n_items, len(data.train) + len(data.test)) == (30_000, 41_000, 1_000_000)
@@ -38,6 +38,6 @@ def test_the_set_of_the_catalogue() -> None:
 
 
 @pytest.mark.parametrize("n_interactions", [39, 101])
-def test_sizes_that_do_not_fit(n_interactions: int) -> None:
+def test_too_many_or_too_few_interactions_raise_value_error(n_interactions: int) -> None:
     with pytest.raises(ValueError, match="too many or too few for 10 x 20"):
         generate_large(Sizes(10, 20, n_interactions, 1, least=4))

@@ -55,7 +55,7 @@ def named(data: Interactions) -> tuple[set[tuple[str, str]], set[tuple[str, str]
 # What is read
 
 
-def test_a_table_of_csv(tmp_path: Path) -> None:
+def test_csv_table_is_read_with_ids_ratings_and_times(tmp_path: Path) -> None:
     data = read(tmp_path, all_csv=ROWS)
     assert (data.n_users, data.n_items) == (2, 2)
     np.testing.assert_array_equal(data.train, [[0, 1], [1, 0], [0, 0]])
@@ -99,7 +99,7 @@ def test_a_table_of_csv(tmp_path: Path) -> None:
         },
     ],
 )
-def test_every_form_is_the_same_table(tmp_path: Path, files: dict[str, Any]) -> None:
+def test_every_table_format_gives_the_same_arrays(tmp_path: Path, files: dict[str, Any]) -> None:
     expected, found = read(tmp_path, all_csv=ROWS), read(tmp_path, **files)
     assert found.arrays().keys() == expected.arrays().keys()
     for name, array in expected.arrays().items():
@@ -122,7 +122,7 @@ pairs = st.tuples(
 
 @given(st.lists(pairs, min_size=1, max_size=30), st.randoms(use_true_random=False))
 @settings(max_examples=40, deadline=None)
-def test_the_order_of_the_rows_does_not_matter(
+def test_pairs_are_independent_of_the_order_of_rows(
     tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[int, str]], random: Any
 ) -> None:
     def written(rows: list[tuple[int, str]]) -> Interactions:
@@ -141,7 +141,7 @@ def test_the_order_of_the_rows_does_not_matter(
 
 @pytest.mark.parametrize("end", ["csv", "csv.gz", "parquet"])
 @pytest.mark.parametrize("text", [True, False])
-def test_a_table_that_is_read_in_blocks_is_the_same(
+def test_table_read_in_blocks_has_the_same_arrays_and_splits(
     tmp_path: Path, end: str, text: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows, and bytes of an array, that are in memory at a time; also for drawn parts, cuts in time and noise."""
@@ -199,7 +199,7 @@ def test_an_error_in_a_later_block_names_the_line(tmp_path: Path, monkeypatch: p
         assert caught.value.line == 502
 
 
-def test_a_full_cache_is_no_fault_of_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_raises_cache_unwritable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*of: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -219,39 +219,39 @@ def test_ids_with_leading_zeros_are_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "files", [{"all_csv": "user,item\n7.0,a\n-1.0,b\n"}, {"all_parquet": {"user": ["7.0"], "item": [1]}}]
 )
-def test_floats_are_no_ids(tmp_path: Path, files: dict[str, Any]) -> None:
+def test_float_ids_are_refused(tmp_path: Path, files: dict[str, Any]) -> None:
     """A served model would know user 7.0 and not 7."""
     with pytest.raises(DataError, match=r"column user holds floats: got '7\.0'; expected integers or text\. Convert"):
         read(tmp_path, **files)
 
 
-def test_text_may_look_like_floats(tmp_path: Path) -> None:
+def test_decimal_ids_that_are_not_all_whole_are_kept_as_text(tmp_path: Path) -> None:
     data = read(tmp_path, all_csv="user,item\n7.0,1\n7.1,1\n")
     np.testing.assert_array_equal(data.user_ids, [b"7.0", b"7.1"])
 
 
-def test_integers_are_in_their_own_order_and_gaps_are_closed(tmp_path: Path) -> None:
+def test_integer_ids_are_sorted_numerically_and_numbered_without_gaps(tmp_path: Path) -> None:
     data = read(tmp_path, all_csv="user,item\n10,5\n9,100\n-1,5\n")
     np.testing.assert_array_equal(data.user_ids, [-1, 9, 10])
     np.testing.assert_array_equal(data.item_ids, [5, 100])
     np.testing.assert_array_equal(data.train, [[2, 0], [1, 1], [0, 0]])
 
 
-def test_numbers_from_0_need_no_names(tmp_path: Path) -> None:
+def test_consecutive_ids_from_0_are_not_stored(tmp_path: Path) -> None:
     data = read(tmp_path, all_csv="user,item\n1,0\n0,1\n")
     assert data.user_ids is None
     assert data.item_ids is None
     np.testing.assert_array_equal(data.train, [[1, 0], [0, 1]])
 
 
-def test_of_repeated_pairs_the_last_row_counts(tmp_path: Path) -> None:
+def test_last_row_of_a_repeated_pair_is_kept(tmp_path: Path) -> None:
     data = read(tmp_path, all_csv="user,item,rating\n1,1,5\n0,0,2\n1,1,3\n")
     np.testing.assert_array_equal(data.train, [[0, 0], [1, 1]])
     np.testing.assert_array_equal(data.train_ratings, [2, 3])
 
 
 @pytest.mark.parametrize("rows", [2**20, 1], ids=["whole", "user by user"])
-def test_of_repeated_pairs_with_times_the_latest_row_counts(
+def test_latest_row_of_a_repeated_pair_with_times_is_kept(
     tmp_path: Path, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also in a log that begins with the newest row; of two rows at one time the last one in the file."""
@@ -269,7 +269,7 @@ def test_a_user_and_an_item_that_are_only_in_test_have_numbers(tmp_path: Path) -
     assert data.train_ratings is None  # the parts do not both have them
 
 
-def test_parts_that_nothing_could_be_judged_by(tmp_path: Path) -> None:
+def test_tables_with_too_few_rows_for_validation_or_test_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "all.csv"
     path.write_text("user,item\n" + "".join(f"{n},{n}\n" for n in range(9)))
     with pytest.raises(DataError, match=r"all\.csv: no user can give an item for validation: got at most 1"):
@@ -284,7 +284,7 @@ def test_parts_that_nothing_could_be_judged_by(tmp_path: Path) -> None:
 # By path
 
 
-def test_a_path_is_a_dataset(tmp_path: Path) -> None:
+def test_csv_file_is_loaded_as_a_dataset_by_its_path(tmp_path: Path) -> None:
     path = tmp_path / "clicks of mine.csv"
     path.write_text("user,item\n" + "".join(f"u{n % 5},i{n}\n" for n in range(50)))
     check(str(path), tmp_path / "elsewhere")
@@ -314,7 +314,9 @@ def test_a_folder_with_two_parts_is_a_dataset(tmp_path: Path, end: str) -> None:
     np.testing.assert_array_equal(data.test, [[0, 0]])
 
 
-def test_a_relative_path_gets_the_absolute_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_relative_path_is_made_absolute_by_absolute_and_refused_by_dataset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert absolute("mine/all.csv") == str(tmp_path / "mine" / "all.csv")
     assert absolute("all.parquet") == str(tmp_path / "all.parquet")
@@ -324,7 +326,7 @@ def test_a_relative_path_gets_the_absolute_one(tmp_path: Path, monkeypatch: pyte
         dataset("all.csv")
 
 
-def test_a_path_where_nothing_is(tmp_path: Path) -> None:
+def test_path_without_a_dataset_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"none.csv: the file of dataset .* is missing.*Correct"):
         check(str(tmp_path / "none.csv"), tmp_path)
     with pytest.raises(DataError, match=r"none: there is nothing at this path\. Correct the path"):

@@ -1,4 +1,4 @@
-"""What is false among positives and negatives, against plain loops."""
+"""False positives and untrusted ratings, with and without a known truth."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_false_positives_are_in_train_and_not_liked(data: Interactions) -> None:
     assert false_positives(data).tolist() == [pair not in LIKED for pair in TRAIN]
 
 
-def test_injected_noise_is_false_without_a_truth() -> None:
+def test_false_positives_without_a_truth_are_the_injected_noise() -> None:
     pairs = np.array(TRAIN, np.int32)
     noise = np.array([False, True, False, False, True])
     assert false_positives(Interactions(2, 4, pairs, pairs[:0], noise=noise)).tolist() == noise.tolist()
@@ -34,13 +34,13 @@ def test_injected_noise_is_false_without_a_truth() -> None:
         false_positives(Interactions(2, 4, pairs, pairs[:0]))
 
 
-def test_the_generated_set_and_its_noise(tmp_path: Path) -> None:
+def test_synthetic_data_has_false_positives_only_with_noise(tmp_path: Path) -> None:
     clean, noisy = (load_interactions("synthetic", tmp_path, noise=rate) for rate in (0.0, 0.25))
     assert not false_positives(clean).any()
     assert false_positives(noisy).mean() == pytest.approx(0.2, abs=1e-4)
 
 
-def test_what_was_rated_1_or_injected_is_not_to_be_trusted() -> None:
+def test_ratings_of_1_and_injected_pairs_are_untrusted() -> None:
     pairs = np.array(TRAIN, np.int32)
     data = Interactions(2, 8, pairs, pairs[:0], np.float32([1, 2, 5, 1, 3]), np.float32([]))
     assert untrusted(data).tolist() == [True, False, False, True, False]

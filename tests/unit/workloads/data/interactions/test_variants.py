@@ -77,7 +77,9 @@ def test_a_clean_split_is_half_of_the_highest_ratings(ratings: dict[Any, int], s
 
 @given(rated, seeds, st.randoms(use_true_random=False))
 @settings(max_examples=30)
-def test_the_order_of_the_rows_does_not_matter(ratings: dict[Any, int], seed: int, random: Any) -> None:
+def test_random_and_clean_splits_are_independent_of_the_order_of_rows(
+    ratings: dict[Any, int], seed: int, random: Any
+) -> None:
     shuffled = [*ratings.items()]
     random.shuffle(shuffled)
     for split in ("random", "clean"):
@@ -85,7 +87,7 @@ def test_the_order_of_the_rows_does_not_matter(ratings: dict[Any, int], seed: in
         assert {*map(tuple, one.test.tolist())} == {*map(tuple, other.test.tolist())}
 
 
-def test_the_official_split_is_kept_and_drawn_where_there_is_none() -> None:
+def test_official_split_is_kept_or_drawn_at_random_if_missing() -> None:
     ratings = {(user, item): 1 + item % 5 for user in range(N_USERS) for item in range(N_ITEMS)}
     own = interactions(ratings, 5)
     assert resplit(own, "official") is own
@@ -93,7 +95,7 @@ def test_the_official_split_is_kept_and_drawn_where_there_is_none() -> None:
     np.testing.assert_array_equal(resplit(unsplit, "official").test, resplit(unsplit, "random").test)
 
 
-def test_a_survey_gives_its_good_ratings_and_train_stays() -> None:
+def test_clean_from_keeps_train_and_only_the_high_ratings_of_test() -> None:
     data = interactions({(0, 0): 5, (0, 1): 1, (0, 2): 2, (1, 1): 3, (1, 2): 5}, 3)
     clean = resplit(data, "clean", clean_from=3)
     np.testing.assert_array_equal(clean.train, data.train)
@@ -109,7 +111,7 @@ def test_a_clean_split_needs_ratings(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("stray", "refused"), [(1, True), (2, True), (3, False), (40, False)])
-def test_ratings_off_the_scale_are_no_clean_test_part(stray: int, refused: bool, tmp_path: Path) -> None:
+def test_clean_split_is_refused_if_the_highest_rating_is_too_rare(stray: int, refused: bool, tmp_path: Path) -> None:
     values = [55] * stray + [1 + row % 5 for row in range(150 - stray)]
     table = tmp_path / "own.csv"
     lines = (f"{row % 10},{row // 10},{value}" for row, value in enumerate(values))
@@ -123,7 +125,7 @@ def test_ratings_off_the_scale_are_no_clean_test_part(stray: int, refused: bool,
     assert len(load_interactions(str(table), tmp_path, "random").test) == 30
 
 
-def test_a_rating_may_be_any_number_where_no_split_asks_for_the_highest(tmp_path: Path) -> None:
+def test_random_split_accepts_negative_and_fractional_ratings(tmp_path: Path) -> None:
     table = tmp_path / "own.csv"
     table.write_text("user,item,rating\n" + "".join(f"{row % 4},{row // 4},{row - 9.5}\n" for row in range(20)))
     data = load_interactions(str(table), tmp_path, "random")
@@ -132,7 +134,7 @@ def test_a_rating_may_be_any_number_where_no_split_asks_for_the_highest(tmp_path
     assert len(data.train) == 16
 
 
-def test_the_split_is_the_same_on_every_machine() -> None:
+def test_random_and_clean_splits_match_the_recorded_digest() -> None:
     ratings = {(user, item): 1 + (user * item) % 5 for user in range(N_USERS) for item in range(N_ITEMS)}
     tests = [resplit(interactions(ratings), split).test for split in ("random", "clean")]
     digest = hashlib.sha256(b"".join(np.sort(test @ [N_ITEMS, 1]).astype("<i8").tobytes() for test in tests))
@@ -140,12 +142,12 @@ def test_the_split_is_the_same_on_every_machine() -> None:
 
 
 @pytest.mark.parametrize("split", ["random", "official"])
-def test_one_interaction_is_trained_on(split: Split) -> None:
+def test_single_interaction_is_put_into_train(split: Split) -> None:
     data = resplit(interactions({(0, 0): 5}), split)
     assert (len(data.train), len(data.test)) == (1, 0)
 
 
-def test_truth_and_names_are_kept(tmp_path: Path) -> None:
+def test_random_split_of_synthetic_data_keeps_the_truth(tmp_path: Path) -> None:
     own, other = (load_interactions("synthetic", tmp_path, split) for split in ("official", "random"))
     assert other.truth is own.truth
     assert len(other.train) + len(other.test) == len(own.train) + len(own.test)
@@ -169,13 +171,13 @@ def test_low_ratings_are_left_out_of_both_parts(ratings: dict[Any, int], least: 
     assert (data.n_users, data.n_items) == (N_USERS, N_ITEMS)
 
 
-def test_a_rating_that_is_no_binary_fraction_is_as_high_as_itself() -> None:
+def test_min_rating_that_is_not_a_binary_fraction_keeps_equal_ratings() -> None:
     pairs, values = np.array([(0, 0), (0, 1)], np.int32), np.array([3.1, 3.0], np.float32)
     data = rated_from(Interactions(1, 2, pairs, pairs[:0], values, values[:0]), 3.1)
     assert data.train.tolist() == [[0, 0]]
 
 
-def test_a_lowest_rating_needs_ratings(tmp_path: Path) -> None:
+def test_min_rating_without_ratings_is_refused(tmp_path: Path) -> None:
     options = ReadOptions(min_rating=4)
     for refuse in (load_interactions, lambda name, root, **given: check_readable(name, root, options)):
         with pytest.raises(
@@ -216,7 +218,7 @@ def splitmix64(state: int) -> int:
 
 
 @given(timed, st.integers(0, 10))
-def test_leave_last_out(rows: list[tuple[int, int, int]], n_test: int) -> None:
+def test_leave_last_out_matches_reference(rows: list[tuple[int, int, int]], n_test: int) -> None:
     expected: list[set[tuple[int, int]]] = [set(), set(), set()]
     for user in range(N_USERS):
         order = sorted((time, splitmix64(u << 32 | item), item) for u, item, time in rows if u == user)
@@ -233,7 +235,7 @@ def test_leave_last_out(rows: list[tuple[int, int, int]], n_test: int) -> None:
     assert parts(resplit(timed_interactions(rows, n_test), "leave_last_out")) == expected
 
 
-def test_of_interactions_at_one_time_each_may_be_the_last_whatever_the_order_of_rows() -> None:
+def test_ties_in_time_are_broken_evenly_and_independently_of_row_order() -> None:
     """An order by item number would test on the items that a source numbers last, often its rarest."""
     pairs = np.array([(user, item) for user in range(2000) for item in range(10)], np.int32)
 
@@ -250,7 +252,7 @@ def test_of_interactions_at_one_time_each_may_be_the_last_whatever_the_order_of_
 
 
 @given(timed, st.integers(0, 10))
-def test_a_global_cut_trains_on_nothing_that_is_as_late_as_what_it_tests(
+def test_global_time_trains_only_on_interactions_before_those_of_test(
     rows: list[tuple[int, int, int]], n_test: int
 ) -> None:
     when = {(user, item): time for user, item, time in rows}
@@ -272,7 +274,9 @@ def test_a_global_cut_trains_on_nothing_that_is_as_late_as_what_it_tests(
         assert len(test) + len(left) == len(when) - int(np.floor(0.8 * len(when)))
 
 
-def test_a_split_by_time_in_training(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_workload_validates_on_the_validation_part_of_a_split_by_time(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """The validation part of the workload is the split's own, without users who have nothing earlier."""
     monkeypatch.setenv("ORCHESTRATOR_CACHE", str(tmp_path / "cache"))
     path = tmp_path / "own.csv"
@@ -289,7 +293,9 @@ def test_a_split_by_time_in_training(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert prepare(data, 0, False, torch.device("cpu")).train.items.numel() == len(data.train)
 
 
-def test_a_split_by_time_that_leaves_nothing_to_validate_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_split_by_time_with_an_empty_validation_part_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """Interactions of one time stay together: of two times, the second one is the test part."""
     monkeypatch.setenv("ORCHESTRATOR_CACHE", str(tmp_path / "cache"))
     path = tmp_path / "own.csv"
@@ -302,7 +308,7 @@ def test_a_split_by_time_that_leaves_nothing_to_validate_on(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("row", ["{user},{item},7", "{user},{item},{user}"], ids=["one time", "a time for each user"])
-def test_a_global_cut_that_leaves_nothing_to_test_on(row: str, tmp_path: Path) -> None:
+def test_global_time_with_an_empty_test_part_is_refused(row: str, tmp_path: Path) -> None:
     path = tmp_path / "own.csv"
     lines = [row.format(user=user, item=item) for user in range(20) for item in range(10)]
     path.write_text("\n".join(["user,item,timestamp", *lines]))
@@ -313,7 +319,9 @@ def test_a_global_cut_that_leaves_nothing_to_test_on(row: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("split", ["leave_last_out", "global_time"])
-def test_a_split_by_time_without_times(split: Split, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_split_by_time_without_times_or_with_a_split_seed_is_refused(
+    split: Split, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("ORCHESTRATOR_CACHE", str(tmp_path / "cache"))
     with pytest.raises(DataError, match=rf"split={split} needs the times .*Use split=official or split=random"):
         refuse_unreadable("synthetic", tmp_path, split)
@@ -348,7 +356,7 @@ def test_noise_is_new_distinct_and_marked(ratings: dict[Any, int], rate: float, 
 
 
 @given(rated, st.floats(0, 0.5), seeds)
-def test_noise_is_the_free_pairs_that_are_drawn_first(ratings: dict[Any, int], rate: float, seed: int) -> None:
+def test_noise_matches_reference_draws_of_free_pairs(ratings: dict[Any, int], rate: float, seed: int) -> None:
     """The definition: draws of PCG64, each the number of a free pair in the order of users and items."""
     free = [(user, item) for user in range(N_USERS) for item in range(N_ITEMS) if (user, item) not in ratings]
     count = min(round(rate * len(ratings)), len(free))
@@ -359,7 +367,7 @@ def test_noise_is_the_free_pairs_that_are_drawn_first(ratings: dict[Any, int], r
 
 
 @given(rated)
-def test_the_noise_that_is_offered_instead_fits(ratings: dict[Any, int]) -> None:
+def test_noise_rate_suggested_by_the_error_is_accepted(ratings: dict[Any, int]) -> None:
     clean = interactions(ratings)
     with pytest.raises(DataError) as refused:
         with_noise(clean, N_USERS * N_ITEMS)
@@ -374,7 +382,7 @@ def test_noise_can_take_every_free_pair() -> None:
 
 
 @pytest.mark.slow
-def test_every_free_pair_has_the_same_chance() -> None:
+def test_every_free_pair_becomes_noise_with_the_same_probability() -> None:
     ratings = {(user, item): 3 for user in range(N_USERS) for item in range(N_ITEMS) if (user * item) % 3}
     clean, n_seeds = interactions(ratings), 2000
     free, count = N_USERS * N_ITEMS - len(ratings), round(0.3 * len(ratings))
@@ -389,7 +397,7 @@ def test_every_free_pair_has_the_same_chance() -> None:
     assert abs(statistic - (free - 1)) < 4 * np.sqrt(2 * (free - 1))
 
 
-def test_of_generated_data_noise_is_not_liked(tmp_path: Path) -> None:
+def test_noise_of_synthetic_data_is_not_liked(tmp_path: Path) -> None:
     data = load_interactions("synthetic", tmp_path, noise=0.5)
     assert data.noise is not None
     assert data.truth is not None

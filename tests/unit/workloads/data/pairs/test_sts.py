@@ -1,4 +1,4 @@
-"""Sentence pairs from every form they come in, what is wrong with them by its line, and the parts they are cut into."""
+"""Sentence pairs: table formats, errors by line, and the parts that a table is split into."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def texts(pairs: Pairs | None) -> set[tuple[str, str, float]]:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_table_of_ones_own_is_cut_into_three_parts(form: str, tmp_path: Path) -> None:
+def test_table_of_pairs_is_split_into_three_parts(form: str, tmp_path: Path) -> None:
     name = str(FORMS[form](tmp_path))
     assert dataset(name).kind == "sentence_pairs"
     data = load_pairs(name, ROOT)
@@ -69,7 +69,7 @@ def test_a_table_of_ones_own_is_cut_into_three_parts(form: str, tmp_path: Path) 
     assert texts(load_pairs(name, ROOT, seed=1).test) != parts[2]
 
 
-def test_parts_are_shares_and_hang_on_the_texts_alone(tmp_path: Path) -> None:
+def test_parts_have_the_expected_shares_and_depend_only_on_the_texts(tmp_path: Path) -> None:
     rows = [(f"a {number // 2}", "b", 1.0) for number in range(4000)]  # each pair twice
     one, other = write_parquet(tmp_path / "a.parquet", rows), write_parquet(tmp_path / "b.parquet", rows[::-1])
     data = load_pairs(str(one), ROOT)
@@ -98,7 +98,7 @@ def test_scores_from_0_to_1_are_refused(tmp_path: Path) -> None:
         check_readable(str(path), ROOT, ReadOptions())
 
 
-def test_a_folder_has_parts_of_its_own(tmp_path: Path) -> None:
+def test_folder_is_read_with_its_own_train_dev_and_test_parts(tmp_path: Path) -> None:
     write_csv(tmp_path / "train.csv", ROWS[:40])
     write_csv(tmp_path / "dev.csv", ROWS[40:50])
     write_csv(tmp_path / "test.csv", ROWS[50:])
@@ -113,7 +113,7 @@ def test_a_folder_has_parts_of_its_own(tmp_path: Path) -> None:
     assert fingerprint(str(tmp_path), ROOT) != before
 
 
-def test_hidden_test_scores_are_refused_before_training_and_dev_stands_in(tmp_path: Path) -> None:
+def test_hidden_test_scores_are_refused_unless_split_is_dev(tmp_path: Path) -> None:
     write_csv(tmp_path / "train.csv", ROWS[:40])
     write_csv(tmp_path / "validation.csv", ROWS[40:50])
     write_csv(tmp_path / "test.csv", [(one, other, -1.0) for one, other, _ in ROWS[50:]])
@@ -124,7 +124,7 @@ def test_hidden_test_scores_are_refused_before_training_and_dev_stands_in(tmp_pa
 
 
 @pytest.mark.parametrize("scores", ["no column", "empty"])
-def test_a_test_part_without_scores_hides_them(scores: str, tmp_path: Path) -> None:
+def test_test_part_without_scores_is_refused_unless_split_is_dev(scores: str, tmp_path: Path) -> None:
     """As GLUE's folder has it."""
     write_csv(tmp_path / "train.tsv", ROWS[:40], "\t")
     write_csv(tmp_path / "dev.tsv", ROWS[40:50], "\t")
@@ -138,7 +138,7 @@ def test_a_test_part_without_scores_hides_them(scores: str, tmp_path: Path) -> N
         load_pairs(str(tmp_path), ROOT)
 
 
-def test_a_quote_in_a_tsv_is_a_character_and_blank_lines_are_none(tmp_path: Path) -> None:
+def test_quotes_in_a_tsv_are_text_and_blank_lines_are_skipped(tmp_path: Path) -> None:
     rows = [(f'"quoted {number}', f'what {number}"', 1.0) for number in range(40)]
     file = write_csv(tmp_path / "pairs.tsv", rows, "\t")
     file.write_text(file.read_text() + "\n\n")
@@ -163,14 +163,14 @@ def test_a_quote_in_a_tsv_is_a_character_and_blank_lines_are_none(tmp_path: Path
         (HEADER + "a,b,1\nc," + "d" * 2**18 + ",1\n", "line 3: the line cannot be read: got field larger than field"),
     ],
 )
-def test_what_is_wrong_is_named_by_its_line(text: str, message: str, tmp_path: Path) -> None:
+def test_damaged_csv_of_pairs_is_refused(text: str, message: str, tmp_path: Path) -> None:
     file = tmp_path / "pairs.csv"
     file.write_text(text)
     with pytest.raises(DataError, match=message):
         load_pairs(str(file), ROOT)
 
 
-def test_of_parquet_the_row_is_named(tmp_path: Path) -> None:
+def test_damaged_parquet_of_pairs_is_refused(tmp_path: Path) -> None:
     file = write_parquet(tmp_path / "pairs.parquet", [("a", "b", 1.0), ("a", None, 2.0), ("c", "d", None)])
     with pytest.raises(DataError, match="in row 2 sentence2 is empty: got None"):
         load_pairs(str(file), ROOT)
@@ -188,19 +188,21 @@ def test_another_kind_of_dataset_is_refused() -> None:
         load_pairs("synthetic", ROOT)
 
 
-def test_a_source_without_a_dev_part_has_none_to_test_on(tmp_path: Path) -> None:
+def test_split_dev_without_a_dev_part_is_refused(tmp_path: Path) -> None:
     file = write_parquet(tmp_path / "pairs.parquet", ROWS)
     with pytest.raises(DataError, match="has no dev part: got split=dev"):
         load_pairs(str(file), ROOT, "dev")
 
 
 class TestGLUE:
-    def test_without_the_package_it_says_what_to_install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_missing_datasets_package_is_reported_with_the_install_command(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setitem(sys.modules, "datasets", None)
         with pytest.raises(DataError, match=r"package datasets, which is missing\. Install it: pip install datasets"):
             load_pairs("glue-stsb", ROOT, "dev")
 
-    def test_what_is_not_in_the_cache_is_one_sentence(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_unreachable_hub_raises_data_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def unreachable(*_: str) -> None:
             raise ConnectionError("Couldn't reach the hub\nand a traceback")
 
@@ -208,7 +210,7 @@ class TestGLUE:
         with pytest.raises(DataError, match=r"not in the cache .*: got Couldn't reach the hub. Load it once"):
             load_pairs("glue-stsb", ROOT, "dev")
 
-    def test_its_columns_are_taken_over(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_columns_of_glue_are_read_with_label_as_score(self, monkeypatch: pytest.MonkeyPatch) -> None:
         rows = {
             "sentence1": ["a", "b"] * 30,
             "sentence2": [f"c{number}" for number in range(60)],
@@ -225,7 +227,7 @@ class TestGLUE:
 
 
 class TestSynthetic:
-    def test_it_is_the_same_everywhere(self) -> None:
+    def test_generated_pairs_match_recorded_examples(self) -> None:
         data = generate(Planted())
         assert (data.train.first[0], data.train.second[0]) == (
             "c12w1 the6 the7 the2 c16w0 c13w0 the9 c4w0", "the1 c13w0 c12w1 c4w0 c16w0",
@@ -239,7 +241,7 @@ class TestSynthetic:
             assert [len(found) for found in concepts] == [4, 4]
             assert score == 5 * len(concepts[0] & concepts[1]) / 4
 
-    def test_counting_common_words_is_not_enough(self) -> None:
+    def test_word_overlap_correlates_only_partly_with_the_scores(self) -> None:
         from scipy.stats import spearmanr
 
         test = generate(Planted()).test
@@ -250,7 +252,7 @@ class TestSynthetic:
 
 
 @pytest.mark.data("stsb")
-def test_stsb_is_what_it_is() -> None:
+def test_stsb_has_the_expected_sizes_and_scores() -> None:
     data = load_pairs("stsb", Path(os.environ["ORCHESTRATOR_DATA"]))
     assert [len(part) for part in (data.train, data.validation, data.test) if part is not None] == [5749, 1500, 1379]
     assert data.train.first[0] == "A plane is taking off."

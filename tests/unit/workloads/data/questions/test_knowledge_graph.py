@@ -1,4 +1,4 @@
-"""Questions over graphs: reading them, what is around a topic, and what is wrong in the files."""
+"""Questions over knowledge graphs: reading, neighbourhoods of topics, and errors in the files."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def ann(hops: int, fill: int = 0) -> tuple[GraphQuestions, Any]:
     return data, neighbourhoods(data, fill, 0)
 
 
-def test_reads_a_users_own(written: Callable[..., str]) -> None:
+def test_own_questions_and_graph_are_read(written: Callable[..., str]) -> None:
     path = written({}, {"split": "dev", "question": "ann 's child 's birthplace ?"}, {"split": "test", "set": "own"})
     assert dataset(path).kind == "graph_questions"
     check(path, Path())
@@ -61,7 +61,7 @@ def test_reads_a_users_own(written: Callable[..., str]) -> None:
     assert load_questions(path, Path()) is data
 
 
-def test_is_converted_once_and_a_damaged_conversion_anew(written: Callable[..., str], tmp_path: Path) -> None:
+def test_damaged_conversion_of_questions_is_rebuilt(written: Callable[..., str], tmp_path: Path) -> None:
     path = written({}, {"split": "dev", "question": "où est né Bob ?"})
     first = load_questions(path, Path())
     (kept,) = (tmp_path / "cache" / "questions").glob("*.arrow")
@@ -91,17 +91,17 @@ def test_is_converted_once_and_a_damaged_conversion_anew(written: Callable[..., 
         ([{"hops": "two"}], "the line holds no question"),
     ],
 )
-def test_faults_of_questions(written: Callable[..., str], rows: list[dict[str, Any]], message: str) -> None:
+def test_damaged_questions_are_refused(written: Callable[..., str], rows: list[dict[str, Any]], message: str) -> None:
     with pytest.raises(DataError, match=message):
         load_questions(written(*rows), Path())
 
 
-def test_faults_of_a_graph(written: Callable[..., str]) -> None:
+def test_damaged_graph_is_refused(written: Callable[..., str]) -> None:
     with pytest.raises(DataError, match=r"family.tsv, line 2: the line holds no triple: got 'ann\\tchild'"):
         load_questions(written({}, graph="ann\tchild\tbob\nann\tchild"), Path())
 
 
-def test_everything_within_the_hops_in_either_direction() -> None:
+def test_neighbourhood_has_all_triples_within_the_hops_in_both_directions() -> None:
     data, around = ann(2)
     found = {tuple(data.triples[t]): (int(s), bool(f)) for t, s, f in zip(around.triples, around.steps, around.forward)}
     named = {(data.entities[s], data.relations[r], data.entities[o]): value for (s, r, o), value in found.items()}
@@ -116,7 +116,7 @@ def test_everything_within_the_hops_in_either_direction() -> None:
     assert [data.entities[data.triples[t][0]] for t in backward] == ["cyd"]
 
 
-def test_the_relations_crossed_before_a_triple() -> None:
+def test_neighbourhood_records_the_relations_crossed_before_a_triple() -> None:
     data, around = ann(3)
     via = {tuple(data.triples[t]): way.tolist() for t, way in zip(around.triples, around.via)}
     child, born = (2 * data.relations.index(name) + 1 for name in ("child", "born_in"))
@@ -126,7 +126,7 @@ def test_the_relations_crossed_before_a_triple() -> None:
     assert [way for triple, way in via.items() if triple[0] == names["ann"]] == [[-1, -1], [-1, -1]]
 
 
-def test_random_triples_fill_up_and_are_not_around() -> None:
+def test_neighbourhood_is_filled_up_with_random_triples_at_step_0() -> None:
     data, around = ann(2, fill=6)
     assert len(around.triples) == 6
     assert len(set(around.triples.tolist())) == 6
@@ -137,7 +137,7 @@ def test_random_triples_fill_up_and_are_not_around() -> None:
     assert len(drawn) > 1
 
 
-def test_nothing_around_is_left_out() -> None:
+def test_neighbourhood_larger_than_fill_is_not_cut() -> None:
     assert len(ann(3, fill=1)[1].triples) == 6
 
 
@@ -165,7 +165,7 @@ def test_generated_questions_are_answered_with_the_planted_probability() -> None
 
 @pytest.mark.slow
 @pytest.mark.data("pathquestion")
-def test_pathquestion() -> None:
+def test_pathquestion_has_the_expected_sizes_and_neighbourhoods() -> None:
     data = load_questions("pathquestion", default_data_root())
     assert np.bincount(data.part).tolist() == [7821, 940, 970]
     assert len(data.triples) == 13_894

@@ -1,4 +1,4 @@
-"""BM25's candidates against the formula, and how they are kept."""
+"""BM25 candidates: scores against the formula, and the cache of candidates."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[5]
 DOCS = ["cats purr purr", "dogs bark at cats", "birds", "", "the at of"]
 
 
-def test_scores_are_lucenes_formula() -> None:
+def test_scores_match_the_formula_of_lucene() -> None:
     found = search(DOCS, ["purr", "cats bark"], 5)
     lengths = [3, 3, 1, 0, 0]  # without stop words
     average = sum(lengths) / len(lengths)
@@ -72,7 +72,7 @@ def one_by_one(docs: list[str], queries: list[str], depth: int) -> list[list[tup
 
 @pytest.mark.parametrize("at_once", [1, 2**24])
 @pytest.mark.parametrize("chosen", [None, [*range(7, 300, 3), 4]], ids=["all", "some"])
-def test_together_queries_have_bit_for_bit_what_they_have_one_by_one(
+def test_batched_search_equals_search_query_by_query(
     chosen: list[int] | None, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "AT_ONCE", at_once)
@@ -94,11 +94,11 @@ def test_together_queries_have_bit_for_bit_what_they_have_one_by_one(
         assert (found.docs[row, len(ranked) :] == -1).all()
 
 
-def test_documents_without_a_word() -> None:
+def test_documents_without_words_are_not_found() -> None:
     assert search(["", "the"], ["cat"], 2).docs.tolist() == [[-1, -1]]
 
 
-def test_candidates_are_kept_under_the_fingerprint(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_candidates_are_cached_by_depth_and_bm25_constants(monkeypatch: pytest.MonkeyPatch) -> None:
     data = load_retrieval("synthetic-retrieval", Path())
     first = candidates("synthetic-retrieval", Path(), data, 10)
     with monkeypatch.context() as patch:
@@ -111,7 +111,7 @@ def test_candidates_are_kept_under_the_fingerprint(monkeypatch: pytest.MonkeyPat
     assert not np.array_equal(candidates("synthetic-retrieval", Path(), data, 10).scores, first.scores)
 
 
-def test_a_damaged_file_is_made_anew() -> None:
+def test_damaged_file_of_candidates_is_rebuilt() -> None:
     data = load_retrieval("synthetic-retrieval", Path())
     first = candidates("synthetic-retrieval", Path(), data, 10)
     (file,) = (cache_dir() / "bm25").glob("*.npz")
@@ -122,7 +122,7 @@ def test_a_damaged_file_is_made_anew() -> None:
         assert np.array_equal(candidates("synthetic-retrieval", Path(), data, 10).docs, first.docs)
 
 
-def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_names_the_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
     imported = builtins.__import__
 
     def without(name: str, *args: Any, **kwargs: Any) -> Any:
@@ -137,7 +137,7 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.data("scifact")
-def test_scifact_at_the_level_of_published_bm25() -> None:
+def test_bm25_on_scifact_reaches_the_expected_ndcg() -> None:
     """BEIR, table 2: .665 with other constants and without title and text joined; Lucene's flat index: .679."""
     import torch
 
@@ -155,7 +155,7 @@ def test_scifact_at_the_level_of_published_bm25() -> None:
 
 
 @pytest.mark.parametrize("before", ["", "import jax.lax; "], ids=["not imported", "imported"])
-def test_jax_does_not_take_the_memory_of_a_gpu(before: str, tmp_path: Path) -> None:
+def test_bm25_search_does_not_start_jax(before: str, tmp_path: Path) -> None:
     """bm25s starts JAX when it is imported, which takes most of the memory of a GPU; ours imports it without."""
     package = tmp_path / "jax"
     package.mkdir()

@@ -1,4 +1,4 @@
-"""Retrieval collections: BEIR's layout, triples, the cache, splits, and what is wrong in them."""
+"""Retrieval collections: BEIR's layout, triples, the cache, splits, and errors in the files."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def load(folder: Path, **options: str) -> Retrieval:
 
 
 @pytest.mark.parametrize("zipped", [False, True])
-def test_texts_and_judgements_of_three_parts(beir: Callable[..., Path], zipped: bool) -> None:
+def test_beir_collection_with_three_parts_is_read(beir: Callable[..., Path], zipped: bool) -> None:
     data = load(beir(train="q1\td2\t2", dev="q3\td1\t1", test="q0\td2\t0;q0\td1\t3", zipped=zipped))
     assert data.docs.to_pylist() == ["Cats purr", "dogs bark", ""]
     assert data.queries.to_pylist() == ["cat", "dog", "", "bird"]
@@ -70,7 +70,7 @@ def test_texts_and_judgements_of_three_parts(beir: Callable[..., Path], zipped: 
     }  # fmt: skip
 
 
-def test_grades_of_pairs_and_of_queries(beir: Callable[..., Path]) -> None:
+def test_grades_of_pairs_and_of_queries_match_the_judgements(beir: Callable[..., Path]) -> None:
     data = load(beir(train="q1\td2\t2", dev="q3\td1\t1", test="q0\td2\t0;q0\td1\t3"))
     before = sum(bytes_by_device(data).values())
     queries = np.arange(4)[:, None]
@@ -143,13 +143,13 @@ def test_unknown_ids_are_refused_by_name_or_skipped_and_counted(beir: Callable[.
         ),
     ],
 )
-def test_damaged_judgements(beir: Callable[..., Path], qrels: dict[str, str], message: str) -> None:
+def test_damaged_judgements_are_refused(beir: Callable[..., Path], qrels: dict[str, str], message: str) -> None:
     folder = beir(**qrels)
     with pytest.raises(DataError, match=message):
         check_readable(str(folder), Path())
 
 
-def test_a_domain_of_multi_cpr_tests_on_its_dev_part(tmp_path: Path) -> None:
+def test_dev_part_of_multi_cpr_is_read_as_test_part(tmp_path: Path) -> None:
     (tmp_path / "corpus.tsv").write_text("1\tcats\n2\tdogs\n")
     for part in ("train", "dev"):
         (tmp_path / f"{part}.query.txt").write_text("1\tcat\n")
@@ -161,7 +161,7 @@ def test_a_domain_of_multi_cpr_tests_on_its_dev_part(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-def test_damaged_texts(beir: Callable[..., Path]) -> None:
+def test_damaged_texts_are_refused(beir: Callable[..., Path]) -> None:
     for docs, message in (
         ([*DOCS, DOCS[0]], "corpus.jsonl, line 4: an id occurs twice: got 'd1', as in line 1"),
         ([{"_id": "d1"}], "corpus.jsonl, line 1: the line holds no text"),
@@ -177,7 +177,7 @@ def test_damaged_texts(beir: Callable[..., Path]) -> None:
         load(folder)
 
 
-def test_a_header_that_differs(beir: Callable[..., Path]) -> None:
+def test_wrong_header_of_judgements_is_refused(beir: Callable[..., Path]) -> None:
     folder = beir(qrels="q0\td1\t1")
     (folder / "qrels.tsv").write_text("q0 0 d1 1\n")
     with pytest.raises(DataError, match="line 1: the header differs: got 'q0 0 d1 1'"):
@@ -194,7 +194,7 @@ def test_triples_are_queries_with_judged_documents(tmp_path: Path) -> None:
     assert data.judgements.tolist() == [[0, 0, 1], [0, 1, 0], [0, 2, 0], [1, 0, 0], [1, 2, 1]]
 
 
-def test_damaged_triples(tmp_path: Path) -> None:
+def test_damaged_triples_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "triples.parquet"
     for rows, message in (
         ({"query": ["a"], "positive": ["x"], "negative": ["x"]}, "line 1: a pair is judged twice, and differently"),
@@ -206,13 +206,13 @@ def test_damaged_triples(tmp_path: Path) -> None:
             load(file)
 
 
-def test_another_kind_is_refused() -> None:
+def test_dataset_of_interactions_is_refused() -> None:
     with pytest.raises(DataError, match="dataset 'synthetic' has another kind: got interactions; expected retrieval"):
         load_retrieval("synthetic", Path())
     assert dataset("synthetic-retrieval").kind == "retrieval"
 
 
-def test_split_follows_the_source_and_leaves_out_queries_without_a_relevant_document(
+def test_split_of_the_source_is_kept_for_queries_with_a_relevant_document(
     beir: Callable[..., Path],
 ) -> None:
     data = load(beir(train="q1\td2\t2;q2\td1\t0", dev="q3\td1\t1", test="q0\td1\t3"))
@@ -235,12 +235,12 @@ def test_drawn_parts_are_disjoint_seeded_and_of_the_asked_size() -> None:
     assert not np.array_equal(found.test[:16], other.test[:16])
 
 
-def test_too_few_queries_to_split(beir: Callable[..., Path]) -> None:
+def test_too_few_queries_to_split_raise_value_error(beir: Callable[..., Path]) -> None:
     with pytest.raises(ValueError, match="too few queries to split: 2 of 4 have a relevant document"):
         split_queries(load(beir(qrels="q0\td1\t1;q1\td2\t1")), seed=0)
 
 
-def test_planted_relevance() -> None:
+def test_generated_collection_has_the_planted_relevance() -> None:
     data = generate(Planted())
     assert len(data.docs) == 8 * 8 * 9
     assert np.bincount(data.judgements[:, 2]).tolist() == [0, 128, 64]
@@ -258,14 +258,14 @@ def test_planted_relevance() -> None:
         )
     ],
 )  # fmt: skip
-def test_real_collections(name: str, counts: tuple[int, int, int], grades: int) -> None:
+def test_real_collections_have_the_expected_counts(name: str, counts: tuple[int, int, int], grades: int) -> None:
     data = load_retrieval(name, default_data_root())
     assert (len(data.docs), len(data.queries), len(data.judgements)) == counts
     assert data.judgements[:, 2].max() == grades
     assert data.n_unknown == 0
 
 
-def test_parts_of_an_own_collection_have_a_stream_of_their_own(beir: Callable[..., Path]) -> None:
+def test_own_collections_are_split_with_another_random_stream(beir: Callable[..., Path]) -> None:
     """Those of the catalogue keep theirs, by which results are stored."""
     queries = [{"_id": f"q{number}", "text": f"text {number}"} for number in range(60)]
     data = load(beir(queries=queries, qrels=";".join(f"q{number}\td1\t1" for number in range(60))))

@@ -1,4 +1,4 @@
-"""Topics, judgements and runs in TREC's form, and what is wrong in them."""
+"""Topics, judgements and runs in TREC format, and errors in the files."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def run(folder: Path, text: str) -> Path:
     return folder / "run.trec"
 
 
-def test_a_collection_in_trecs_form(folder: Path) -> None:
+def test_topics_and_judgements_in_trec_format_are_read(folder: Path) -> None:
     data = load(folder)
     assert data.query_ids.to_pylist() == ["301", "302"]
     assert data.queries.to_pylist() == ["crime", "polio"]
     assert data.judgements.tolist() == [[0, 1, 2], [0, 2, 0], [1, 0, 1]]
 
 
-def test_marked_topics_and_judgements_of_parts(folder: Path) -> None:
+def test_marked_up_topics_and_judgements_of_parts_are_read(folder: Path) -> None:
     (folder / "topics.tsv").unlink()
     (folder / "topics.trec").write_text(MARKED)
     (folder / "qrels.trec").unlink()
@@ -85,14 +85,16 @@ def test_a_title_ends_at_the_next_element_only(folder: Path) -> None:
         ("qrels.trec", "301 0 d1 1\n301 0 d9 1\n", "name texts that are not there", 2),
     ],
 )
-def test_what_is_wrong_is_named(folder: Path, file: str, text: str, message: str, line: int) -> None:
+def test_damaged_topics_and_judgements_are_refused_with_the_line(
+    folder: Path, file: str, text: str, message: str, line: int
+) -> None:
     (folder / file).write_text(text)
     with pytest.raises(DataError, match=message) as error:
         load(folder)
     assert f"line {line}" in str(error.value)
 
 
-def test_a_byte_order_mark_is_no_part_of_an_id(folder: Path) -> None:
+def test_byte_order_mark_is_not_read_as_part_of_an_id(folder: Path) -> None:
     for name in ("topics.tsv", "qrels.trec"):
         (folder / name).write_text((folder / name).read_text(), encoding="utf-8-sig")
     data = load(folder)
