@@ -23,7 +23,7 @@ RIGHT = Row(
     "Algorithm 2",
     "tested",
     ("workloads.sampling.bayesian:BNS",),
-    ("workloads/sampling/test_samplers.py::test_bns_is_algorithm_2",),
+    ("workloads/sampling/test_samplers.py::test_bns_matches_reference_of_algorithm_2",),
     "orchestrator reproduce thesis-4.2",
     ("published/thesis-4.2-ml-100k-mf.md",),
 )

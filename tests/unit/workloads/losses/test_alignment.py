@@ -34,7 +34,7 @@ def mask(count: int) -> torch.Tensor:
 QUERY = torch.tensor([Q], dtype=torch.float64)
 
 
-def test_values_of_the_contrastive_loss() -> None:
+def test_contrastive_losses_match_reference_values() -> None:
     fresh = block([POSITIVE], MEMORY, NEW)
     assert no_compat_loss(QUERY, fresh, mask(6)).item() == pytest.approx(5.779458489021142, abs=1e-9)
     assert rank_loss(QUERY, fresh[:, :3], fresh[:, 3:], mask(6)).item() == pytest.approx(5.779458489021142, abs=1e-9)
@@ -42,7 +42,7 @@ def test_values_of_the_contrastive_loss() -> None:
     assert no_compat_loss(QUERY, without, mask(4)).item() == pytest.approx(5.710581286320616, abs=1e-9)
 
 
-def test_stored_embeddings_are_constants() -> None:
+def test_stored_embeddings_receive_no_gradient() -> None:
     """E-L6: no gradient reaches them, and the query's is that of the reference."""
     query = QUERY.clone().requires_grad_()
     stored, new = block([POSITIVE], MEMORY).requires_grad_(), block(NEW).requires_grad_()
@@ -54,7 +54,7 @@ def test_stored_embeddings_are_constants() -> None:
     assert query.grad[0].tolist() == pytest.approx(expected, abs=1e-6)
 
 
-def test_values_of_the_alignments() -> None:
+def test_alignment_losses_match_reference_values() -> None:
     stored, fresh, new = block(OLD), block(FRESH), block(NEW)
     found = embedding_alignment_loss(stored, fresh, mask(3))
     assert found.item() == pytest.approx(10.698155419999999, abs=1e-9)
@@ -63,7 +63,7 @@ def test_values_of_the_alignments() -> None:
     assert ranking_alignment_loss(QUERY, stored, torch.cat([stored, new], 1), mask(6)).item() == pytest.approx(0)
 
 
-def test_the_gradient_of_ranking_alignment_at_new_documents() -> None:
+def test_ranking_alignment_gradient_at_new_documents_matches_formula() -> None:
     """E-L5: p(log(p/p') - KL) - (p - p') with respect to a new document's score, for both sides carry one."""
     new = block(NEW).requires_grad_()
     stored, fresh = block(OLD), block(FRESH)
@@ -76,7 +76,7 @@ def test_the_gradient_of_ranking_alignment_at_new_documents() -> None:
     torch.testing.assert_close(new.grad[0], slope.unsqueeze(1) * QUERY)
 
 
-def test_a_detached_target_leaves_one_side() -> None:
+def test_detached_target_of_ranking_alignment_contributes_no_gradient() -> None:
     new, fresh = block(NEW).requires_grad_(), block(FRESH)
     ranking_alignment_loss(QUERY, block(OLD), torch.cat([fresh, new], 1), mask(6), detach_target=True).sum().backward()
     p = torch.softmax((torch.cat([block(OLD), new], 1) @ QUERY[0]), 1).detach()
@@ -85,7 +85,7 @@ def test_a_detached_target_leaves_one_side() -> None:
     torch.testing.assert_close(new.grad[0], (other - p)[0, 3:].unsqueeze(1) * QUERY)
 
 
-def test_filling_counts_for_nothing() -> None:
+def test_padding_leaves_losses_unchanged_and_receives_no_gradient() -> None:
     source = torch.Generator().manual_seed(0)
     filled = torch.cat([torch.ones(1, 6), torch.zeros(1, 2)], 1).bool()
     rest = torch.randn(1, 2, 4, generator=source, dtype=torch.float64)
@@ -107,13 +107,13 @@ def test_filling_counts_for_nothing() -> None:
     )
 
 
-def test_a_positive_that_is_alone_costs_nothing() -> None:
+def test_loss_of_a_positive_without_other_documents_is_zero() -> None:
     alone = torch.tensor([[True, False, False]])
     assert no_compat_loss(QUERY, block(OLD), alone).item() == 0
     assert ranking_alignment_loss(QUERY, block(OLD[:1]), block(FRESH), alone).item() == 0
 
 
-def test_huge_scores_stay_finite() -> None:
+def test_ranking_alignment_loss_of_huge_scores_is_finite() -> None:
     fresh = block(FRESH, NEW) * 10
     found = ranking_alignment_loss(QUERY * 100, block(OLD) * 10, fresh, mask(6))
     assert math.isfinite(found.item())

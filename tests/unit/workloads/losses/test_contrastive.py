@@ -62,7 +62,7 @@ def _rows(*scores: torch.Tensor) -> list[tuple[float, list[float], list[float]]]
     return list(zip(*(part.tolist() for part in scores)))
 
 
-def test_infonce_is_the_formula() -> None:
+def test_infonce_loss_matches_the_formula() -> None:
     positive, negatives, extra = _scores(0)
     expected = [
         -math.log(math.exp(p / 0.5) / (math.exp(p / 0.5) + sum(math.exp(x / 0.5) for x in xs)))
@@ -80,7 +80,7 @@ def test_infonce_is_cross_entropy_and_with_one_sample_bpr() -> None:
     torch.testing.assert_close(infonce_loss(positive, negatives[:, :1]), bpr_loss(positive, negatives[:, 0]))
 
 
-def test_decoupled_is_infonce_without_the_positive_below() -> None:
+def test_decoupled_loss_is_infonce_without_positive_in_denominator() -> None:
     positive, negatives, _ = _scores(2)
     expected = -(positive / 0.3 - (negatives / 0.3).exp().sum(1).log())
     torch.testing.assert_close(decoupled_loss(positive, negatives, 0.3), expected)
@@ -90,7 +90,7 @@ def test_decoupled_is_infonce_without_the_positive_below() -> None:
 @pytest.mark.parametrize("beta", [0.0, 0.5, 2.0])
 @pytest.mark.parametrize("tau", [0.0, 0.1, 0.6])
 @pytest.mark.parametrize("m", [0, 1, 4])
-def test_dcl_and_hcl_are_the_formula(floor: Floor, beta: float, tau: float, m: int) -> None:
+def test_dcl_and_hcl_losses_match_the_formula(floor: Floor, beta: float, tau: float, m: int) -> None:
     positive, negatives, extra = _scores(3, m=m)
     # At most as high as the sample, so that the correction leaves the logarithm its argument also without a floor.
     extra = extra / 2 - 0.5
@@ -113,7 +113,7 @@ def test_dcl_and_hcl_are_the_formula(floor: Floor, beta: float, tau: float, m: i
         torch.testing.assert_close(found, infonce_loss(positive, negatives, t))
 
 
-def test_the_floor_holds_where_the_correction_leaves_nothing() -> None:
+def test_floor_bounds_the_dcl_loss_where_the_correction_exceeds_the_sample() -> None:
     positive, negatives = torch.tensor([0.3]), torch.tensor([[-0.4, 0.1]])
     extra = torch.tensor([[1.0]])  # tau of it outweighs the whole sample
     for floor, least in (("cosine", -1.0), ("minimum", -0.4)):
@@ -126,7 +126,7 @@ def test_the_floor_holds_where_the_correction_leaves_nothing() -> None:
     assert dcl_loss(positive, negatives, extra, tau=0.9, floor="none").isnan().all()
 
 
-def test_a_floor_that_does_not_bind_takes_no_gradient() -> None:
+def test_equal_scores_on_the_floor_keep_their_gradient_without_correction() -> None:
     """Without a correction equal scores lie exactly on the floor."""
     negatives = torch.zeros(1, 3, requires_grad=True)
     torch.autograd.backward(dcl_loss(torch.zeros(1), negatives, torch.zeros(1, 0), tau=0.1).sum())
@@ -142,7 +142,7 @@ def _omega(phi: float, alpha: float, beta: float, tau: float) -> float:
 
 @given(phi=st.floats(0, 1), alpha=st.floats(0.5, 0.999), beta=st.floats(0, 1), tau=st.floats(0, 0.99))
 @settings(max_examples=200, deadline=None)
-def test_bcl_weights_are_the_formula(phi: float, alpha: float, beta: float, tau: float) -> None:
+def test_bcl_weights_match_the_formula(phi: float, alpha: float, beta: float, tau: float) -> None:
     a, b = (1 - 2 * alpha) * (1 - 2 * tau), 2 * (alpha * (1 - tau) + (1 - alpha) * tau)
     unlabelled = torch.tensor(a * phi**2 + b * phi, dtype=torch.float64)
     assert bcl_phi(unlabelled, alpha, tau).item() == pytest.approx(phi, abs=1e-10)
@@ -165,7 +165,7 @@ def test_bcl_weights_are_finite_and_not_negative_in_single_precision(
     assert (weights >= 0).all()
 
 
-def test_bcl_weights_at_their_limits() -> None:
+def test_bcl_weights_match_closed_forms_at_their_limits() -> None:
     places = torch.linspace(0, 1, 11, dtype=torch.float64)
     ones = torch.ones_like(places)
     torch.testing.assert_close(bcl_weights_at(places, alpha=0.5, beta=0.5, tau=0.2), ones)
@@ -180,7 +180,7 @@ def test_bcl_weights_at_their_limits() -> None:
     torch.testing.assert_close(bcl_phi(places, 0.8, 0.5), places)
 
 
-def test_bcl_weights_fall_with_the_score_unless_hard_samples_are_aimed_at() -> None:
+def test_bcl_weights_fall_with_the_score_unless_beta_is_high() -> None:
     places = torch.linspace(0, 1, 50, dtype=torch.float64)
     assert (bcl_weights_at(places, alpha=0.8, beta=0.5, tau=0.1).diff() < 0).all()
     assert (bcl_weights_at(places, alpha=0.8, beta=0.95, tau=0.1).diff() > 0).all()
@@ -188,7 +188,7 @@ def test_bcl_weights_fall_with_the_score_unless_hard_samples_are_aimed_at() -> N
 
 @pytest.mark.parametrize("ties", ["le", "mid"])
 @pytest.mark.parametrize(("alpha", "beta", "tau"), [(0.9, 0.5, 0.1), (0.7, 0.9, 0.3), (1.0, 1.0, 0.05)])
-def test_bcl_is_algorithm_5(ties: str, alpha: float, beta: float, tau: float) -> None:
+def test_bcl_loss_matches_reference_of_algorithm_5(ties: str, alpha: float, beta: float, tau: float) -> None:
     positive, negatives, extra = _scores(5)
     negatives = (negatives * 4).round() / 4  # ties
     expected, a = [], (1 - 2 * alpha) * (1 - 2 * tau)
@@ -206,7 +206,7 @@ def test_bcl_is_algorithm_5(ties: str, alpha: float, beta: float, tau: float) ->
     assert found.tolist() == pytest.approx(expected, rel=1e-9)
 
 
-def test_bcl_that_knows_nothing_is_infonce() -> None:
+def test_bcl_with_alpha_and_beta_of_one_half_equals_infonce() -> None:
     positive, negatives, _ = _scores(6)
     found = bcl_loss(positive, negatives, alpha=0.5, beta=0.5, tau=0.3, temperature=0.5)
     torch.testing.assert_close(found, infonce_loss(positive, negatives, 0.5))
@@ -223,7 +223,7 @@ def test_bcl_weights_carry_no_gradient() -> None:
 
 
 @pytest.mark.parametrize("tau", [0.0, 0.02, 0.3])
-def test_bcl_all_equal_scores(tau: float) -> None:
+def test_bcl_weights_of_equal_scores_depend_on_the_ties_parameter(tau: float) -> None:
     """With "le" all of them stand at the top (E-6.30), with "mid" in the middle, where ω is one for a small τ+."""
     negatives = torch.zeros(2, 5, dtype=torch.float64)
     top = _omega(1.0, 0.9, 0.5, tau)
@@ -235,7 +235,7 @@ def test_bcl_all_equal_scores(tau: float) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(LOSSES))
-def test_a_masked_sample_is_an_absent_one(name: str) -> None:
+def test_masked_samples_do_not_change_the_loss(name: str) -> None:
     positive, negatives, extra = _scores(8)
     extra = extra / 2 - 0.5
     infinite = torch.full((len(positive), 2), -math.inf, dtype=torch.float64)
@@ -244,7 +244,7 @@ def test_a_masked_sample_is_an_absent_one(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(LOSSES))
-def test_an_anchor_without_samples_gives_nothing(name: str) -> None:
+def test_loss_and_gradient_of_an_anchor_without_samples_are_zero(name: str) -> None:
     positive, negatives, extra = (part.requires_grad_() for part in _scores(9, batch=2))
     masked = negatives.masked_fill(torch.tensor([[True], [False]]), -math.inf)
     loss = LOSSES[name](positive, masked, extra)
@@ -260,7 +260,7 @@ def test_an_anchor_without_samples_gives_nothing(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(LOSSES))
-def test_one_value_an_anchor_and_its_gradient(name: str) -> None:
+def test_losses_return_one_value_per_anchor_with_correct_gradient(name: str) -> None:
     for n in (1, 2, 7):
         positive, negatives, extra = _scores(10 + n, n=n)
         extra = extra / 4 - 1.3  # below the sample: the floor, a constant for the gradient, does not bind
@@ -273,7 +273,7 @@ def test_one_value_an_anchor_and_its_gradient(name: str) -> None:
 @pytest.mark.parametrize("name", SAFE)
 @given(scale=st.sampled_from([1e-6, 1.0, 80.0, 1e4, 1e7]), seed=st.integers(0, 10**6), n=st.integers(1, 6))
 @settings(max_examples=40, deadline=None)
-def test_huge_scores_neither_overflow_nor_vanish(name: str, scale: float, seed: int, n: int) -> None:
+def test_losses_and_gradients_of_huge_scores_are_finite(name: str, scale: float, seed: int, n: int) -> None:
     scores = [(part * scale).float().requires_grad_() for part in _scores(seed, n=n)]
     loss = LOSSES[name](*scores)
     assert torch.isfinite(loss).all()
@@ -282,7 +282,7 @@ def test_huge_scores_neither_overflow_nor_vanish(name: str, scale: float, seed: 
     assert all(gradient is None or torch.isfinite(gradient).all() for gradient in gradients)
 
 
-def test_the_tail_is_kept() -> None:
+def test_losses_of_far_apart_scores_are_accurate() -> None:
     """A positive far ahead leaves e^-50, not 0; one far behind its whole distance."""
     loss = infonce_loss(torch.tensor([50.0, -1e6]), torch.zeros(2, 1))
     assert loss[0].item() == pytest.approx(math.exp(-50), rel=1e-5)
@@ -292,14 +292,16 @@ def test_the_tail_is_kept() -> None:
     assert debiased.item() == pytest.approx(math.log(3))
 
 
-def test_alpha_from_auc() -> None:
+def test_alpha_from_auc_matches_expected_values() -> None:
     aucs = (0.0, 0.5, 0.7, 5 / 6, 1.0)
     assert [alpha_from_auc(auc) for auc in aucs] == pytest.approx([0.5, 0.5, 0.8, 1.0, 1.0])
     assert [alpha_from_auc(auc, literal=True) for auc in aucs] == pytest.approx([0.5, 0.5, 0.7, 5 / 6, 1.0])
 
 
 @pytest.mark.parametrize(("temperature", "cached"), [(0.5, 2**18), (0.01, 10), (1.0, 10)])
-def test_infonce_of_two_views(temperature: float, cached: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_view_infonce_loss_and_gradient_match_reference(
+    temperature: float, cached: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In blocks of two rows and in one, at a temperature at which e^(1/t) overflows and at larger ones."""
     monkeypatch.setattr(contrastive, "_CACHED", cached)
     source = torch.Generator().manual_seed(1)

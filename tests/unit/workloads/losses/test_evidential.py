@@ -49,7 +49,7 @@ def double(*values: float) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
 
-def test_beta_parameters_of_huge_inputs() -> None:
+def test_beta_parameters_of_huge_inputs_are_exact() -> None:
     alpha, beta = beta_parameters(double(-800, 800), double(800, -800), 0.1, 1.0)
     assert alpha.tolist() == [0.1, 800.1]
     assert beta.tolist() == [801.0, 1.0]
@@ -71,7 +71,7 @@ def test_top_is_descending_with_ties_by_column() -> None:
 @pytest.mark.parametrize(
     ("k", "expected"), [(1, 0.18554310011596442), (3, 0.3636343425955229), (50, 0.6777003074874864)]
 )
-def test_success_probability(k: int, expected: float) -> None:
+def test_success_probability_matches_reference(k: int, expected: float) -> None:
     alpha = double(1.563, 0.3, 2.467, 0.24, 2.265, 2.316, 0.242, 0.48)[None]
     beta = double(5.701, 10.925, 19.564, 13.254, 9.777, 9.428, 2.485, 2.107)[None]
     scores = double(-0.5, 0.1, -1.1, -0.2, -0.9, 1.2, -0.5, 2.6)[None]
@@ -79,13 +79,13 @@ def test_success_probability(k: int, expected: float) -> None:
     assert -found.expm1().item() == pytest.approx(expected, rel=1e-12)
 
 
-def test_fewer_candidates_than_k_give_all_of_them() -> None:
+def test_log_failure_uses_all_candidates_if_there_are_fewer_than_k() -> None:
     alpha, beta = beta_parameters(block(A), block(B), 0.1, 1.0)
     found = log_failure(log_miss(alpha, beta), top(block(SCORES, -INF), 4), LISTED)
     assert found[1].item() == pytest.approx(log_miss(alpha, beta)[1, :3].sum().item())
 
 
-def test_log_failure_where_the_product_underflows() -> None:
+def test_log_failure_is_accurate_where_the_product_underflows() -> None:
     alpha, beta = torch.full((1, 10), 1e4), torch.full((1, 10), 1e-3)
     scores = torch.zeros(1, 10)
     found = log_failure(log_miss(alpha, beta), top(scores, 10), torch.ones(1, 10, dtype=torch.bool))
@@ -94,7 +94,7 @@ def test_log_failure_where_the_product_underflows() -> None:
 
 
 @pytest.mark.parametrize("x", [-1e-12, -1e-5, -0.5, -0.7, -30.0, -700.0])
-def test_log1mexp_and_its_gradient(x: float) -> None:
+def test_log1mexp_and_its_gradient_match_closed_forms(x: float) -> None:
     point = double(x).requires_grad_()
     found = log1mexp(point)
     (gradient,) = torch.autograd.grad(found.sum(), point)
@@ -103,13 +103,13 @@ def test_log1mexp_and_its_gradient(x: float) -> None:
     assert gradient.item() == pytest.approx(-1 / math.expm1(-x), rel=1e-9)
 
 
-def test_success_is_a_positive_among_the_first() -> None:
+def test_query_succeeds_if_a_positive_is_among_the_top_k() -> None:
     columns = top(block(SCORES, -INF), 2)
     assert succeeds(POSITIVE, columns).tolist() == [False, False, False]
     assert succeeds(POSITIVE, top(block(SCORES, -INF), 5)).tolist() == [True, False, True]
 
 
-def test_quantile_groups() -> None:
+def test_quantile_groups_match_expected_values() -> None:
     c = double(0.9468, 0.8764, 0.3864, 0.5995, 0.8302, 0.8158, 0.5044, 0.4396, 0.3042, 0.2816, 0.2629, 0.425)
     assert quantile_groups(c, 3).tolist() == [2, 2, 0, 1, 2, 2, 1, 1, 0, 0, 0, 1]
     assert quantile_groups(double(*[0.5] * 5), 2).tolist() == [0, 0, 0, 1, 1]
@@ -121,7 +121,7 @@ def test_group_rates_shrink_small_groups() -> None:
     assert group_rates(success, groups).tolist() == pytest.approx([0.5, 0.5, 0.5, 0.5, 2 / 3])
 
 
-def test_entropy_gate() -> None:
+def test_entropy_gate_matches_reference() -> None:
     assert entropy_gate(double(0, 1, 0.5, 0.9334)).tolist() == pytest.approx([1, 1, 0, 0.6468945401808281])
 
 
@@ -137,7 +137,7 @@ def slow_vera(p: float, forward_p: float, c: float, alpha: float, beta: float) -
 
 @pytest.mark.parametrize("one_hot", [False, True])
 @pytest.mark.parametrize(("alpha", "beta"), [(0.7, 1.0), (1.0, 0.0), (0.0, 0.0), (0.3776, 1.8333)])
-def test_vera_loss_and_its_gradient(alpha: float, beta: float, one_hot: bool) -> None:
+def test_vera_loss_and_its_gradient_match_reference(alpha: float, beta: float, one_hot: bool) -> None:
     target = (P > 0.5).double() if one_hot else P
     logit = C.logit().requires_grad_()
     found = vera_loss(torch.nn.functional.logsigmoid(-logit), P, target, alpha, beta)
@@ -149,7 +149,7 @@ def test_vera_loss_and_its_gradient(alpha: float, beta: float, one_hot: bool) ->
     torch.testing.assert_close(gradient, closed)
 
 
-def test_hybrid_is_stationary_at_the_true_rate_and_eps_is_not() -> None:
+def test_vera_gradient_at_the_true_rate_is_zero_only_with_hybrid_targets() -> None:
     rate = double(*[0.2] * 1000)
     success = (torch.arange(1000) < 200).double()
 
@@ -171,25 +171,25 @@ def test_saturated_confidences_keep_finite_losses_and_gradients() -> None:
     assert gradient.isfinite().all()
 
 
-def test_the_note_as_printed_is_infinite() -> None:
+def test_vera_loss_with_a_probability_of_one_is_infinite() -> None:
     assert vera_loss(double(math.log(0.1)), double(1.0), double(1.0)).item() == INF
 
 
-def test_candidate_loss() -> None:
+def test_candidate_loss_matches_reference() -> None:
     alpha, beta = beta_parameters(block(A), block(B), 0.1, 1.0)
     found = candidate_loss(alpha, beta, POSITIVE, LISTED, 0.05)
     assert found[1].item() == 0
     assert found.sum().item() / 2 == pytest.approx(1.2142506642816127, rel=1e-9)
 
 
-def test_candidate_loss_of_positives_only_has_no_other_term() -> None:
+def test_candidate_loss_of_positives_only_has_no_negative_term() -> None:
     alpha, beta = double(1.0, 3.0)[None], double(1.0, 1.0)[None]
     every = torch.ones(1, 2, dtype=torch.bool)
     expected = (math.log(2) + math.log(4 / 3)) / 2
     assert candidate_loss(alpha, beta, every, every, 0.05).item() == pytest.approx(expected)
 
 
-def test_candidate_loss_of_one_positive_in_ten_thousand() -> None:
+def test_candidate_loss_weights_do_not_depend_on_the_class_sizes() -> None:
     a = torch.zeros(1, 10_000, requires_grad=True)
     alpha, beta = beta_parameters(a, torch.zeros_like(a), 0.05, 1.0)
     positive = torch.zeros(1, 10_000, dtype=torch.bool)
@@ -202,7 +202,7 @@ def test_candidate_loss_of_one_positive_in_ten_thousand() -> None:
     assert gradient.sum() + gradient[0, 17].abs() == pytest.approx(0.05 * 0.5 / 2.43, rel=0.5)
 
 
-def test_consistency_loss_over_pairs() -> None:
+def test_consistency_loss_matches_reference() -> None:
     alpha, beta = beta_parameters(block(A), block(B), 0.1, 1.0)
     found = consistency_loss(block(SCORES, -INF), alpha, beta, LISTED).sum() / LISTED.sum()
     assert found.item() == pytest.approx(0.19146234402898887, rel=1e-9)
@@ -215,7 +215,7 @@ def test_evidential_baseline_is_binary_cross_entropy_of_mu() -> None:
     torch.testing.assert_close(evidential_loss(alpha, beta, POSITIVE, LISTED), (each * LISTED).sum(1))
 
 
-def test_ranking_loss_of_the_note_is_the_listwise_one() -> None:
+def test_listwise_softmax_loss_matches_reference() -> None:
     found = listwise_softmax_loss(block(SCORES, -INF) / 0.5, POSITIVE.double())
     assert found[1].item() == 0
     assert found.mean().item() == pytest.approx(3.3409073698004392, rel=1e-9)

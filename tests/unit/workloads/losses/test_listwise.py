@@ -58,7 +58,7 @@ def test_listwise_softmax_of_one_positive_is_infonce() -> None:
 
 
 @pytest.mark.parametrize("sigma", [1.0, 2.5])
-def test_lambdarank_weighs_pairs_by_what_an_exchange_changes(sigma: float) -> None:
+def test_lambdarank_weighs_pairs_by_the_ndcg_change_of_an_exchange(sigma: float) -> None:
     expected = [slow_lambdarank(*row, sigma) for row in zip(SCORES.tolist(), GRADES.tolist())]
     assert lambdarank_loss(SCORES, GRADES, sigma).tolist() == pytest.approx(expected)
 
@@ -71,7 +71,7 @@ def test_lambdarank_of_a_pair_is_ranknet_times_the_change() -> None:
 
 
 @pytest.mark.parametrize("loss", [listwise_softmax_loss, lambdarank_loss])
-def test_gradients_are_finite_and_zero_for_what_is_not_there(loss: object) -> None:
+def test_gradients_are_finite_and_zero_for_absent_documents(loss: object) -> None:
     scores = SCORES.clone().requires_grad_()
     torch.autograd.backward(loss(scores, GRADES).sum())  # type: ignore[operator]
     assert scores.grad is not None
@@ -80,7 +80,7 @@ def test_gradients_are_finite_and_zero_for_what_is_not_there(loss: object) -> No
 
 
 @pytest.mark.parametrize("loss", [listwise_softmax_loss, lambdarank_loss])
-def test_a_list_with_nothing_to_tell_apart_has_no_loss(loss: object) -> None:
+def test_loss_and_gradient_of_lists_without_positive_grades_are_zero(loss: object) -> None:
     scores = torch.tensor([[1.0, 2.0], [-INF, -INF], [1.0, -INF]], requires_grad=True)
     found = loss(scores, torch.zeros(3, 2))  # type: ignore[operator]
     torch.autograd.backward(found.sum())

@@ -31,14 +31,14 @@ def _scores(seed: int, *shape: int, scale: float = 2.0) -> torch.Tensor:
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)) * scale
 
 
-def test_bpr_is_the_formula() -> None:
+def test_bpr_loss_matches_the_formula() -> None:
     torch.manual_seed(0)
     positive, negative = torch.randn(2, 200, dtype=torch.float64) * 4
     expected = [-math.log(1 / (1 + math.exp(-(p - n)))) for p, n in zip(positive.tolist(), negative.tolist())]
     assert bpr_loss(positive, negative).tolist() == pytest.approx(expected, rel=1e-12)
 
 
-def test_bpr_known_values() -> None:
+def test_bpr_loss_matches_expected_values() -> None:
     assert bpr_loss(torch.ones(2), torch.ones(2)).tolist() == pytest.approx([math.log(2)] * 2)
     assert bpr_loss(torch.tensor([0.0]), torch.tensor([math.log(3)])).item() == pytest.approx(math.log(4))
 
@@ -50,7 +50,7 @@ def test_bpr_neither_overflows_nor_loses_the_tail() -> None:
     assert value[2].item() == pytest.approx(math.exp(-50), rel=1e-6)
 
 
-def test_bpr_gradient() -> None:
+def test_bpr_gradient_matches_the_formula() -> None:
     """d/dx_ui = -(1 - σ(x_ui - x_uj)), the thesis' info(j) of (4.4), and its opposite for x_uj."""
     torch.manual_seed(1)
     positive, negative = (torch.randn(50, dtype=torch.float64, requires_grad=True) for _ in range(2))
@@ -61,7 +61,7 @@ def test_bpr_gradient() -> None:
 
 
 @pytest.mark.parametrize("loss", [bpr_loss, bce_loss])
-def test_every_loss_gives_one_value_a_positive(loss: Callable[..., torch.Tensor]) -> None:
+def test_bpr_and_bce_return_one_value_per_positive(loss: Callable[..., torch.Tensor]) -> None:
     torch.manual_seed(2)
     positive, negative = (torch.randn(7, dtype=torch.float64, requires_grad=True) for _ in range(2))
     assert loss(positive, negative).shape == (7,)
@@ -79,7 +79,7 @@ def test_bce_is_the_mean_of_both_classes() -> None:
 
 @pytest.mark.parametrize("tau", [0.0, 0.1, 0.9])
 @pytest.mark.parametrize(("n", "m"), [(1, 1), (1, 3), (4, 1), (5, 5), (3, 0)])
-def test_dpl_is_the_formula(n: int, m: int, tau: float) -> None:
+def test_dpl_loss_matches_the_formula(n: int, m: int, tau: float) -> None:
     positive, negatives, extra = _scores(4, 20), _scores(5, 20, n), _scores(6, 20, m)
     estimates = []
     for p, xs, ms in zip(positive.tolist(), negatives.tolist(), extra.tolist()):
@@ -103,7 +103,7 @@ def test_dpl_of_one_sample_and_no_extra_positive_is_bpr_at_any_distance() -> Non
     torch.testing.assert_close(*gradients)
 
 
-def test_dpl_without_a_share_of_positives_needs_no_extra_ones() -> None:
+def test_dpl_with_tau_zero_does_not_depend_on_extra_positives() -> None:
     positive, negatives = _scores(7, 9, scale=1.0), _scores(8, 9, 4, scale=1.0)
     corrected = dpl_loss(positive, negatives, _scores(9, 9, 2), tau=0.0)
     torch.testing.assert_close(corrected, dpl_loss(positive, negatives, torch.empty(9, 0), tau=0.3))
@@ -120,7 +120,7 @@ def test_dpl_at_its_floor_has_no_gradient_and_above_one_a_negative_loss() -> Non
     assert positive.grad[1] != 0
 
 
-def test_dpl_gradient() -> None:
+def test_dpl_gradient_matches_finite_differences() -> None:
     inputs = [part.requires_grad_() for part in (_scores(10, 6) + 3, _scores(11, 6, 3), _scores(12, 6, 2))]
     assert torch.autograd.gradcheck(lambda p, x, e: dpl_loss(p, x, e, tau=0.1), inputs)
     assert torch.autograd.gradcheck(lambda p, x: dpl_loss(p, x, x[:, :0], tau=0.1), inputs[:2])
@@ -138,7 +138,7 @@ def test_dpl_of_huge_scores_is_finite(magnitude: float) -> None:
 
 
 @pytest.mark.parametrize("rho", [0.0, 0.4, 1.0])
-def test_gbpr_mixes_in_the_group(rho: float) -> None:
+def test_gbpr_loss_matches_the_formula(rho: float) -> None:
     positive, group, negative = _scores(13, 30), _scores(14, 30, 3), _scores(15, 30)
     expected = [
         -math.log(_sigmoid(rho * sum(g) / 3 + (1 - rho) * p - n))
@@ -153,7 +153,7 @@ def test_gbpr_mixes_in_the_group(rho: float) -> None:
 
 
 @pytest.mark.parametrize("lam", [0.0, 0.3, 1.0])
-def test_mpr_is_the_formula(lam: float) -> None:
+def test_mpr_loss_matches_the_formula(lam: float) -> None:
     scores = _scores(16, 5, 30)
     i, i1, i2, j1, j2 = scores.tolist()
     expected = [
@@ -180,7 +180,7 @@ def test_truncated_bce_drops_the_largest_losses_of_positives() -> None:
     assert truncated_bce_loss(positive[:0], negative[:0], 0.2).shape == (0,)
 
 
-def test_truncated_bce_has_no_gradient_for_what_it_drops() -> None:
+def test_truncated_bce_has_no_gradient_for_dropped_positives() -> None:
     positive = torch.tensor([3.0, -2.0], requires_grad=True)
     torch.autograd.backward(truncated_bce_loss(positive, torch.zeros(2), 0.25).sum())
     assert positive.grad is not None
@@ -199,7 +199,7 @@ def test_reweighted_bce_weighs_by_its_own_probability_without_gradient() -> None
     torch.testing.assert_close(reweighted_bce_loss(positive, negative, 0), bce_loss(positive, negative))
 
 
-def test_truncated_bpr_forgets_what_lies_above_the_threshold() -> None:
+def test_truncated_bpr_loss_above_the_threshold_is_zero() -> None:
     positive, negative = torch.tensor([2.0, -2.0], requires_grad=True), torch.zeros(2)
     loss = truncated_bpr_loss(positive, negative, threshold=1.0)
     assert loss.tolist() == pytest.approx([math.log1p(math.exp(-2)), 0])
@@ -207,11 +207,11 @@ def test_truncated_bpr_forgets_what_lies_above_the_threshold() -> None:
     assert gradient.tolist() == pytest.approx([-_sigmoid(-2), 0])
 
 
-def test_truncated_share_rises_and_stays() -> None:
+def test_truncated_share_rises_to_its_maximum_and_stays_there() -> None:
     assert [truncated_share(step, maximum=0.2, steps=100) for step in (0, 50, 100, 500)] == [0, 0.1, 0.2, 0.2]
 
 
-def test_the_supervised_oracle_is_the_formula() -> None:
+def test_supervised_loss_matches_the_formula() -> None:
     """(5.27) over the negatives that are left; without a mask DPL at M = 0, without negatives nothing."""
     positive, negatives = _scores(1, 4).requires_grad_(), _scores(2, 4, 3)
     negatives = negatives.masked_fill(torch.tensor([[0, 0, 0], [0, 1, 0], [1, 1, 0], [1, 1, 1]]).bool(), -math.inf)

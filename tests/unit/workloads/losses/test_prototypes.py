@@ -28,7 +28,7 @@ def test_byol_is_the_squared_distance_of_directions() -> None:
     assert predicted.grad is not None
 
 
-def test_a_prototype_is_a_class() -> None:
+def test_prototype_loss_matches_reference() -> None:
     anchors = _unit(6, 3).requires_grad_()
     prototypes = [_unit(4, 3, seed=1), _unit(8, 3, seed=2)]
     phi = [torch.linspace(0.1, 0.4, 4, dtype=torch.float64), torch.linspace(0.5, 0.2, 8, dtype=torch.float64)]
@@ -62,7 +62,7 @@ def test_concentrations_are_those_of_the_paper() -> None:
     np.testing.assert_allclose(found, 0.2 * clipped / clipped.mean())
 
 
-def test_clusters_without_spread_have_the_temperature() -> None:
+def test_concentration_of_clusters_without_spread_is_the_temperature() -> None:
     points = _unit(1, 3).expand(6, 3)
     members = torch.tensor([0, 0, 0, 1, 1, 1])
     assert concentrations(points, points[:3], members, 0.2).tolist() == [0.2] * 3

@@ -34,11 +34,11 @@ def test_ranknet_is_the_cross_entropy_of_two_probabilities(sigma: float) -> None
 
 
 @pytest.mark.parametrize(("sigma", "mean"), [(1.0, 0.9358978550570317), (0.5, 0.7047418714040025)])
-def test_ranknet_values(sigma: float, mean: float) -> None:
+def test_ranknet_mean_matches_reference_value(sigma: float, mean: float) -> None:
     assert ranknet_loss(S_I, S_J, PREFERENCE, sigma).mean().item() == pytest.approx(mean, rel=1e-12)
 
 
-def test_the_notes_sign_would_reward_the_wrong_order() -> None:
+def test_ranknet_loss_rises_with_the_score_gap_of_a_wrong_order() -> None:
     """E-R1: with S = -1 the printed minus falls without bound as the order gets worse; the derived plus rises."""
     d = torch.tensor([0.0, 10.0, 60.0])
     ours = ranknet_loss(d, torch.zeros(3), torch.full((3,), -1.0))
@@ -55,7 +55,7 @@ def test_ranknet_gradient_is_sigma_times_the_difference_of_probabilities() -> No
     assert s_i.grad[0].item() == pytest.approx(-3.8014173856737083)
 
 
-def test_equal_grades_draw_scores_together() -> None:
+def test_ranknet_loss_of_equal_grades_rises_with_the_score_difference() -> None:
     far, near = (ranknet_loss(torch.tensor([d]), torch.zeros(1), torch.zeros(1)).item() for d in (3.0, 0.0))
     assert near == pytest.approx(math.log(2))
     assert far > near
@@ -68,7 +68,7 @@ def test_huge_scores_neither_overflow_nor_lose_the_tail() -> None:
     assert found[2].item() == pytest.approx(math.exp(-50), rel=1e-6)
 
 
-def test_larger_sigma_punishes_more_only_where_the_order_is_wrong() -> None:
+def test_larger_sigma_raises_the_ranknet_loss_only_of_a_wrong_order() -> None:
     """E-R2."""
     right, wrong = torch.tensor([2.0]), torch.tensor([-2.0])
     zero, one = torch.zeros(1), torch.ones(1)
@@ -83,7 +83,7 @@ def test_margin_ranking_is_the_hinge_over_pairs_with_a_preference() -> None:
     assert found.sum().item() / 4 == pytest.approx(0.6725999999999999)
 
 
-def test_margin_ranking_of_ties_is_nothing_and_has_no_gradient() -> None:
+def test_margin_ranking_loss_and_gradient_of_ties_are_zero() -> None:
     s_i = S_I.clone().requires_grad_()
     found = margin_ranking_loss(s_i, S_J, torch.zeros(6), 1.0)
     torch.autograd.backward(found.sum())
@@ -104,7 +104,7 @@ def test_adaptive_margin_grows_with_the_gap_of_grades() -> None:
     assert found.sum().item() / 5 == pytest.approx(1.70452)
 
 
-def test_adaptive_ranknet_value() -> None:
+def test_adaptive_ranknet_loss_and_gradient_match_reference() -> None:
     """E-R5: σ |y_i - y_j| / gap_max, and σ with S = 0 for equal grades."""
     s_i = S_I.clone().requires_grad_()
     found = adaptive_ranknet_loss(s_i, S_J, Y_I, Y_J, 2.0, 4.0)
@@ -120,13 +120,13 @@ def test_with_two_grades_the_adaptive_losses_are_the_plain_ones() -> None:
     torch.testing.assert_close(adaptive_ranknet_loss(S_I, S_J, y_i, y_j), ranknet_loss(S_I, S_J, PREFERENCE))
 
 
-def test_what_is_learnt_stays_inside_its_bounds() -> None:
+def test_bounded_parameter_stays_within_its_bounds() -> None:
     assert bounded(torch.tensor(0.6925, dtype=torch.float64)).item() == pytest.approx(1.3663933831847135)
     assert bounded(torch.tensor([-1e3, 1e3])).tolist() == pytest.approx([0.1, 2.0])
     assert bounded(unbounded(0.7)).item() == pytest.approx(0.7)
 
 
-def test_a_hinge_shrinks_the_margin_it_may_choose() -> None:
+def test_gradient_of_a_learnable_margin_shrinks_it() -> None:
     """E-R4: why a learnable margin needs a bound from below."""
     raw = torch.zeros(1, requires_grad=True)
     loss = margin_ranking_loss(torch.zeros(3), torch.zeros(3), torch.ones(3), bounded(raw)).mean()

@@ -48,7 +48,7 @@ def slow_aurc(c: list[float], z: list[float]) -> float:
     return sum(risks) / len(risks)
 
 
-def test_nll_and_brier() -> None:
+def test_nll_and_brier_match_closed_forms() -> None:
     c, z = torch.tensor([0.8, 0.8, 0.0, 1.0]), torch.tensor([1.0, 0.0, 1.0, 1.0])
     assert nll(c, z).tolist() == pytest.approx([-math.log(0.8), -math.log(0.2), -math.log(1e-7), 1e-7], rel=1e-4)
     assert brier(c, z).tolist() == pytest.approx([0.04, 0.64, 1, 0])
@@ -64,7 +64,7 @@ def test_ece_has_bins_of_equal_mass(bins: int) -> None:
     assert (found.confidence.diff() > 0).all()
 
 
-def test_ece_of_fewer_queries_than_bins() -> None:
+def test_ece_of_fewer_queries_than_bins_is_the_mean_absolute_error() -> None:
     c, z = drawn(3)
     assert ece(c, z, 15).item() == pytest.approx((c - z).abs().mean().item())
 
@@ -106,7 +106,7 @@ def test_the_interval_of_the_ece_holds_the_true_error(slope: float, n: int, ties
         assert above >= COVERING  # and one that is far off is
 
 
-def test_the_interval_of_the_ece_of_one_query() -> None:
+def test_ece_interval_of_one_query_is_zero_to_one() -> None:
     low, high = ece_interval(torch.tensor([0.7]), torch.tensor([1.0]), 15, 50, torch.Generator().manual_seed(0))
     assert (low, high) == (0.0, 1.0)
 
@@ -117,7 +117,7 @@ def test_aurc_is_the_mean_risk() -> None:
     assert selective_risk(c, z)[-1].item() == pytest.approx(1 - z.mean().item())
 
 
-def test_equal_confidences_count_with_their_mean_in_any_order() -> None:
+def test_aurc_and_ece_of_equal_confidences_do_not_depend_on_the_order() -> None:
     c, z = drawn(60, ties=True)
     order = torch.randperm(60, generator=torch.Generator().manual_seed(3))
     for measure in (aurc, ece):
@@ -125,7 +125,7 @@ def test_equal_confidences_count_with_their_mean_in_any_order() -> None:
     assert aurc(torch.full((4,), 0.5), torch.tensor([1.0, 0, 0, 1])).item() == pytest.approx(0.5)
 
 
-def test_measures_take_any_number_of_resamples() -> None:
+def test_measures_of_batched_resamples_equal_those_of_each_resample() -> None:
     c, z = drawn(40, ties=True)
     rows = torch.randint(40, (7, 40), generator=torch.Generator().manual_seed(1))
     for measure in (aurc, ece, lambda c, z: coverage_at_risk(c, z, 0.2)):
@@ -133,7 +133,7 @@ def test_measures_take_any_number_of_resamples() -> None:
         torch.testing.assert_close(measure(c[rows], z[rows]), each)
 
 
-def test_influences_are_the_jackknife_and_spread_as_the_bootstrap_does() -> None:
+def test_aurc_influences_match_the_jackknife_and_the_bootstrap() -> None:
     c, z = drawn(300, seed=4)
     found = aurc_influences(c, z)
     area = aurc(c, z)
@@ -146,11 +146,11 @@ def test_influences_are_the_jackknife_and_spread_as_the_bootstrap_does() -> None
     assert (found.std() / 300**0.5).item() == pytest.approx(aurc(c[rows], z[rows]).std().item(), rel=0.1)
 
 
-def test_influences_of_one_query() -> None:
+def test_aurc_influence_of_one_query_is_its_risk() -> None:
     assert aurc_influences(torch.tensor([0.3]), torch.tensor([0.0])).tolist() == [1.0]
 
 
-def test_coverage_and_threshold_at_a_risk() -> None:
+def test_coverage_and_threshold_at_a_risk_match_expected_values() -> None:
     c = torch.tensor([0.9, 0.8, 0.7, 0.6, 0.5])
     z = torch.tensor([1.0, 1.0, 0.0, 1.0, 0.0])
     assert coverage_at_risk(c, z, 0.25).item() == pytest.approx(0.8)
@@ -177,7 +177,7 @@ def test_ties_across_the_allowed_risk_are_not_split() -> None:
     assert coverage_at_risk(c, z, 0.17).item() == 1
 
 
-def test_bootstrap_interval_of_a_mean() -> None:
+def test_bootstrap_interval_of_a_mean_matches_the_normal_interval() -> None:
     c, z = drawn(400, seed=2)
     low, high = bootstrap(lambda c, z: brier(c, z).mean(-1), c, z, 2000, torch.Generator().manual_seed(0))
     centre, error = brier(c, z).mean().item(), brier(c, z).std().item() / 20
@@ -204,7 +204,7 @@ def test_resamples_are_measured_in_parts(monkeypatch: pytest.MonkeyPatch) -> Non
     assert sizes == [90 * 400, *[7 * 400] * 12, 6 * 400]
 
 
-def test_auroc_and_excess_aurc_against_all_pairs() -> None:
+def test_auroc_and_excess_aurc_match_reference() -> None:
     source = torch.Generator().manual_seed(3)
     confidence = torch.randint(0, 6, (4, 30), generator=source) / 5
     success = (torch.rand(4, 30, generator=source) < confidence).double()

@@ -35,7 +35,7 @@ def test_ties_share_the_average_of_their_ranks() -> None:
     assert average_ranks(tied).tolist() == RANKS
 
 
-def test_reference_values() -> None:
+def test_spearman_and_pearson_match_reference_values() -> None:
     assert spearman(*columns(TIED, OTHER)) == pytest.approx(-0.13262397656669492, abs=1e-12)
     x = [0.6033, 0.1427, 0.5636, -1.6759, -0.3307, -0.148, -0.4232, -0.9787, -1.7663]
     y = [0.6277, 1.1007, 0.6183, 1.5891, 0.5098, -1.1888, 0.1688, -0.0365, 0.0974]
@@ -44,7 +44,7 @@ def test_reference_values() -> None:
 
 @settings(deadline=None, max_examples=80)
 @given(seed=st.integers(0, 2**31), n=st.integers(2, 60), steps=st.sampled_from([2, 5, 1000]))
-def test_both_are_scipys(seed: int, n: int, steps: int) -> None:
+def test_pearson_and_spearman_match_scipy(seed: int, n: int, steps: int) -> None:
     x, y = np.random.default_rng(seed).integers(0, steps, (2, n)) / 7
     if len(set(x)) == 1 or len(set(y)) == 1:
         return
@@ -67,12 +67,12 @@ def test_float32_predictions_are_ranked_exactly() -> None:
 
 
 @pytest.mark.parametrize("values", [[math.nan, math.nan, math.nan], [0.1, math.nan, 0.3]])
-def test_a_prediction_that_is_nan_is_not_ranked(values: list[float]) -> None:
+def test_spearman_of_nan_predictions_is_nan(values: list[float]) -> None:
     (x,) = columns(values)
     assert math.isnan(spearman(x, torch.arange(3.0)))
 
 
-def test_influences_have_the_mean_and_the_spread_of_r() -> None:
+def test_standard_error_of_influences_matches_the_spread_of_r() -> None:
     """Their standard error is that of r over samples, 1 - r² over root n for normal data."""
     generator, rho, n = np.random.default_rng(0), 0.8, 400
     spread, found = [], []

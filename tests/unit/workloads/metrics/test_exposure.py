@@ -21,7 +21,7 @@ def padded(lists: list[list[int]]) -> torch.Tensor:
 
 
 @given(shown, popular)
-def test_by_loops(lists: list[list[int]], counts: list[int]) -> None:
+def test_exposure_metrics_match_a_loop_reference(lists: list[list[int]], counts: list[int]) -> None:
     tensor = torch.tensor(counts)
     for user, items in enumerate(lists):
         own = [counts[item] for item in items]
@@ -38,6 +38,6 @@ def test_by_loops(lists: list[list[int]], counts: list[int]) -> None:
     assert gini(padded(lists), N_ITEMS) == pytest.approx(expected)
 
 
-def test_the_ends_of_gini() -> None:
+def test_gini_is_zero_for_equal_and_maximal_for_single_item_exposure() -> None:
     assert gini(torch.arange(10).view(5, 2), 10) == 0
     assert gini(torch.zeros(7, 1, dtype=torch.int64), 10) == pytest.approx(0.9)

@@ -1,4 +1,4 @@
-"""What frozen features know, against slow references, closed forms and the usual libraries' definitions."""
+"""Probes of frozen features against slow references, closed forms and the usual libraries' definitions."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def test_neighbours_vote_by_their_similarity(k: int) -> None:
     torch.testing.assert_close(found, expected)
 
 
-def test_neighbours_that_are_far_vote_at_a_low_temperature() -> None:
+def test_knn_scores_of_far_neighbours_do_not_vanish_at_low_temperature() -> None:
     bank = torch.eye(3)[:2]
     queries = functional.normalize(torch.tensor([[0.1, 0.2, 1.0], [0.2, 0.1, 1.0]]), dim=1)
     votes = probe.knn_scores(bank, torch.tensor([0, 1]), queries, classes=2, temperature=1e-3)
     assert votes.argmax(1).tolist() == [1, 0]
 
 
-def test_neighbours_in_blocks_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_probe_measures_do_not_depend_on_the_block_size(monkeypatch: pytest.MonkeyPatch) -> None:
     bank, labels = _features(40)
     queries, _ = _features(7, seed=1)
     whole = probe.knn_scores(bank, labels, queries, classes=3)
@@ -54,7 +54,7 @@ def test_neighbours_in_blocks_are_the_same(monkeypatch: pytest.MonkeyPatch) -> N
     torch.testing.assert_close(probe.uniformity(bank), uniformity)
 
 
-def test_a_label_among_the_first() -> None:
+def test_in_top_is_one_if_the_label_is_among_the_k_best_scores() -> None:
     scores = torch.tensor([[0.1, 0.7, 0.2], [0.5, 0.5, 0.0], [0.5, 0.5, 0.0], [0.0, 0.0, 0.0]])
     labels = torch.tensor([2, 0, 1, 2])
     assert probe.in_top(scores, labels, 1).tolist() == [0, 1, 0, 0]
@@ -62,12 +62,12 @@ def test_a_label_among_the_first() -> None:
     assert probe.in_top(scores, labels, 3).tolist() == [1, 1, 1, 1]
 
 
-def test_what_is_not_a_number_is_wrong() -> None:
+def test_in_top_of_nan_scores_is_zero() -> None:
     scores = torch.tensor([[torch.nan] * 3, [0.9, torch.nan, 0.1]])
     assert probe.in_top(scores, torch.tensor([0, 0]), 3).tolist() == [0, 0]
 
 
-def test_the_linear_probe_is_at_its_optimum() -> None:
+def test_linear_probe_gradient_is_zero_at_the_solution() -> None:
     """The gradient of the convex objective, written out on the features as they are given, is zero."""
     features, labels = _features(200)
     features = features * torch.tensor([3.0, 0.01, 1, 1, 1, 1, 1, 1]) + 5
@@ -84,7 +84,7 @@ def test_the_linear_probe_is_at_its_optimum() -> None:
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, 1e38])
-def test_the_probe_of_features_that_are_not_finite_knows_nothing(bad: float) -> None:
+def test_linear_probe_of_non_finite_or_huge_features_has_nan_weights(bad: float) -> None:
     features, labels = _features(50)
     features[::2, 3] = bad
     weight, bias = probe.linear_probe(features, labels, classes=3)
@@ -100,14 +100,14 @@ def test_a_feature_that_never_varies_has_no_weight() -> None:
     assert torch.isfinite(bias).all()
 
 
-def test_the_probe_of_a_separable_set_is_right() -> None:
+def test_linear_probe_classifies_a_separable_set_correctly() -> None:
     labels = torch.arange(30) % 3
     features = functional.one_hot(labels, 4).float()
     weight, bias = probe.linear_probe(features, labels, classes=3)
     assert torch.equal((features @ weight.T + bias).argmax(1), labels)
 
 
-def test_alignment_and_uniformity_at_their_limits() -> None:
+def test_alignment_and_uniformity_match_closed_forms() -> None:
     corners = torch.eye(4)
     assert probe.alignment(corners, corners).item() == 0
     assert probe.alignment(corners, -corners).item() == pytest.approx(4)
@@ -118,7 +118,7 @@ def test_alignment_and_uniformity_at_their_limits() -> None:
     assert probe.uniformity(features).item() == pytest.approx(distances.mul(-2).exp().mean().log().item(), rel=1e-5)
 
 
-def test_auc_of_false_over_true_negatives() -> None:
+def test_false_negative_auc_matches_reference() -> None:
     features, labels = _features(30)
     features[4] = features[5]  # ties
     values = []
@@ -132,7 +132,7 @@ def test_auc_of_false_over_true_negatives() -> None:
     assert probe.false_negative_auc(features, labels).item() == pytest.approx(sum(values) / 30, abs=1e-3)
 
 
-def test_auc_where_nothing_can_be_told() -> None:
+def test_false_negative_auc_is_one_half_without_distinguishable_pairs() -> None:
     features, _ = _features(6)
     assert probe.false_negative_auc(features, torch.zeros(6, dtype=torch.int64)).item() == 0.5
     assert probe.false_negative_auc(features, torch.arange(6)).item() == 0.5
@@ -141,7 +141,7 @@ def test_auc_where_nothing_can_be_told() -> None:
     assert probe.false_negative_auc(perfect, torch.arange(6) % 2).item() == 1
 
 
-def test_the_effective_rank_is_the_entropy_of_singular_values() -> None:
+def test_effective_rank_is_the_exponential_entropy_of_singular_values() -> None:
     features, _ = _features(40)
     values = np.linalg.svd(features.double().numpy(), compute_uv=False)
     shares = [value / values.sum() for value in values]
@@ -170,7 +170,7 @@ def test_densities_are_histograms_of_the_pairs() -> None:
     assert not probe.score_densities(features, torch.arange(25))[2].any()
 
 
-def test_the_principal_plane() -> None:
+def test_principal_plane_preserves_distances_of_planar_points() -> None:
     source = torch.Generator().manual_seed(3)
     flat = torch.randn(50, 2, generator=source) * torch.tensor([5.0, 1.0])
     basis = torch.linalg.qr(torch.randn(6, 2, generator=source)).Q

@@ -64,7 +64,7 @@ def random_case(
 
 @pytest.mark.parametrize("ties", [True, False])
 @pytest.mark.parametrize(("n_items", "ks"), [(6, (1, 5, 20)), (37, (1, 5, 10, 20)), (300, (5, 20))])
-def test_equal_to_the_slow_reference(n_items: int, ks: tuple[int, ...], ties: bool) -> None:
+def test_metrics_match_the_slow_reference(n_items: int, ks: tuple[int, ...], ties: bool) -> None:
     scores, relevant, excluded = random_case(n_items, 40, n_items, ties)
     wanted, left_out = masks(scores.shape, relevant), masks(scores.shape, excluded)
     found = per_user(scores, wanted, left_out, ks)
@@ -79,14 +79,14 @@ def test_equal_to_the_slow_reference(n_items: int, ks: tuple[int, ...], ties: bo
         assert found["auc"][user].item() == pytest.approx(expected["auc"], abs=1e-6, nan_ok=True)
 
 
-def test_names_are_the_keys_in_order() -> None:
+def test_metric_names_equal_the_keys_in_order() -> None:
     scores = torch.randn(2, 9)
     none = torch.zeros(2, 9, dtype=torch.bool)
     assert list(per_user(scores, ~none, none, (5, 10))) == metric_names((5, 10))
     assert metric_names((20,))[3] == "ndcg_at_20"
 
 
-def test_equal_to_ranx() -> None:
+def test_metrics_match_ranx() -> None:
     rng = np.random.default_rng(3)
     scores = torch.from_numpy(rng.normal(size=(25, 120)).astype(np.float32))
     relevant = [set(rng.choice(120, rng.integers(1, 20), replace=False).tolist()) for _ in range(25)]
@@ -104,7 +104,7 @@ def test_equal_to_ranx() -> None:
         np.testing.assert_allclose(found[ours], per_query, atol=1e-6, err_msg=ours)
 
 
-def test_ties_go_to_the_lower_item() -> None:
+def test_ties_in_top_k_are_ranked_by_item_index() -> None:
     scores = torch.tensor([[1.0, 2.0, 2.0, 1.0, 2.0], [0.0, -0.0, 0.0, -0.0, -1.0]])
     assert top_k(scores, 4).tolist() == [[1, 2, 4, 0], [0, 1, 2, 3]]
 
@@ -125,13 +125,13 @@ def test_an_excluded_item_never_hits() -> None:
     assert found["auc"].item() == 0
 
 
-def test_auc_needs_a_pair() -> None:
+def test_auc_without_a_pair_is_nan() -> None:
     everything = torch.ones(1, 3, dtype=torch.bool)
     assert auc(torch.randn(1, 3), everything).isnan().item()
     assert auc(torch.ones(1, 3), torch.tensor([[True, False, False]])).item() == 0.5
 
 
-def test_blocks_of_users_and_the_whole_are_equal() -> None:
+def test_metrics_of_user_blocks_equal_those_of_all_users() -> None:
     scores, relevant, excluded = random_case(5, 33, 50, ties=True)
     wanted, left_out = masks(scores.shape, relevant), masks(scores.shape, excluded)
     whole = per_user(scores, wanted, left_out, (5, 10))
@@ -141,7 +141,7 @@ def test_blocks_of_users_and_the_whole_are_equal() -> None:
 
 
 @pytest.mark.parametrize("ties", [False, True])
-def test_a_search_in_sorted_rows_counts_what_a_comparison_does(ties: bool) -> None:
+def test_wins_by_search_equal_wins_by_comparison(ties: bool) -> None:
     scores, relevant, excluded = random_case(3, 40, 300, ties)
     masked = scores.masked_fill(masks(scores.shape, excluded), -torch.inf)
     wanted = masks(scores.shape, relevant) & ~masks(scores.shape, excluded)
@@ -153,7 +153,7 @@ def test_a_search_in_sorted_rows_counts_what_a_comparison_does(ties: bool) -> No
 
 
 @pytest.mark.parametrize("kind", ["distinct", "ties", "ties at the end of the list", "no candidates"])
-def test_a_top_k_over_floats_is_that_over_integers(kind: str) -> None:
+def test_top_k_of_floats_equals_top_k_of_integer_keys(kind: str) -> None:
     scores, *_ = random_case(4, 30, 50, kind == "ties")
     if kind == "ties at the end of the list":
         scores[3] = scores[3].sort(descending=True).values
@@ -164,7 +164,7 @@ def test_a_top_k_over_floats_is_that_over_integers(kind: str) -> None:
     assert torch.equal(top_k(scores, 50), ranking._top_keys(scores, 50))
 
 
-def test_a_user_with_a_score_that_is_nan_has_no_value() -> None:
+def test_metrics_of_a_user_with_a_nan_score_are_nan() -> None:
     scores, relevant, excluded = random_case(5, 33, 400, ties=False)
     wanted, left_out = masks(scores.shape, relevant), masks(scores.shape, excluded)
     whole = per_user(scores, wanted, left_out, (5, 10))

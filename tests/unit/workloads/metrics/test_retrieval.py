@@ -58,7 +58,7 @@ def slow(docs: list[int], scores: list[float], grades: dict[int, int], k: int) -
 
 
 @pytest.mark.parametrize("ties", [False, True])
-def test_every_metric_is_its_definition(ties: bool) -> None:
+def test_every_metric_matches_its_definition(ties: bool) -> None:
     queries = blocks(1, ties=ties)
     found = per_query(*padded(queries), KS)
     assert list(found) == [f"{name}_at_{k}" for k in KS for name in AT_K] + ["map"]
@@ -70,7 +70,7 @@ def test_every_metric_is_its_definition(ties: bool) -> None:
         assert found["map"][row].item() == pytest.approx(expected["map"], abs=1e-6)
 
 
-def test_what_ranx_gives() -> None:
+def test_metrics_match_ranx() -> None:
     queries = [one for one in blocks(2) if one[0]]
     judged = {
         f"q{row}": {f"d{doc}": grade for doc, grade in one[2].items() if grade} for row, one in enumerate(queries)
@@ -87,7 +87,7 @@ def test_what_ranx_gives() -> None:
         assert ours[name_here].tolist() == pytest.approx(expected, abs=1e-6), name
 
 
-def test_two_grades_are_the_binary_metrics() -> None:
+def test_metrics_of_two_grades_equal_the_binary_metrics() -> None:
     generator = torch.Generator().manual_seed(3)
     scores = torch.randn(20, 15, generator=generator)
     grades = (torch.rand(20, 15, generator=generator) < 0.3).float()
@@ -98,7 +98,7 @@ def test_two_grades_are_the_binary_metrics() -> None:
         torch.testing.assert_close(ours[name], theirs[name])
 
 
-def test_a_relevant_document_that_is_no_candidate_counts() -> None:
+def test_relevant_document_outside_the_candidates_lowers_the_metrics() -> None:
     scores, grades, judged = torch.tensor([[2.0, 1.0]]), torch.tensor([[1.0, 0.0]]), torch.tensor([[1.0, 3.0]])
     found = per_query(scores, grades, judged)
     assert found["recall_at_10"].item() == 0.5
@@ -106,7 +106,7 @@ def test_a_relevant_document_that_is_no_candidate_counts() -> None:
     assert found["ndcg_at_10"].item() == pytest.approx(1 / (3 + 1 / math.log2(3)))
 
 
-def test_no_candidates_and_nothing_judged_are_zero() -> None:
+def test_metrics_without_candidates_or_judgements_are_zero() -> None:
     empty = per_query(torch.full((1, 3), -INF), torch.zeros(1, 3), torch.tensor([[2.0]]))
     assert len(empty) == len(AT_K) + 1
     assert all(value.item() == 0 for value in empty.values())
@@ -116,13 +116,13 @@ def test_no_candidates_and_nothing_judged_are_zero() -> None:
     assert all(len(value) == 0 for value in none.values())
 
 
-def test_ties_rank_by_place() -> None:
+def test_ties_are_ranked_by_column() -> None:
     found = per_query(torch.zeros(1, 3), torch.tensor([[0.0, 1.0, 0.0]]), torch.tensor([[1.0]]), (1, 2))
     assert found["mrr_at_2"].item() == 0.5
     assert found["success_at_1"].item() == 0
 
 
-def test_a_score_that_is_nan_does_not_rank_by_place() -> None:
+def test_metrics_of_a_query_with_a_nan_score_are_nan() -> None:
     scores = torch.tensor([[0.2, math.nan], [math.nan, -INF], [0.2, 0.1]])
     grades = torch.tensor([[1.0, 0.0]] * 3)
     for value in per_query(scores, grades, grades).values():

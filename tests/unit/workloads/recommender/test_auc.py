@@ -1,4 +1,4 @@
-"""The AUC that BCL's α comes from: that of the evaluation where it is cheap, close to it where it is drawn."""
+"""The AUC from which BCL computes α: exact for few pairs, sampled and close to the evaluation's for many."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def by_all_metrics(model: tuple[torch.Tensor, torch.Tensor], data: RecommenderDa
     return evaluation(values[0], lists[0], data.validation, data.popularity).metrics["auc"]
 
 
-def test_where_pairs_are_few_it_is_that_of_the_evaluation(data: RecommenderData) -> None:
+def test_auc_of_few_pairs_equals_the_auc_of_the_evaluation(data: RecommenderData) -> None:
     model = tables(data)
     assert mean_auc(*model, data.validation, data.train, data.unknown, 1) == by_all_metrics(model, data)
 
@@ -49,7 +49,7 @@ def test_a_user_whose_scores_are_nan_is_not_left_out_of_the_mean(data: Recommend
     assert all(map(math.isnan, metrics.values()))
 
 
-def test_where_they_are_many_it_is_close_and_another_key_draws_anew(
+def test_sampled_auc_of_many_pairs_is_close_and_depends_on_the_key(
     data: RecommenderData, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = tables(data)
@@ -60,7 +60,7 @@ def test_where_they_are_many_it_is_close_and_another_key_draws_anew(
     assert len(set(found)) == 3
 
 
-def test_with_many_items_each_users_auc_is_that_of_a_sample(
+def test_auc_with_many_items_is_estimated_from_a_sample_of_items(
     data: RecommenderData, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = tables(data)
@@ -72,21 +72,21 @@ def test_with_many_items_each_users_auc_is_that_of_a_sample(
     assert by_all_metrics((torch.ones(data.n_users, 4), torch.ones(data.n_items, 4)), data) == 0.5
 
 
-def test_equal_scores_are_one_half(data: RecommenderData, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auc_of_equal_scores_is_one_half(data: RecommenderData, monkeypatch: pytest.MonkeyPatch) -> None:
     model = torch.ones(data.n_users, 4), torch.ones(data.n_items, 4)
     for compared in (module.COMPARED, 0):
         monkeypatch.setattr(module, "COMPARED", compared)
         assert mean_auc(*model, data.validation, data.train, data.unknown, 1) == 0.5
 
 
-def test_nothing_to_find_is_refused() -> None:
+def test_auc_without_relevant_items_raises_value_error() -> None:
     data = prepare(load_interactions("synthetic", Path()), 0, False, CPU)
     with pytest.raises(ValueError, match="nothing can be measured"):
         mean_auc(*tables(data), data.validation, data.train, data.unknown, 1)
 
 
 @pytest.mark.parametrize("holdout", [True, False])
-def test_the_items_that_are_unknown_are_in_no_list(holdout: bool) -> None:
+def test_number_of_unknown_items_is_all_items_minus_seen_items(holdout: bool) -> None:
     data = prepare(load_interactions("synthetic", Path()), 0, holdout, CPU)
     expected = data.n_items - torch.bincount(data.seen.users, minlength=data.n_users)
     assert torch.equal(data.unknown.counts, expected)

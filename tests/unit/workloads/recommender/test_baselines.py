@@ -44,7 +44,7 @@ def test_popularity_counts_interactions() -> None:
 
 
 @pytest.mark.parametrize("shrink", [0.0, 7.5])
-def test_item_neighbours_by_loops(shrink: float) -> None:
+def test_item_knn_scores_match_a_loop_reference(shrink: float) -> None:
     k = 6
     workload = build(backbone="item_knn", knn_items=k, knn_shrink=shrink)
     workload.train_epoch(1)
@@ -62,7 +62,7 @@ def test_item_neighbours_by_loops(shrink: float) -> None:
     np.testing.assert_allclose(scores(workload, workload.data.seen), seen @ weights, rtol=1e-5, atol=1e-6)
 
 
-def test_ease_by_a_dense_inverse() -> None:
+def test_ease_scores_match_a_dense_inverse() -> None:
     lam = 3.0
     workload = build(backbone="ease", ease_lambda=lam)
     workload.train_epoch(1)
@@ -88,7 +88,7 @@ def test_ease_minimises_its_objective() -> None:
         assert objective(weights + step.fill_diagonal_(0)) > objective(weights)
 
 
-def test_ease_says_how_many_items_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ease_memory_error_message_names_the_largest_number_of_items(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ease_memory_error(1000, EASE_BYTES * 1000**2) is None
     monkeypatch.setattr(baselines, "available_bytes", lambda _device: EASE_BYTES * 123**2 + 1)
     message = r"it takes 123 items. Set backbone=item_knn or backbone=ials"
@@ -116,7 +116,7 @@ def normal_equations(
     return np.array(rows)
 
 
-def test_an_alternation_of_ials_by_dense_normal_equations() -> None:
+def test_ials_epoch_matches_dense_normal_equations() -> None:
     alpha, lam = 5.0, 2.0
     workload = build(backbone="ials", dim=4, ials_alpha=alpha, ials_lambda=lam)
     x = dense(workload.data.train, workload.data.n_items)
@@ -175,7 +175,7 @@ def test_ials_weighs_by_ratings_or_counts(dataset: str, counts: str) -> None:
     assert workload.servable().config["fold_in"] == {"alpha": pytest.approx(alpha * r[x > 0].mean()), "ridge": lam}
 
 
-def test_ials_of_equal_ratings_is_that_without(counts: str) -> None:
+def test_ials_with_equal_ratings_equals_ials_with_scaled_alpha(counts: str) -> None:
     table = Path(counts)
     lines = (f"{line.rpartition(',')[0]},2" for line in table.read_text().splitlines()[1:])
     table.write_text("\n".join(["user,item,rating", *lines]) + "\n")
@@ -195,7 +195,9 @@ def test_ials_of_equal_ratings_is_that_without(counts: str) -> None:
         ({"dataset_noise": 0.1}, "1", r"dataset_noise injects unrated interactions\. Drop one"),
     ],
 )
-def test_confidences_that_can_not_be(given: dict[str, Any], rating: str, message: str, counts: str) -> None:
+def test_ials_confidence_without_valid_ratings_is_refused(
+    given: dict[str, Any], rating: str, message: str, counts: str
+) -> None:
     with Path(counts).open("a") as table:
         table.writelines(f"0,{item},{rating}\n" for item in range(90, 100))
     params = Params(**{"dataset": counts, "backbone": "ials", "ials_confidence": "rating", "split": "random", **given})
@@ -204,7 +206,7 @@ def test_confidences_that_can_not_be(given: dict[str, Any], rating: str, message
 
 
 @pytest.mark.parametrize("backbone", ["popularity", "item_knn", "ease"])
-def test_fitted_in_the_first_epoch_alone(backbone: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_baseline_is_fitted_in_the_first_epoch_only(backbone: str, monkeypatch: pytest.MonkeyPatch) -> None:
     workload = build(backbone=backbone)
     workload.train_epoch(1)
     fitted = {name: tensor.clone() for name, tensor in workload.state_dict().items()}
@@ -224,7 +226,7 @@ def test_ials_lowers_its_objective() -> None:
     assert losses == sorted(losses, reverse=True)
 
 
-def test_blocks_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_baseline_scores_do_not_depend_on_the_block_size(monkeypatch: pytest.MonkeyPatch) -> None:
     for backbone, own in (("ials", {"dim": 4}), ("ease", {}), ("item_knn", {})):
         tables = []
         for block, gathered in ((256, 2**15), (7, 64)):
@@ -237,7 +239,7 @@ def test_blocks_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("backbone", ["item_knn", "ease", "ials"])
-def test_twice_as_good_as_popularity_on_planted_preferences(backbone: str) -> None:
+def test_baseline_ndcg_exceeds_twice_that_of_popularity(backbone: str) -> None:
     values = {}
     for name in ("popularity", backbone):
         workload = build(replace(RUNTIME, holdout=False), backbone=name)
@@ -269,18 +271,18 @@ def test_twice_as_good_as_popularity_on_planted_preferences(backbone: str) -> No
         ({"backbone": "slim"}, "'mf', 'lightgcn', .* or 'ials'"),
     ],
 )
-def test_parameters_that_a_baseline_does_not_use(given: dict[str, Any], message: str) -> None:
+def test_unused_or_invalid_parameters_of_a_baseline_are_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         Params(**{"backbone": "ease", **given})
 
 
-def test_a_baseline_is_fitted_as_a_whole() -> None:
+def test_ials_refuses_micro_batches_virtual_epochs_and_step_logs() -> None:
     for name, value in {"accumulate": 2, "steps_per_epoch": 3, "log_every": 1}.items():
         with pytest.raises(ValueError, match=f"=ials is fitted as a whole, which rules out {name}={value}\\. Leave"):
             build(replace(RUNTIME, **{name: value}), backbone="ials")
 
 
-def test_a_state_of_another_shape() -> None:
+def test_checkpoint_that_does_not_fit_the_baseline_is_refused() -> None:
     with pytest.raises(ValueError, match=r"its users has shape \(600, 8\), backbone=ials .* has \(600, 4\)"):
         build(backbone="ials", dim=4).load_state_dict(build(backbone="ials", dim=8).state_dict())
     with pytest.raises(ValueError, match="its weights has shape None, backbone=ease"):

@@ -49,7 +49,7 @@ def test_an_epoch_visits_each_interaction_once_with_a_true_negative() -> None:
     assert not torch.equal(torch.cat(collect(data, 7, 2)[0], dim=1), torch.cat(parts, dim=1))
 
 
-def test_a_user_who_has_everything_has_no_place() -> None:
+def test_user_with_all_items_is_left_out_of_the_training_pairs() -> None:
     data = prepare(toy(), 0, False, RUNTIME.device)
     assert data.train.counts[0] == data.n_items
     assert 0 not in data.pairs[0]
@@ -58,7 +58,9 @@ def test_a_user_who_has_everything_has_no_place() -> None:
 
 @pytest.mark.parametrize("world_size", [2, 3])
 @pytest.mark.parametrize("at_once", [1, 14, 2**20])
-def test_ranks_share_one_stream(world_size: int, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nodes_of_the_ranks_concatenate_to_the_batch(
+    world_size: int, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data = prepare(toy(), 0, True, RUNTIME.device)
     whole, sizes = collect(data, 6, 1)
     monkeypatch.setattr(stream, "_AT_ONCE", {"cpu": at_once})
@@ -69,7 +71,7 @@ def test_ranks_share_one_stream(world_size: int, at_once: int, monkeypatch: pyte
         assert max(part.shape[1] for part in parts) - min(part.shape[1] for part in parts) <= 1
 
 
-def test_virtual_epochs_cut_the_passes() -> None:
+def test_virtual_epochs_continue_the_batches_of_whole_passes() -> None:
     data = prepare(toy(), 0, True, RUNTIME.device)
     passes = [part for epoch in (1, 2, 3) for part in collect(data, 7, epoch)[0]]
     cut = [part for epoch in range(1, 6) for part in collect(data, 7, epoch, steps_per_epoch=4)[0]]
@@ -82,7 +84,7 @@ def wide(data: RecommenderData, negatives: int, extras: int, of_item: bool = Fal
     return list(batches(data, draws, 7, replace(RUNTIME, **runtime), 1))
 
 
-def test_several_negatives_and_further_positives() -> None:
+def test_extras_are_other_items_of_the_user_and_negatives_are_unobserved() -> None:
     """Of the user's own items, never the one itself unless it is alone (E-5.17)."""
     data = prepare(toy(), 0, True, RUNTIME.device)
     nodes = torch.cat([batch.nodes for batch in wide(data, 3, 40)], dim=1)
@@ -108,7 +110,7 @@ def test_extras_of_an_item_are_its_other_users() -> None:
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_ranks_share_all_that_is_drawn(world_size: int) -> None:
+def test_nodes_rows_and_positions_of_ranks_concatenate_to_the_batch(world_size: int) -> None:
     data = prepare(toy(), 0, True, RUNTIME.device)
     whole = wide(data, 3, 2)
     ranks = [wide(data, 3, 2, rank=rank, world_size=world_size) for rank in range(world_size)]
@@ -120,7 +122,7 @@ def test_ranks_share_all_that_is_drawn(world_size: int) -> None:
         assert torch.equal(data.pairs[:, batch.rows], batch.nodes[:2])
 
 
-def test_micro_batches_are_the_batch() -> None:
+def test_micro_batches_concatenate_to_the_batch() -> None:
     data = prepare(toy(), 0, True, RUNTIME.device)
     for batch in wide(data, 2, 1):
         parts = batch.split(3)

@@ -1,4 +1,4 @@
-"""The compiled loop gives the values of the rankings in tensors, bit for bit."""
+"""The compiled ranking loop gives exactly the values of the ranking with tensors."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def with_nan(n_items: int) -> torch.Tensor:
 @pytest.mark.parametrize("table", [distinct, with_ties, with_infinities, with_nan])
 @pytest.mark.parametrize(("n_items", "rows"), [(20, 37), (21, 5), (300, 8)])
 @pytest.mark.parametrize("excluded", [0.0, 0.3])
-def test_lists_and_metrics_are_those_of_the_tensors(
+def test_compiled_lists_and_metrics_equal_those_of_the_tensor_path(
     table: object, n_items: int, rows: int, excluded: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(evaluation._SCORES, "cpu", rows * n_items)
@@ -82,7 +82,7 @@ def test_lists_and_metrics_are_those_of_the_tensors(
     torch.testing.assert_close(models[0].values, before, rtol=0, atol=0, equal_nan=True)
 
 
-def test_ranks_share_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rankings_of_two_ranks_sum_to_those_of_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(evaluation._SCORES, "cpu", 5 * 300)
     monkeypatch.setattr(evaluation, "COMPILED_FROM", 0)
     args = [Table(distinct(300))], history(0.1, 300, seed=1), history(0.3, 300, seed=2)
@@ -93,7 +93,7 @@ def test_ranks_share_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("evaluations", "compiled"), [(1, False), (10**6, True)])
-def test_many_evaluations_pay_for_a_compilation(
+def test_compiled_ranking_is_used_only_for_many_evaluations(
     evaluations: int, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     used: list[str] = []

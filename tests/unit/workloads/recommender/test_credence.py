@@ -41,7 +41,7 @@ def _mixture(x: float, dim: int, variance: float) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize(("dim", "variance"), [(2, 1.0), (3, 0.5), (27, 0.6), (64, 0.01)])
-def test_density_and_distribution_are_those_of_the_mixture(dim: int, variance: float) -> None:
+def test_density_and_distribution_match_a_mixture_of_normals(dim: int, variance: float) -> None:
     deviation = variance * math.sqrt(dim)
     x = [k * deviation for k in (-6.0, -2.1, -0.3, 0.01, 0.9, 4.0)]
     expected = np.array([_mixture(value, dim, variance) for value in x])
@@ -53,7 +53,7 @@ def test_density_and_distribution_are_those_of_the_mixture(dim: int, variance: f
     np.testing.assert_allclose(place.log_above.exp(), 1 - expected[:, 1], rtol=1e-6)
 
 
-def test_two_dimensions_are_laplace() -> None:
+def test_density_in_two_dimensions_is_laplace() -> None:
     x = torch.linspace(-9, 9, 101, dtype=torch.float64)
     torch.testing.assert_close(log_density(x, 2, 0.7), -x.abs() / 0.7 - math.log(2 * 0.7))
 
@@ -71,7 +71,7 @@ def test_density_integrates_to_one_with_variance_d_lambda_squared(dim: int) -> N
 
 
 @pytest.mark.parametrize("dim", [1, 2, 27, 28])
-def test_it_is_the_distribution_of_inner_products(dim: int) -> None:
+def test_inner_products_of_factors_follow_the_distribution(dim: int) -> None:
     source = torch.Generator().manual_seed(dim)
     n = 20_000
     w, h = (torch.randn(n, dim, generator=source, dtype=torch.float64) * math.sqrt(0.6) for _ in range(2))
@@ -90,7 +90,7 @@ def test_the_density_at_zero_is_its_limit() -> None:
     assert math.isfinite(look_up(zero, 1, 1.0)[0].item())  # the pole is cut off
 
 
-def test_far_out_the_logarithm_stays() -> None:
+def test_log_density_is_finite_far_from_zero() -> None:
     """Beyond what a float holds; the slope tends to -1 / λ."""
     x = torch.tensor([2000.0, 2001.0], dtype=torch.float64)
     far = log_density(x, 27, 0.6)
@@ -101,7 +101,7 @@ def test_far_out_the_logarithm_stays() -> None:
 
 @given(dim=st.sampled_from([1, 2, 3, 27, 64, 512]), variance=st.floats(1e-4, 1e3), seed=st.integers(0, 2**20))
 @settings(max_examples=30, deadline=None)
-def test_the_table_is_symmetric_monotone_and_finite(dim: int, variance: float, seed: int) -> None:
+def test_lookup_table_is_symmetric_monotone_and_finite(dim: int, variance: float, seed: int) -> None:
     source = torch.Generator().manual_seed(seed)
     x = torch.randn(64, generator=source).sort().values * math.sqrt(dim) * variance * 8
     x = torch.cat([torch.tensor([-1e30]), x, torch.tensor([1e30])])
@@ -114,7 +114,7 @@ def test_the_table_is_symmetric_monotone_and_finite(dim: int, variance: float, s
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-8), (torch.float32, 2e-6)])
-def test_the_table_is_as_good_as_the_density(dtype: torch.dtype, tolerance: float) -> None:
+def test_lookup_table_matches_the_exact_density(dtype: torch.dtype, tolerance: float) -> None:
     deviation = math.sqrt(27) * 0.6
     x = (torch.rand(2000, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 10 - 5) * deviation
     found = look_up(x.to(dtype), 27, 0.6)[0].double()
@@ -122,7 +122,7 @@ def test_the_table_is_as_good_as_the_density(dtype: torch.dtype, tolerance: floa
 
 
 @pytest.mark.parametrize(("k", "n"), [(1, 1), (1, 2), (2, 2), (2, 5)])
-def test_order_statistics(k: int, n: int) -> None:
+def test_order_statistic_density_matches_formula_and_draws(k: int, n: int) -> None:
     """Against (3.21) as printed and against draws."""
     x = torch.linspace(-4, 4, 4001, dtype=torch.float64)
     place = GaussianFactors(2, 0.5).log_probabilities(x)
@@ -138,7 +138,7 @@ def test_order_statistics(k: int, n: int) -> None:
     assert (draws.mean() - mean).abs() < 4 * draws.std() / math.sqrt(len(draws))
 
 
-def test_prior_is_the_sigmoid_of_the_popularity() -> None:
+def test_prior_is_the_sigmoid_of_the_standardised_popularity() -> None:
     counts = torch.tensor([0, 3, 8, 1, 8])
     mean = 4.0
     deviation = math.sqrt(sum((n - mean) ** 2 for n in counts.tolist()) / 5)
@@ -151,7 +151,7 @@ def test_prior_is_the_sigmoid_of_the_popularity() -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_credence_is_the_formula(mode: Mode) -> None:
+def test_credence_of_each_mode_matches_the_formula(mode: Mode) -> None:
     x = torch.linspace(-7, 7, 29, dtype=torch.float64)
     prior = torch.linspace(-3, 3, 29, dtype=torch.float64).flip(0)
     p = prior.sigmoid()
@@ -163,7 +163,7 @@ def test_credence_is_the_formula(mode: Mode) -> None:
     torch.testing.assert_close(found, expected[mode].double(), rtol=1e-6, atol=1e-9)
 
 
-def test_the_printed_credence_is_not_monotone_and_the_posterior_is() -> None:
+def test_thesis_credence_is_not_monotone_and_bayes_credence_is() -> None:
     """E-3.27: at d = 27 and λ = .6 the density has its maximum .159 at 1.48 and is .010 at 8."""
     x = torch.linspace(-12, 12, 2401, dtype=torch.float64)
     certain = torch.full_like(x, 40.0)  # a prior of one
@@ -177,7 +177,7 @@ def test_the_printed_credence_is_not_monotone_and_the_posterior_is() -> None:
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("scores", [[0.0], [0.0, 0.0, 0.0], [-1e30, 1e30], [-1e30, -1e30], [1e-30, -1e-30]])
 @pytest.mark.parametrize("prior", [-1e4, 0.0, 1e4])
-def test_no_score_and_no_prior_gives_a_nan(mode: Mode, scores: list[float], prior: float) -> None:
+def test_credence_is_finite_for_extreme_scores_and_priors(mode: Mode, scores: list[float], prior: float) -> None:
     x, odds = torch.tensor(scores), torch.full((len(scores),), prior)
     for distribution in (GaussianFactors(1, 0.1), GaussianFactors(64, 0.6), EmpiricalScores(torch.zeros(3))):
         found = credence(x, odds, distribution, mode)
@@ -194,7 +194,7 @@ def test_credence_keeps_dtype_and_has_no_gradient() -> None:
     assert (found.dtype, found.requires_grad) == (torch.float32, False)
 
 
-def test_empirical_scores_measure_by_rank() -> None:
+def test_empirical_distribution_is_computed_from_ranks() -> None:
     sample, x = torch.tensor([3.0, 1.0, 2.0, 2.0]), torch.tensor([0.0, 1.0, 2.0, 9.0])
     F = torch.tensor([0.5, 1.0, 2.5, 4.5]) / 5  # (#{<} + #{=}/2 + 1/2) / (n + 1)
     place = EmpiricalScores(sample).log_probabilities(x)
@@ -202,7 +202,7 @@ def test_empirical_scores_measure_by_rank() -> None:
     torch.testing.assert_close(credence(x, torch.full((4,), 40.0), EmpiricalScores(sample), "thesis"), 2 * F)
 
 
-def test_empirical_scores_come_to_the_distribution_they_are_drawn_from() -> None:
+def test_credence_by_drawn_scores_is_close_to_the_exact_credence() -> None:
     w, h = torch.randn(2, 20_000, 27, generator=torch.Generator().manual_seed(5)) * math.sqrt(0.6)
     drawn, exact = EmpiricalScores((w * h).sum(1)), GaussianFactors(27, 0.6)
     x, prior = torch.linspace(-6, 6, 50), torch.linspace(-1, 1, 50)
@@ -210,7 +210,7 @@ def test_empirical_scores_come_to_the_distribution_they_are_drawn_from() -> None
     assert difference.abs().max() < 1.63 / math.sqrt(20_000)
 
 
-def test_scores_of_interactions_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interaction_scores_do_not_depend_on_the_block_size(monkeypatch: pytest.MonkeyPatch) -> None:
     source = torch.Generator().manual_seed(0)
     users, items = torch.randn(7, 3, generator=source), torch.randn(9, 3, generator=source)
     pairs = torch.stack([torch.randint(7, (50,), generator=source), torch.randint(9, (50,), generator=source)])
@@ -221,7 +221,7 @@ def test_scores_of_interactions_in_blocks(monkeypatch: pytest.MonkeyPatch) -> No
     assert interaction_scores(users, items, pairs[:, :0]).shape == (0,)
 
 
-def test_sampled_scores_are_of_all_pairs_and_repeat() -> None:
+def test_sampled_scores_cover_all_pairs_and_are_reproducible() -> None:
     users, items = torch.tensor([[1.0], [10.0]]), torch.tensor([[1.0], [2.0], [3.0]])
     drawn = [sampled_scores(users, items, torch.Generator().manual_seed(3), 6000) for _ in range(2)]
     assert torch.equal(*drawn)
@@ -230,7 +230,7 @@ def test_sampled_scores_are_of_all_pairs_and_repeat() -> None:
     assert (counts - 1000).abs().max() < 4 * math.sqrt(6000 / 6 * 5 / 6)
 
 
-def test_fitted_to_trained_factors() -> None:
+def test_fitted_distribution_matches_the_scores_of_the_factors() -> None:
     source = torch.Generator().manual_seed(1)
     users, items = torch.randn(4000, 8, generator=source) * 0.5, torch.randn(5000, 8, generator=source) * 2
     fitted = GaussianFactors.fitted(users, items)
@@ -242,14 +242,14 @@ def test_fitted_to_trained_factors() -> None:
     )
 
 
-def test_ks_distance() -> None:
+def test_ks_distance_matches_expected_values() -> None:
     uniform = EmpiricalScores(torch.arange(1000.0))
     assert ks_distance(torch.arange(0.0, 1000.0, 10), uniform) < 0.011
     assert ks_distance(torch.arange(500.0, 1000.0), uniform).item() == pytest.approx(0.5, abs=0.002)
     assert ks_distance(torch.full((7,), -1.0), uniform).item() == pytest.approx(1, abs=0.001)
 
 
-def test_only_a_distribution_that_follows_the_factors_stays_near_them() -> None:
+def test_only_a_refitted_distribution_matches_scores_of_grown_factors() -> None:
     """E-3.22: grown factors leave the F they were drawn with, and the distance says so."""
     source = torch.Generator().manual_seed(2)
     users, items = torch.randn(400, 6, generator=source), torch.randn(500, 6, generator=source)

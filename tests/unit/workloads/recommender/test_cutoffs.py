@@ -1,4 +1,4 @@
-"""Metrics at other cutoffs, against a slow reference; cutoffs and objectives that cannot be."""
+"""Metrics at configured cutoffs, against a slow reference; invalid cutoffs and objectives."""
 
 from __future__ import annotations
 
@@ -65,7 +65,9 @@ def slow(workload: Recommender, cutoffs: Sequence[int]) -> dict[str, float]:
     "dataset", ["synthetic", pytest.param("ml-100k", marks=pytest.mark.data("ml-100k"))]
 )  # fmt: skip
 @pytest.mark.parametrize("compiled_from", [0, 2**60])
-def test_equal_to_the_slow_reference(dataset: str, compiled_from: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_at_each_cutoff_match_reference(
+    dataset: str, compiled_from: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also at 1, and at more items than a user has candidates, where the list has them all."""
     monkeypatch.setattr(evaluation, "COMPILED_FROM", compiled_from)
     monkeypatch.setattr(evaluation, "INSERTED", 1000)
@@ -97,7 +99,7 @@ def test_members_of_a_pack_are_measured_at_their_cutoffs() -> None:
     assert members[0].pack_shape() != Recommender(Params(), RUNTIME).pack_shape()
 
 
-def test_long_lists_are_not_ranked_by_insertion() -> None:
+def test_compiled_ranking_is_not_used_for_lists_of_more_than_100_items() -> None:
     pays = [evaluation._compilation_pays(RUNTIME.device, 10**6, 500, 1, k) for k in (100, 101)]
     assert pays in ([True, False], [False, False])  # the latter without numba
 
@@ -129,12 +131,12 @@ def test_cutoffs_are_ascending(given: Any, expected: tuple[int, ...]) -> None:
         (None, "valid tuple"),
     ],
 )
-def test_cutoffs_that_can_not_be(given: Any, message: str) -> None:
+def test_invalid_cutoffs_are_refused(given: Any, message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         Params(cutoffs=given)
 
 
-def test_what_is_selected_by_is_measured() -> None:
+def test_objective_at_a_missing_cutoff_is_refused() -> None:
     Params().check_objectives(["ndcg_at_20", "auc", "gini_at_5"])
     params = Params(cutoffs=(10, 50))
     params.check_objectives(["ndcg_at_50", "recall_at_10", "auc"])

@@ -73,7 +73,7 @@ def check(
 
 
 @pytest.mark.parametrize("augmentation", ["edge_drop", "node_drop", "random_walk"])
-def test_sgl_is_the_dense_formula(augmentation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sgl_term_and_gradient_match_dense_reference(augmentation: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The masks are recorded; of them the reference makes the subgraphs."""
     masks: list[torch.Tensor] = []
     original = graph_views.Edges.subgraph
@@ -119,7 +119,7 @@ def test_a_subgraph_is_symmetric_and_whole_at_ratio_0() -> None:
         assert len({tuple(matrix.flatten().tolist()) for matrix in matrices}) > 5
 
 
-def test_simgcl_adds_noise_of_a_length_in_the_orthant_of_each_layer() -> None:
+def test_simgcl_adds_noise_of_the_given_length_in_the_orthant_of_the_layer() -> None:
     workload, batch = build(contrast="simgcl", noise=0.05, layers=1, contrast_temperature=0.5)
     assert workload.contrast is not None
     layer = dense(workload.data.graph)
@@ -135,7 +135,7 @@ def test_simgcl_adds_noise_of_a_length_in_the_orthant_of_each_layer() -> None:
     check(workload, batch, lambda exact: (layer @ exact + constants[0], layer @ exact + constants[1]))
 
 
-def test_simgcl_of_several_layers_has_noise_on_each() -> None:
+def test_simgcl_of_two_layers_matches_reference_and_noise_varies_by_step() -> None:
     workload, batch = build(contrast="simgcl", noise=0.0, contrast_temperature=0.5)
     layer = dense(workload.data.graph)
     mean = (layer + layer @ layer) / 2
@@ -150,7 +150,7 @@ def test_simgcl_of_several_layers_has_noise_on_each() -> None:
     assert not torch.equal(first, later)
 
 
-def test_lightgcl_is_the_dense_svd() -> None:
+def test_lightgcl_term_and_gradient_match_dense_svd() -> None:
     workload, batch = build(contrast="lightgcl", svd_rank=4, layers=3, contrast_temperature=0.5)
     n_users = workload.data.n_users
     step = dense(workload.data.graph)
@@ -201,7 +201,7 @@ def test_ncl_contrasts_structural_neighbours_and_prototypes() -> None:
 
 
 @pytest.mark.parametrize("contrast", ["sgl", "simgcl", "lightgcl", "ncl"])
-def test_the_parts_of_a_batch_add_up(contrast: str) -> None:
+def test_contrast_terms_of_batch_parts_sum_to_that_of_the_batch(contrast: str) -> None:
     workload, batch = build(contrast=contrast)
     assert workload.contrast is not None
     workload.contrast.begin(workload.model.embedding, 30)
@@ -213,7 +213,7 @@ def test_the_parts_of_a_batch_add_up(contrast: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("contrast", ["sgl", "simgcl", "lightgcl", "ncl"])
-def test_defaults_do_not_outweigh_the_loss(contrast: str) -> None:
+def test_training_with_default_contrast_weight_exceeds_the_ndcg_bound(contrast: str) -> None:
     """With too large a weight the embeddings only spread: NDCG@20 stays at .02. Without the term it is .2."""
     workload = Recommender(Params(backbone="lightgcn", contrast=contrast), RUNTIME)
     for epoch in range(1, 13):
@@ -221,7 +221,7 @@ def test_defaults_do_not_outweigh_the_loss(contrast: str) -> None:
     assert workload.evaluate("validation").metrics["ndcg_at_20"] > 0.15
 
 
-def test_distinct_nodes_of_a_gpu_are_those_of_a_cpu_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_distinct_nodes_on_gpu_equal_those_on_cpu_with_repeats_masked(monkeypatch: pytest.MonkeyPatch) -> None:
     users, items = torch.tensor([2, 0, 2, 2]), torch.tensor([5, 5, 4, 7])
     nodes, repeated, count = distinct(users, items, 3, 8)
     assert (nodes.tolist(), repeated, count) == ([0, 2, 4, 5, 7], None, 2)
@@ -233,7 +233,7 @@ def test_distinct_nodes_of_a_gpu_are_those_of_a_cpu_repeated(monkeypatch: pytest
     assert count == 4
 
 
-def test_errors() -> None:
+def test_invalid_contrast_parameters_are_refused() -> None:
     with pytest.raises(ValidationError, match="contrast=sgl needs the graph of backbone=lightgcn, not backbone=mf"):
         Params(contrast="sgl")
     with pytest.raises(ValidationError, match=r"noise=0\.2 has no effect with contrast=sgl"):

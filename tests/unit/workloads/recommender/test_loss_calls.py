@@ -1,4 +1,4 @@
-"""A step's loss by hand, from the nodes that were drawn: each loss gets the scores and parameters it is about."""
+"""The loss of a step against formulas over the drawn nodes: each loss gets its scores and parameters."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[Array, Array, Array], Array]]] 
 
 @pytest.mark.parametrize("backbone", ["mf", "lightgcn"])
 @pytest.mark.parametrize("loss", sorted(CASES))
-def test_a_step_by_hand(loss: str, backbone: Any) -> None:
+def test_loss_of_a_step_matches_the_formula(loss: str, backbone: Any) -> None:
     params, formula = CASES[loss]
     workload = build(replace(RUNTIME, steps_per_epoch=1), loss=loss, backbone=backbone, **params)
     table = workload.model.embeddings().detach().double().numpy().copy()
@@ -158,7 +158,7 @@ def test_the_softmax_of_a_batch_is_corrected_by_logq() -> None:
     assert workload.train_epoch(1)["loss"] == pytest.approx(np.mean(losses), rel=1e-5)
 
 
-def test_e_steps_of_bprac_at_equal_distances() -> None:
+def test_bprac_e_steps_are_spread_evenly_over_the_epochs() -> None:
     """Two in five epochs: before the first and before the fourth. A state has the credences that are held."""
     runtime = replace(RUNTIME, epochs=5, steps_per_epoch=2)
     workload = build(runtime, loss="bprac", e_steps=2, lr=0.05)
@@ -197,7 +197,7 @@ IN_BATCH: dict[str, tuple[dict[str, Any], Callable[[Any, Array], Any]]] = {
 
 @pytest.mark.parametrize("backbone", ["mf", "lightgcn"])
 @pytest.mark.parametrize("loss", sorted(IN_BATCH))
-def test_the_negatives_of_a_batch_by_hand(loss: str, backbone: Any) -> None:
+def test_in_batch_loss_and_false_negative_rate_match_reference(loss: str, backbone: Any) -> None:
     """E-6.N: each user against the batch's items, as often as they are there, without those that it has in training."""
     params, formula = IN_BATCH[loss]
     workload = build(replace(RUNTIME, steps_per_epoch=1), loss=loss, sampler="in_batch", backbone=backbone, **params)
@@ -215,7 +215,7 @@ def test_the_negatives_of_a_batch_by_hand(loss: str, backbone: Any) -> None:
     assert found["fnr"] == pytest.approx(np.mean(false))
 
 
-def test_a_user_who_has_all_of_a_batch_has_no_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_batch_loss_is_zero_if_the_user_has_all_items_of_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     data = prepare(Interactions(2, 3, np.array([(0, 0), (0, 1), (1, 2)], np.int32), np.array([(1, 1)])), 0, False, CPU)
     monkeypatch.setattr(module, "prepare_on_node", lambda *_: data)
     for loss in IN_BATCH:
@@ -234,7 +234,7 @@ def test_a_batch_without_negatives_has_a_defined_quality(loss: str) -> None:
 
 
 @pytest.mark.parametrize("loss", [loss for loss in sorted(LOSSES) if "temperature" in LOSSES[loss].params])
-def test_the_smallest_temperature_trains_on(loss: str) -> None:
+def test_training_at_the_smallest_temperature_stays_finite(loss: str) -> None:
     workload = build(replace(RUNTIME, steps_per_epoch=40), loss=loss, temperature=1e-3, negatives=8, lr=0.05)
     for epoch in (1, 2):
         assert np.isfinite(list(workload.train_epoch(epoch).values())).all()
@@ -254,7 +254,7 @@ def test_truncation_drops_more_with_each_step() -> None:
 
 
 @pytest.mark.parametrize("runtime", [{"accumulate": 2}, {"world_size": 2}])
-def test_a_batch_that_is_ranked_can_not_be_split(runtime: dict[str, int]) -> None:
+def test_truncated_loss_refuses_micro_batches_and_several_workers(runtime: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="loss=denoise_truncated ranks the losses of a whole batch"):
         build(replace(RUNTIME, **runtime), loss="denoise_truncated")
 
@@ -288,7 +288,7 @@ def test_alpha_follows_the_validation_auc(form: str) -> None:
     assert 0.5 <= refit.train_epoch(1)["alpha"] <= 1
 
 
-def test_bcl_places_ties_as_it_is_told() -> None:
+def test_bcl_places_ties_by_the_ties_parameter() -> None:
     """One negative is last by "<=", with a weight of .556, and in the middle by mid ranks (E-6.30)."""
     given: dict[str, Any] = {"alpha": 0.9, "beta": 0.5, "tau": 0.1}
     scores = Scores(torch.zeros(3), torch.zeros(3, 0), torch.zeros(3, 1), 0)
@@ -299,20 +299,20 @@ def test_bcl_places_ties_as_it_is_told() -> None:
     assert weight.item() == pytest.approx(0.556, abs=1e-3)
 
 
-def test_tau_is_the_density() -> None:
+def test_default_tau_of_dpl_is_the_density_of_the_training_data() -> None:
     workload = build(loss="dpl")
     assert workload.settings["tau"] == pytest.approx(len(workload.data.train.items) / (600 * 400))
     assert build(loss="dpl", tau=0.3).settings["tau"] == 0.3
 
 
-def test_anchors_without_gradient_are_counted() -> None:
+def test_share_of_clamped_anchors_is_reported() -> None:
     """At τ+ near one P̂ is negative for many."""
     found = build(loss="dpl", negatives=1, positives=1, tau=0.9).train_epoch(1)
     assert 0.1 < found["clamped"] < 1
 
 
 @pytest.mark.parametrize("sampler", ["uniform", "dns", "bns_oracle"])
-def test_sampling_quality_by_hand(sampler: Any) -> None:
+def test_tnr_and_inf_agree_with_the_planted_truth(sampler: Any) -> None:
     """TNR (4.27) and INF (4.28), by the planted truth of the generated data."""
     workload = build(
         replace(RUNTIME, steps_per_epoch=1), sampler=sampler, quality=True, truth="planted", lr=1e-6, weight_decay=0
@@ -335,7 +335,7 @@ def test_sampling_quality_by_hand(sampler: Any) -> None:
 
 
 @pytest.mark.parametrize("given", [{}, {"loss": "infonce", "negatives": 3}, {"sampler": "dns"}, {"optimizer": "sgd"}])
-def test_false_negatives_by_the_planted_truth(given: dict[str, Any]) -> None:
+def test_false_negative_rate_is_one_minus_tnr_by_the_planted_truth(given: dict[str, Any]) -> None:
     """Reported without being asked for; with quality told by the same truth it is what TNR leaves."""
     if given.get("optimizer"):
         pytest.importorskip("numba")
@@ -348,7 +348,7 @@ def test_false_negatives_by_the_planted_truth(given: dict[str, Any]) -> None:
         assert found["fpr"] == 0
 
 
-def test_false_positives_by_the_weight_that_they_carry() -> None:
+def test_false_positive_rate_is_weighted_by_the_credence() -> None:
     """Injected noise, a sixth of what is trained on; the credence of BPRAC gives it less."""
     plain = build(dataset_noise=0.2, lr=0.02)
     weighing = build(dataset_noise=0.2, lr=0.02, loss="bprac", credence="thesis")
@@ -363,7 +363,7 @@ def test_false_positives_by_the_weight_that_they_carry() -> None:
 
 
 @pytest.mark.data
-def test_nothing_is_told_where_nothing_is_known() -> None:
+def test_only_the_loss_is_reported_for_a_dataset_without_truth() -> None:
     root = Path(os.environ.get("ORCHESTRATOR_DATA", ""))
     if not (root / "ml-100k").is_dir():
         pytest.skip("ORCHESTRATOR_DATA holds no ml-100k")
@@ -372,18 +372,18 @@ def test_nothing_is_told_where_nothing_is_known() -> None:
     assert noisy.train_epoch(1)["fpr"] == pytest.approx(0.2, abs=0.01)
 
 
-def test_a_refit_has_no_validation_part_to_tell_by() -> None:
+def test_refit_reports_no_tnr_with_the_validation_part_as_truth() -> None:
     assert "tnr" not in build(replace(RUNTIME, holdout=False), quality=True).train_epoch(1)
     assert "tnr" in build(replace(RUNTIME, holdout=False), quality=True, truth="test").train_epoch(1)
 
 
-def test_a_dataset_without_occupations() -> None:
+def test_occupation_prior_without_occupations_is_refused() -> None:
     with pytest.raises(DataError, match="occupations"):
         build(sampler="bns", bns_prior="occupation")
 
 
 @pytest.mark.slow
-def test_state_holds_what_a_sampler_remembers() -> None:
+def test_training_with_srns_resumes_from_its_state() -> None:
     whole, halfway = (build(sampler="srns") for _ in range(2))
     for workload in (whole, halfway):
         workload.train_epoch(1)
@@ -412,7 +412,7 @@ def limits(loss: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("loss", sorted(LOSSES))
-def test_nothing_at_the_limits_is_nan(loss: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_at_the_limits_of_the_parameters_stays_finite(loss: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Users with everything, with nothing and with one item; an item never seen; sets larger than the catalogue."""
     owned = {0: range(6), 2: [3], 3: [0, 1], 4: range(5)}
     train = np.array([(user, item) for user, items in owned.items() for item in items], np.int32)
@@ -442,7 +442,7 @@ def test_nothing_at_the_limits_is_nan(loss: str, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("runtime", [{"accumulate": 2}, {"world_size": 2}, {"steps_per_epoch": 3}, {"log_every": 1}])
-def test_sequential_sgd_takes_whole_passes(runtime: dict[str, int]) -> None:
+def test_sequential_sgd_refuses_runtime_settings_of_batched_training(runtime: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="optimizer=sgd takes one triple at a time, in compiled passes"):
         Recommender(Params(optimizer="sgd"), replace(RUNTIME, **runtime))
 
@@ -459,7 +459,7 @@ def test_sequential_sgd_learns() -> None:
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-def test_a_step_of_batched_sgd_by_hand(weighted: bool) -> None:
+def test_step_of_batched_sgd_matches_the_formula(weighted: bool) -> None:
     """(3.31), (3.32): the sum over the batch of c (gradient + reg Θ), for every row as often as a triple touches it."""
     loss = {"loss": "bprac"} if weighted else {}
     given: dict[str, Any] = {"optimizer": "sgd_batched", "lr": 0.05, "weight_decay": 0.02, **loss}

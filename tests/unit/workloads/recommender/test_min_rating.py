@@ -1,4 +1,4 @@
-"""Positives from a lowest rating on: what is trained, evaluated and served, and which files and runs it keeps apart."""
+"""Positives from a minimum rating: training, evaluation, serving, prepared files and fingerprints."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def named(pairs: np.ndarray[Any, Any], data: Any) -> list[tuple[bytes, bytes]]:
 
 
 @pytest.mark.parametrize("split", ["random", "clean", "leave_last_out", "global_time"])
-def test_equal_to_a_table_without_the_rows(split: Any, cache: Path, tmp_path: Path) -> None:
+def test_min_rating_gives_the_interactions_of_a_filtered_table(split: Any, cache: Path, tmp_path: Path) -> None:
     whole = load_interactions(str(table(tmp_path)), tmp_path, split, min_rating=4)
     filtered = load_interactions(str(table(tmp_path, "high.csv", least=4)), tmp_path, split)
     for part in ("train", "test"):
@@ -66,7 +66,7 @@ def test_equal_to_a_table_without_the_rows(split: Any, cache: Path, tmp_path: Pa
     assert min(ratings.min() for ratings in (whole.train_ratings, whole.test_ratings) if ratings is not None) == 4
 
 
-def test_users_and_items_without_positives(cache: Path, tmp_path: Path) -> None:
+def test_users_without_positives_get_popular_items_and_no_evaluation(cache: Path, tmp_path: Path) -> None:
     """They are not evaluated and get the most popular items; the items are candidates."""
     workload = build(tmp_path, dataset=str(table(tmp_path)), backbone="ials", dim=2, dataset_min_rating=4)
     data = workload.data
@@ -82,7 +82,7 @@ def test_users_and_items_without_positives(cache: Path, tmp_path: Path) -> None:
     assert {"i0", "i1"} <= set(rows[rows.user == "u5"].item)
 
 
-def test_prepared_files_and_runs_of_other_ratings_are_others(
+def test_another_min_rating_has_its_own_prepared_file_and_fingerprint(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shared, "SHARED_FROM", 1)
@@ -98,7 +98,7 @@ def test_prepared_files_and_runs_of_other_ratings_are_others(
     assert len({spec.fingerprint() for spec in specs}) == 3
 
 
-def test_what_is_left_is_checked_before_the_start(cache: Path, tmp_path: Path) -> None:
+def test_min_rating_that_leaves_no_validation_user_is_refused(cache: Path, tmp_path: Path) -> None:
     """The high rating of each user is its first or its last: a time split has no one to validate on."""
     file = tmp_path / "own.csv"
     lines = [f"{user},{item},{5 if item > 2 else 1},{10 * item + user}" for user in range(4) for item in range(5)]
@@ -109,7 +109,7 @@ def test_what_is_left_is_checked_before_the_start(cache: Path, tmp_path: Path) -
         Params(**given, dataset_min_rating=2).check_data(tmp_path)
 
 
-def test_an_own_prior_names_the_ids_of_what_is_left_out(cache: Path, tmp_path: Path) -> None:
+def test_prior_file_may_name_items_without_positives(cache: Path, tmp_path: Path) -> None:
     prior = tmp_path / "prior.parquet"
     pd.DataFrame({"item": ["i0", "i5"], "p": [0.1, 0.2]}).to_parquet(prior)
     given = {"sampler": "bns", "bns_prior": "file", "prior_file": str(prior), "dataset_min_rating": 4}
@@ -117,7 +117,7 @@ def test_an_own_prior_names_the_ids_of_what_is_left_out(cache: Path, tmp_path: P
 
 
 @pytest.mark.data("ml-100k")
-def test_movielens() -> None:
+def test_movielens_with_min_rating_matches_the_filtered_csv_files() -> None:
     """Training, metrics and side information are of the ratings of four and five, by another parser."""
     root = Path(os.environ["ORCHESTRATOR_DATA"])
     workload = build(

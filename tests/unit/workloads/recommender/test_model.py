@@ -24,7 +24,7 @@ def dense_propagation(seen: np.ndarray[Any, Any], embedding: np.ndarray[Any, Any
 
 
 @pytest.mark.parametrize("layers", [1, 3])
-def test_lightgcn_is_the_dense_formula(layers: int) -> None:
+def test_lightgcn_embeddings_and_gradient_match_dense_formula(layers: int) -> None:
     rng = np.random.default_rng(layers)
     seen = rng.random((7, 5)) < 0.4
     seen[2], seen[:, 3] = False, False
@@ -74,7 +74,7 @@ def test_a_group_of_users_is_scored_with_the_item() -> None:
         torch.testing.assert_close(score, (rows[nodes[one]] * rows[nodes[other]]).sum(1))
 
 
-def test_a_choice_sees_the_embeddings_that_are_scored() -> None:
+def test_negative_choice_receives_the_embeddings_that_are_scored() -> None:
     rng = torch.Generator().manual_seed(1)
     graph = normalised_graph(torch.tensor([0, 1]), torch.tensor([3, 4]), 6)
     model = LightGCN(torch.randn(6, 4, generator=rng), graph, 1)
@@ -91,13 +91,13 @@ def test_a_choice_sees_the_embeddings_that_are_scored() -> None:
     torch.testing.assert_close(scores[1], seen[0][[0]] @ seen[0][5])
 
 
-def test_tables_start_glorot_normal() -> None:
+def test_embedding_tables_are_initialised_with_glorot_normal() -> None:
     table = xavier(3000, 1000, 64, seed=1)
     assert table[:3000].std().item() == pytest.approx((2 / 3064) ** 0.5, rel=0.02)
     assert table[3000:].std().item() == pytest.approx((2 / 1064) ** 0.5, rel=0.02)
 
 
-def test_adam_is_torch_adam() -> None:
+def test_adam_updates_equal_those_of_torch_adam() -> None:
     source = torch.Generator().manual_seed(0)
     ours = torch.nn.Parameter(torch.randn(20, 3, generator=source))
     theirs = torch.nn.Parameter(ours.detach().clone())

@@ -1,4 +1,4 @@
-"""Matrix factorisations trained together: whatever the batch, the split and the device's optimiser, as apart."""
+"""Packs of matrix factorisations: results equal separate training for any batch size, split and optimiser."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def train(pack: Pack, apart: list[Recommender], epochs: int) -> tuple[list[Any],
     return together, [[member.train_epoch(epoch) for member in apart] for epoch in range(1, epochs + 1)]
 
 
-def test_the_recommender_offers_it() -> None:
+def test_recommender_is_packable() -> None:
     assert issubclass(Recommender, Packable)
     assert isinstance(members(1)[0], Packable)
 
@@ -55,7 +55,7 @@ def test_the_recommender_offers_it() -> None:
         (1000, {"loss": "denoise_reweighted", "sampler": "popularity"}),
     ],
 )
-def test_together_is_bitwise_apart(batch_size: int, choice: dict[str, Any]) -> None:
+def test_packed_training_equals_separate_training_bitwise(batch_size: int, choice: dict[str, Any]) -> None:
     apart, together = (members(3, batch_size=batch_size, dim=8, **choice) for _ in range(2))
     found, expected = train(Recommender.pack(together), apart, 2)
     assert found == expected
@@ -63,7 +63,7 @@ def test_together_is_bitwise_apart(batch_size: int, choice: dict[str, Any]) -> N
         assert torch.equal(one.model.embedding, other.model.embedding)
 
 
-def test_the_caches_decide_how_many_share_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_pack_members_per_step_is_limited_by_the_cache_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two to a step, and one alone at the end, are all as they are apart."""
     apart, together = (members(5, batch_size=4096, dim=8) for _ in range(2))
     monkeypatch.setattr(packed, "_GATHERED", {"cpu": 2 * 4096 * 8})
@@ -80,7 +80,9 @@ def test_the_caches_decide_how_many_share_a_step(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("at_once", [1, 2**20])
-def test_a_member_draws_what_it_draws_apart(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pack_member_draws_the_same_batches_as_in_separate_training(
+    at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(stream, "_AT_ONCE", {"cpu": at_once})
     data, passes = prepare(load_interactions("synthetic", Path()), 0, True, CPU), [(5, 1), (6, 1), (5, 4)]
     draws = Draws(Uniform(data.unobserved))
@@ -91,7 +93,7 @@ def test_a_member_draws_what_it_draws_apart(at_once: int, monkeypatch: pytest.Mo
             assert torch.equal(nodes[:, k], batch.nodes)
 
 
-def test_one_step_for_all_is_each_optimisers_own() -> None:
+def test_stacked_adam_matches_separate_optimisers() -> None:
     """With learning rates, weight decays and numbers of steps of their own."""
     source = torch.Generator().manual_seed(0)
     tables = torch.randn(3, 7, 4, generator=source)
@@ -114,7 +116,7 @@ def test_one_step_for_all_is_each_optimisers_own() -> None:
             torch.testing.assert_close(found[k], expected.detach(), rtol=1e-5, atol=1e-6)
 
 
-def test_where_one_optimiser_step_serves_all_the_numbers_agree_within_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pack_with_stacked_adam_matches_separate_training_within_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
     apart, together = (members(3, batch_size=1024, dim=8) for _ in range(2))
     monkeypatch.setattr(packed, "_FUSED", set[str]())
     found, expected = train(Recommender.pack(together), apart, 2)
@@ -126,7 +128,7 @@ def test_where_one_optimiser_step_serves_all_the_numbers_agree_within_rounding(m
 
 
 @pytest.mark.parametrize(("split", "params"), [("validation", {}), ("test", {}), ("validation", {"eval_users": 100})])
-def test_models_that_share_a_block_are_ranked_as_alone(
+def test_pack_evaluation_matches_separate_evaluation(
     split: Any, params: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trained = members(5, dim=8, batch_size=4096, **params)
@@ -142,7 +144,7 @@ def test_models_that_share_a_block_are_ranked_as_alone(
             np.testing.assert_allclose(found.units[name], column, rtol=1e-6)
 
 
-def test_what_can_not_share_a_step_trains_apart() -> None:
+def test_pack_shape_differs_or_is_none_for_settings_not_packed_together() -> None:
     usual = members(1)[0].pack_shape()
     assert usual is not None
     for params in ({"dim": 8}, {"batch_size": 512}, {"split_seed": 1}, {"eval_users": 9}):
@@ -154,7 +156,7 @@ def test_what_can_not_share_a_step_trains_apart() -> None:
         assert Recommender(Params(), runtime).pack_shape() is None
 
 
-def test_it_pays_where_overhead_is_most_of_a_step() -> None:
+def test_pack_size_falls_with_the_size_of_a_step() -> None:
     assert Recommender.pack_size(Params(batch_size=256, dim=16), CPU) > 1
     assert Recommender.pack_size(Params(batch_size=4096, dim=64), CPU) == 1
     assert Recommender.pack_size(Params(backbone="lightgcn"), torch.device("cuda")) == 1
@@ -163,7 +165,7 @@ def test_it_pays_where_overhead_is_most_of_a_step() -> None:
     assert sizes[0] > 1
 
 
-def test_a_state_goes_from_a_pack_to_a_trial_apart() -> None:
+def test_state_of_a_pack_member_resumes_in_separate_training() -> None:
     together = members(2, dim=8)
     Recommender.pack(together).train_epoch([1, 1])
     resumed = members(2, dim=8)

@@ -1,4 +1,4 @@
-"""Hyperparameters of the recommender: names, bounds, contradictions, and what importing them costs."""
+"""Hyperparameters of the recommender: names, bounds, contradictions and round trips."""
 
 from __future__ import annotations
 
@@ -90,12 +90,12 @@ def test_every_parameter_is_described() -> None:
         ({"quality": True, "truth": "planted", "dataset": "/a.csv"}, "dataset=/a.csv. Set truth=validation or"),
     ],
 )
-def test_parameters_that_can_not_be(given: dict[str, Any], message: str) -> None:
+def test_invalid_parameters_are_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         Params(**given)
 
 
-def test_all_values_of_a_run_can_be_given_again() -> None:
+def test_dumped_parameters_recreate_equal_parameters() -> None:
     for params in (
         Params(),
         Params(backbone="lightgcn", layers=3, lr_decay=0.1, lr_decay_every=7),

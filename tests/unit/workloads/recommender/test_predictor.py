@@ -1,4 +1,4 @@
-"""The served model: the same ranking as evaluation, clear refusals, and nothing imported but what it may."""
+"""The served model: the same ranking as the evaluation, errors for invalid input, and allowed imports only."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def small() -> Predictor:
 
 
 @pytest.mark.parametrize("ranker", ["numpy", "torch"])
-def test_equal_to_evaluation(trained: Recommender, ranker: str) -> None:
+def test_served_lists_and_scores_match_the_evaluation(trained: Recommender, ranker: str) -> None:
     """The lists' own NDCG@20, computed here from the served rows, is that of ``evaluate``; scores to 1e-5."""
     model = served(trained)
     if ranker == "torch":
@@ -73,7 +73,7 @@ def test_equal_to_evaluation(trained: Recommender, ranker: str) -> None:
     assert same.mean() > 0.99, "two near-equal scores may change places, of a few users"
 
 
-def test_lists_by_hand() -> None:
+def test_predicted_lists_exclude_seen_items_and_break_ties_by_item() -> None:
     answer = small().predict(pd.DataFrame({"user": [1, 0, 1]}), k=2)
     assert answer["user"].tolist() == [1, 1, 0, 0, 1, 1]
     assert answer["rank"].tolist() == [1, 2] * 3
@@ -98,7 +98,7 @@ NEIGHBOURS = {
 
 
 @pytest.mark.parametrize("weights", [{"item_weights": MATRIX}, NEIGHBOURS], ids=["ease", "item_knn"])
-def test_a_history_by_the_rows_of_its_items(weights: Any) -> None:
+def test_history_is_scored_by_the_sum_of_the_weight_rows_of_its_items(weights: Any) -> None:
     model = small_by_history(weights)
     answer = model.predict(pd.DataFrame({"history": [[0, 2], [2, 0, 2], []]}), k=2)
     sums = MATRIX[0] + MATRIX[2]
@@ -122,7 +122,7 @@ def test_a_history_by_the_rows_of_its_items(weights: Any) -> None:
     ],
     ids=["popularity", "ease"],
 )
-def test_a_history_of_items_that_nothing_was_learnt_from_is_answered_by_popularity(weights: Any) -> None:
+def test_history_of_untrained_items_gets_the_most_popular_items(weights: Any) -> None:
     """Item 2 has no training interaction."""
     if "item_weights" in weights:
         weights = {"item_weights": weights["item_weights"].copy()}
@@ -133,7 +133,7 @@ def test_a_history_of_items_that_nothing_was_learnt_from_is_answered_by_populari
     assert (answer["score"] > 0).all()
 
 
-def test_a_user_who_has_all_neighbours_already_is_recommended_the_rest() -> None:
+def test_user_who_has_seen_all_neighbours_gets_other_items_and_no_fallback() -> None:
     """Their scores are 0; popularity would recommend what the user has."""
     weights = np.zeros((5, 5), np.float32)
     weights[3, 4] = weights[4, 3] = 1
@@ -145,7 +145,7 @@ def test_a_user_who_has_all_neighbours_already_is_recommended_the_rest() -> None
             assert not answer["fallback"].any()
 
 
-def test_an_id_of_more_than_64_bits_is_no_id() -> None:
+def test_user_id_of_more_than_64_bits_is_refused() -> None:
     model = small_by_history({"item_weights": MATRIX})
     with pytest.raises(ValueError, match="user ids have at most 64 bits, got 9223372036854775808 in row 1"):
         model.predict(pd.DataFrame({"user": [0, 2**63]}, dtype=object))
@@ -153,7 +153,7 @@ def test_an_id_of_more_than_64_bits_is_no_id() -> None:
 
 
 @pytest.mark.parametrize(("config", "alpha", "ridge"), [({}, 10, None), ({"alpha": 4, "ridge": 2.5}, 4, 2.5)])
-def test_a_history_by_least_squares(config: dict[str, float], alpha: float, ridge: float | None) -> None:
+def test_history_is_folded_in_by_least_squares(config: dict[str, float], alpha: float, ridge: float | None) -> None:
     """The minimum of Σ c (p - x·h)² + λ|x|², over all items, c = 1 + α and p = 1 for those of the history."""
     items = np.array([[1, 5], [2, 4], [2, 3], [4, 2], [5, 1]], np.float32)
     model = small_by_history({"users": np.eye(3, 2, dtype=np.float32), "items": items}, fold_in=config)
@@ -167,7 +167,7 @@ def test_a_history_by_least_squares(config: dict[str, float], alpha: float, ridg
         np.testing.assert_allclose(rows["score"], items @ x, rtol=1e-4)
 
 
-def test_a_history_of_the_sources_own_ids() -> None:
+def test_history_of_source_ids_is_answered_with_source_ids() -> None:
     names = np.char.encode(np.array(["a", "b", "c", "d", "ë"]), "utf-8").view("u1").reshape(5, -1)
     model = small_by_history({"item_weights": np.roll(np.eye(5, dtype=np.float32), 1, 1), "item_ids": names})
     answer = model.predict(pd.DataFrame({"history": [["ë"], ["b"]]}), k=1)
@@ -177,7 +177,7 @@ def test_a_history_of_the_sources_own_ids() -> None:
 
 
 @pytest.mark.parametrize("nothing", [None, np.nan])
-def test_no_text_is_no_id(nothing: Any) -> None:
+def test_missing_value_among_text_ids_is_refused(nothing: Any) -> None:
     named = Names(np.char.encode(np.array(["None", "nan"])).view("u1").reshape(2, -1))
     for values in (["nan", nothing], [nothing]):
         with pytest.raises(ValueError, match=f"user ids are texts, got nothing in row {len(values) - 1} of the input"):
@@ -198,7 +198,7 @@ def test_no_text_is_no_id(nothing: Any) -> None:
         ([[0], [None]], "item ids are integers, got None in row 1"),
     ],
 )
-def test_a_history_that_can_not_be_read(history: list[Any], message: str) -> None:
+def test_invalid_history_is_refused(history: list[Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         small().predict(pd.DataFrame({"history": history}))
 
@@ -206,7 +206,7 @@ def test_a_history_that_can_not_be_read(history: list[Any], message: str) -> Non
 HISTORIES = {"user": ["user"], "history": ["user", "history"]}
 
 
-def test_a_history_is_worth_as_much_as_training(trained: Recommender) -> None:
+def test_folded_in_histories_reach_nine_tenths_of_the_hits_of_trained_users(trained: Recommender) -> None:
     """On test, users who are folded in by their history are ranked at least nine tenths as well as trained ones."""
     model, data = served(trained), trained.data
     users = np.flatnonzero(data.test.counts)
@@ -218,17 +218,17 @@ def test_a_history_is_worth_as_much_as_training(trained: Recommender) -> None:
     assert hits["history"] > 0.9 * hits["user"]
 
 
-def test_the_example_of_histories_is_what_predict_takes(trained: Recommender) -> None:
+def test_predict_accepts_the_servable_example_of_histories(trained: Recommender) -> None:
     servable = trained.servable()
     assert len(served(trained).predict(pd.DataFrame(dict(servable.alternatives)))) == 3 * 20
 
 
-def test_seen_items_on_request() -> None:
+def test_seen_items_are_listed_with_exclude_seen_false() -> None:
     answer = small().predict(pd.DataFrame({"user": [0]}), k=2, exclude_seen=False)
     assert answer["item"].tolist() == [4, 3]
 
 
-def test_a_list_ends_with_its_candidates() -> None:
+def test_list_is_shorter_than_k_when_candidates_run_out() -> None:
     answer = small().predict(pd.DataFrame({"user": [0, 1, 7]}), k=50)
     assert answer.groupby("user", sort=False).size().to_dict() == {0: 3, 1: 4, 7: 5}
     assert np.isfinite(answer["score"]).all()
@@ -262,32 +262,32 @@ def test_unknown_users_get_the_popular_items() -> None:
         ({"user": [0]}, {"unknown": "skip"}, "unknown must be one of popular, error, got 'skip'"),
     ],
 )
-def test_refusals(inputs: dict[str, Any], params: dict[str, Any], message: str) -> None:
+def test_invalid_input_of_predict_is_refused(inputs: dict[str, Any], params: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         small().predict(pd.DataFrame(inputs), **params)
 
 
-def test_whole_floats_are_ids_and_none_is_an_empty_answer() -> None:
+def test_whole_float_ids_are_accepted_and_empty_input_returns_no_rows() -> None:
     assert small().predict(pd.DataFrame({"user": [1.0]}), k=1)["user"].tolist() == [1]
     empty = small().predict(pd.DataFrame({"user": []}))
     assert len(empty) == 0
     assert list(empty.columns) == ["user", "rank", "item", "score", "fallback"]
 
 
-def test_blocks_do_not_matter(trained: Recommender, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_predictions_do_not_depend_on_the_block_size(trained: Recommender, monkeypatch: pytest.MonkeyPatch) -> None:
     users = pd.DataFrame({"user": [5, 1, 5, 700, 3, 2]})
     whole = served(trained).predict(users, k=7)
     monkeypatch.setattr(predictor, "_SCORES", 800)
     pd.testing.assert_frame_equal(served(trained).predict(users, k=7), whole, rtol=1e-6)
 
 
-def test_the_example_and_the_parameters_are_what_predict_takes(trained: Recommender) -> None:
+def test_predict_accepts_the_servable_example_and_parameters(trained: Recommender) -> None:
     servable = trained.servable()
     answer = served(trained).predict(pd.DataFrame(dict(servable.example)), **servable.params)
     assert len(answer) == 3 * 20
 
 
-def test_the_file_stands_alone(tmp_path: Path) -> None:
+def test_predictor_file_runs_without_our_packages_and_pytorch(tmp_path: Path) -> None:
     """It runs where neither our packages nor PyTorch can be imported."""
     source = Path(predictor.__file__).read_text()
     imported = {
@@ -315,7 +315,7 @@ print(Predictor(weights, {"dataset": "x"}).predict(pd.DataFrame({"user": [0, 1]}
     [(["ann", "bob", "zoë"], str), ([30, 10, 20], int)],
     ids=["text", "integers"],
 )
-def test_the_sources_own_ids_in_and_out(ids: list[Any], column: type) -> None:
+def test_predict_accepts_and_returns_source_ids(ids: list[Any], column: type) -> None:
     text = column is str
     named = np.array(ids)
     packed = np.char.encode(named, "utf-8") if text else named

@@ -1,4 +1,4 @@
-"""Side information of BNS: an own prior and friends, as the sampler sees them."""
+"""Side information of BNS: priors from a file and from friends."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def build(**params: Any) -> Recommender:
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
-def test_an_own_prior_replaces_that_of_popularity_where_it_has_a_pair(optimizer: str, tmp_path: Path) -> None:
+def test_prior_file_replaces_the_popularity_prior_for_its_pairs(optimizer: str, tmp_path: Path) -> None:
     file = tmp_path / "prior.parquet"
     parquet.write_table(pa.table({"user": [7, 8], "item": [3, 4], "p": [0.25, 0.75]}), file)
     own = {"sampler": "bns", "dim": 4, "optimizer": optimizer}
@@ -46,7 +46,7 @@ def test_an_own_prior_replaces_that_of_popularity_where_it_has_a_pair(optimizer:
     assert plain.train_epoch(1)["loss"] > 0
 
 
-def test_an_own_prior_of_items_is_one_for_all_users(tmp_path: Path) -> None:
+def test_prior_file_of_items_applies_to_all_users(tmp_path: Path) -> None:
     file = tmp_path / "prior.parquet"
     parquet.write_table(pa.table({"item": [3], "p": [0.25]}), file)
     workload = build(bns_prior="file", prior_file=str(file))
@@ -56,7 +56,7 @@ def test_an_own_prior_of_items_is_one_for_all_users(tmp_path: Path) -> None:
     assert table[0, 3] == 0.25
 
 
-def test_a_prior_that_is_damaged_is_found_before_training(tmp_path: Path) -> None:
+def test_check_data_refuses_invalid_prior_file_and_missing_friends(tmp_path: Path) -> None:
     file = tmp_path / "prior.parquet"
     parquet.write_table(pa.table({"item": [3], "p": [2.0]}), file)
     with pytest.raises(DataError, match="p is out of range"):
@@ -73,12 +73,12 @@ def test_a_prior_that_is_damaged_is_found_before_training(tmp_path: Path) -> Non
         ({"prior_file": "/own.parquet"}, "prior_file=/own.parquet has no effect with bns_prior=popularity"),
     ],
 )
-def test_parameters_of_an_own_prior(given: dict[str, Any], message: str) -> None:
+def test_invalid_prior_file_parameters_are_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         Params(**BNS, **given)
 
 
-def test_the_social_prior_by_loops(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_social_prior_matches_a_loop_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     """P = pop / N (1 + Δ), where Δ compares friends with the mean over users, as BNS-4 compares occupations."""
     pairs = np.array([[0, 1], [0, 2], [1, 0], [2, 0]], np.int32)
     known = dataclasses.replace(DATASETS["synthetic"], friends=lambda folder: pairs)

@@ -1,4 +1,4 @@
-"""The thesis' tables and figures on recommendation: values, settings of their rows, and what only they measure."""
+"""The thesis' tables and figures on recommendation: values, settings of rows, and computed measures."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ def row(table: str, dataset: str, backbone: str, method: str) -> Row:
 # -- the data ------------------------------------------------------------------------------------------------
 
 
-def test_every_row_is_an_experiment() -> None:
+def test_every_table_row_has_valid_parameters() -> None:
     for known, one in rows():
         params = Params(**one.settings.params)
         assert {"dataset": params.dataset, "backbone": params.backbone} == one.where, known.id
         assert set(one.settings.searched) <= set(one.settings.params)
 
 
-def test_every_point_of_every_figure_is_an_experiment() -> None:
+def test_every_point_of_every_figure_has_valid_parameters() -> None:
     for figure in (one for one in FIGURES.values() if isinstance(one, Figure)):
         for panel in figure.panels:
             for line in panel.lines:
@@ -66,7 +66,7 @@ def test_every_point_of_every_figure_is_an_experiment() -> None:
 
 
 @pytest.mark.slow
-def test_what_a_row_leaves_to_the_search_is_in_its_space() -> None:
+def test_searched_parameters_of_each_row_are_in_the_search_space() -> None:
     space = spaces.load("recommender", table_runs.space(THESIS))
     kinds = {}
     for _, one in rows():  # rows that differ only in numbers have the same space
@@ -80,7 +80,7 @@ def test_what_a_row_leaves_to_the_search_is_in_its_space() -> None:
 
 
 @pytest.mark.parametrize("known", TABLES.values(), ids=TABLES)
-def test_lists_grow_in_recall_and_fall_in_precision(known: Table) -> None:
+def test_published_recall_rises_and_precision_falls_with_the_cutoff(known: Table) -> None:
     """What a slip of a digit or of a column would break."""
     for one in (one for other, one in rows() if other is known and known.measure is None and one.published):
         values = one.published
@@ -94,12 +94,12 @@ def test_lists_grow_in_recall_and_fall_in_precision(known: Table) -> None:
 
 
 @pytest.mark.parametrize(("known", "method"), ML_100K, ids=lambda word: word)
-def test_the_values_that_are_to_be_reached(known: str, method: str) -> None:
+def test_published_ndcg_of_ml_100k_equals_the_expected_value(known: str, method: str) -> None:
     assert row(known, "ml-100k", "mf", method).published["ndcg_at_20"] == ML_100K[known, method]
 
 
 @pytest.mark.parametrize("dataset", ["ml-100k", "ml-1m"])
-def test_blocks_stand_for_what_table_5_3_confirms(dataset: str) -> None:
+def test_mf_baselines_of_tables_4_2_and_5_2_equal_those_of_table_5_3(dataset: str) -> None:
     """The labels of the source are scrambled (E-4.T): the third block of 4.2 and 5.2 is ML-1M with MF."""
     known = row("thesis-5.3", dataset, "mf", "BPR").published
     assert row("thesis-4.2", dataset, "mf", "RNS").published == known
@@ -113,7 +113,7 @@ def test_impossible_values_are_doubted_and_their_neighbours_are_not() -> None:
     assert "E-5.T" not in {doubt.tag for doubt in known.why(row("thesis-5.2", "ml-1m", "mf", "DPL"), "ndcg_at_10")}
 
 
-def test_another_dataset_has_the_methods_and_no_values() -> None:
+def test_dataset_without_published_values_has_rows_of_the_methods() -> None:
     found = TABLES["thesis-4.2"].rows("lastfm", "lightgcn")
     assert [one.method for one in found] == ["RNS", "PNS", "AOBPR", "DNS", "SRNS", "BNS"]  # SGD is for mf alone
     assert not any(one.published for one in found)
@@ -132,7 +132,7 @@ def test_a_row_of_ours_is_compared_with_the_published_one_it_repeats() -> None:
     assert row("thesis-3.2", "ml-100k", "mf", "BPRAC, bayes").published == {}
 
 
-def test_settings_printed_whole_are_not_searched_and_stay_on_the_cpu() -> None:
+def test_rows_with_complete_settings_are_not_searched_and_use_no_gpu() -> None:
     printed, searched = (row("thesis-4.2", "synthetic", "mf", name).settings for name in ("BNS, SGD", "RNS"))
     assert Runner(THESIS, resolve(), ReproductionBudget()).search_spec(printed) is None
     assert Runner(THESIS, resolve(), ReproductionBudget(trials=0)).search_spec(searched) is None
@@ -166,7 +166,7 @@ def model(tmp_path: Path) -> tuple[Path, dict[str, Any], Path]:
     return folder, {"dataset": str(data), "loss": "bprac", "dim": 4, "credence": "bayes"}, tmp_path
 
 
-def test_the_credence_is_judged_by_the_ratings_of_training_interactions(model: Any) -> None:
+def test_credence_auc_is_computed_from_ratings_of_training_interactions(model: Any) -> None:
     folder, params, root = model
     data, weights = load_interactions(params["dataset"], root), load_file(folder / "weights.safetensors")
     assert data.train_ratings is not None
@@ -187,7 +187,7 @@ def test_the_credence_is_judged_by_the_ratings_of_training_interactions(model: A
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.5])
-def test_the_prior_alone_is_a_row_that_no_training_changes(noise: float, model: Any) -> None:
+def test_auc_of_the_prior_alone_does_not_depend_on_the_weights(noise: float, model: Any) -> None:
     folder, params, root = model
     params |= {"credence": "prior", "dataset_noise": noise}
     found = trust.evaluate_credence(folder, params, root)
@@ -204,7 +204,7 @@ def test_the_prior_alone_is_a_row_that_no_training_changes(noise: float, model: 
     assert "BPRAC, prior alone" in {line.name for line in cast(Figure, FIGURES["thesis-fig3.4"]).panels[0].lines}
 
 
-def test_without_ratings_there_is_nothing_to_judge_by(model: Any) -> None:
+def test_credence_evaluation_without_ratings_is_refused(model: Any) -> None:
     folder, params, root = model
     for name in ("train", "test"):
         file = Path(params["dataset"]) / f"{name}.csv"
@@ -214,7 +214,7 @@ def test_without_ratings_there_is_nothing_to_judge_by(model: Any) -> None:
         trust.evaluate_credence(folder, params, root)
 
 
-def test_densities_of_scores_count_every_candidate_once(model: Any) -> None:
+def test_score_densities_of_true_and_false_negatives_integrate_to_one(model: Any) -> None:
     folder, params, root = model
     found = scores.model_densities(folder, params, root)
     width = (found.x[1] - found.x[0]).item()
@@ -225,7 +225,7 @@ def test_densities_of_scores_count_every_candidate_once(model: Any) -> None:
 
 
 @pytest.mark.parametrize("noise", [0.0, 1.0])
-def test_the_planted_truth_ranks_all_that_a_user_likes_and_was_not_trained_on(noise: float, tmp_path: Path) -> None:
+def test_auc_by_planted_truth_matches_reference_over_untrained_items(noise: float, tmp_path: Path) -> None:
     data = load_interactions("synthetic", tmp_path, noise=noise)
     assert data.truth is not None
     rng = np.random.default_rng(1)
@@ -252,7 +252,7 @@ def test_the_planted_truth_ranks_all_that_a_user_likes_and_was_not_trained_on(no
 
 
 @pytest.mark.parametrize("number", ["2.3", "3.2", "3.3", "4.3", "6.4"])
-def test_a_density_in_theory_is_one(number: str) -> None:
+def test_densities_of_theory_figures_integrate_to_one(number: str) -> None:
     """Lemma 6.1 for figure 6.4."""
     figure = FIGURES[f"thesis-fig{number}"]
     assert isinstance(figure, Computation)
@@ -261,7 +261,7 @@ def test_a_density_in_theory_is_one(number: str) -> None:
         assert np.trapezoid(curve.y, curve.x) == pytest.approx(1, abs=0.01), curve.name
 
 
-def test_curves_of_formulas_by_hand() -> None:
+def test_curves_of_theory_figures_match_expected_values() -> None:
     """Order statistics by their means, figure 6.1 by the total probability."""
     second = theory.order_statistic(False).curves[1]
     # The mean of the second smallest of five standard normals is -.4950.
@@ -280,12 +280,12 @@ def test_curves_of_formulas_by_hand() -> None:
     assert np.trapezoid(np.multiply(perfect[1].x, perfect[1].y), perfect[1].x) == pytest.approx(mean, abs=0.01)
 
 
-def test_the_preset_of_dpls_code_is_the_row_of_the_table() -> None:
+def test_preset_dpl_code_equals_the_row_of_the_table() -> None:
     preset, row = Params.presets["dpl_code"].settings, AS_CODED["DPL, author's code"]
     assert preset == {**row.params, "backbone": "mf", "epochs": row.epochs, "refit": "only"}
 
 
-def test_every_row_that_is_searched_has_the_same_epochs_at_most() -> None:
+def test_every_searched_row_has_the_same_number_of_epochs() -> None:
     searched = [(table.id, name) for table in TABLES.values() for name, row in table.methods.items() if row.searched]
     assert {TABLES[table].methods[name].epochs for table, name in searched} == {EPOCHS}
     lines = [line for figure in FIGURES.values() for panel in getattr(figure, "panels", ()) for line in panel.lines]

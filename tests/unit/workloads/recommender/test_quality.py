@@ -18,7 +18,7 @@ from workloads.recommender.quality import (
 )
 
 
-def test_sampling_quality_is_4_27_and_4_28() -> None:
+def test_sampling_quality_matches_the_formulas_of_tnr_and_inf() -> None:
     positive, negative = torch.tensor([1.0, 0.0, 2.0, -1.0]), torch.tensor([0.0, 1.0, 2.0, 3.0])
     false = torch.tensor([False, True, False, False])
     info = [1 - 1 / (1 + math.exp(-(p - n))) for p, n in zip(positive.tolist(), negative.tolist())]
@@ -32,7 +32,7 @@ def test_sampling_quality_is_4_27_and_4_28() -> None:
     assert SamplingQuality.measures(quality.sums * 2) == pytest.approx(expected)
 
 
-def test_where_nothing_was_sampled_nothing_is_false_and_nothing_learnt() -> None:
+def test_sampling_quality_without_samples_has_tnr_one_and_inf_zero() -> None:
     assert SamplingQuality.measures(SamplingQuality().sums) == {"tnr": 1, "inf": 0}
 
 
@@ -40,7 +40,7 @@ def test_information_does_not_overflow() -> None:
     assert information(torch.tensor([1e4, -1e4]), torch.zeros(2)).tolist() == [0, 1]
 
 
-def test_wrong_share() -> None:
+def test_wrong_share_is_weighted_and_is_nan_without_samples() -> None:
     wrong = torch.tensor([True, False, False, True])
     assert wrong_share(wrong).item() == 0.5
     assert wrong_share(wrong, torch.tensor([0.5, 1.0, 2.0, 0.5])).item() == 0.25
@@ -64,7 +64,7 @@ def test_auc_is_the_share_of_pairs_in_order_and_the_area_of_the_curve(n: int, le
     assert torch.trapezoid(true, false).item() == pytest.approx(expected, abs=1e-12)
 
 
-def test_a_curve_of_few_points_keeps_its_shape() -> None:
+def test_roc_curve_reduced_to_50_points_keeps_its_ends_and_area() -> None:
     source = torch.Generator().manual_seed(0)
     labels = torch.rand(5000, generator=source) < 0.3
     scores = torch.randn(5000, generator=source) + labels.float()

@@ -1,4 +1,4 @@
-"""Sequential SGD: steps against autograd, samplers against their exact distributions, replay, and hostile feedback."""
+"""Sequential SGD: steps against autograd, samplers against exact distributions, replay, degenerate data."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ EVERY_SAMPLER = ("uniform", "popularity", "aobpr", "dns", "bns", "bns_posterior"
 EVERY_LOSS = ("bpr", "bce", "denoise_truncated_bpr", "denoise_reweighted", "gbpr", "mpr")
 
 
-def test_compiled_rows_are_those_that_the_loop_has() -> None:
+def test_compiled_flags_match_the_samplers_and_losses_of_the_loop() -> None:
     assert {name for name, row in SAMPLERS.items() if row.compiled} == set(mf.CHOICES)
     reduced = {"bprac"}  # trained as BPR with weights
     assert {name for name, row in LOSSES.items() if row.compiled} - reduced == set(mf.LOSSES)
 
 
-def test_a_new_sampler_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sgd_refuses_a_sampler_without_compiled_form(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SAMPLERS, "mine", SamplerRow("workloads.recommender.samplers:uniform", "a source"))
     with pytest.raises(ValidationError, match="sampler=mine"):
         Params(optimizer="sgd", sampler="mine")
@@ -102,13 +102,13 @@ def agrees(shares: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> None
 # --- draws
 
 
-def test_the_generator_is_that_of_the_batched_path() -> None:
+def test_random_bits_equal_those_of_the_batched_path() -> None:
     key, counters = 2**62 + 12345, [0, 1, 77, 2**40, 2**62]
     expected = random_bits(key, torch.tensor(counters)).tolist()
     assert [int(draws.random_bits(np.uint64(key), np.uint64(c))) >> 32 for c in counters] == expected
 
 
-def test_shuffle_visits_every_row_once_and_every_order_alike() -> None:
+def test_shuffle_keeps_every_row_and_draws_orders_uniformly() -> None:
     rows = np.arange(1000, dtype=np.int32)
     draws.shuffle(rows, np.uint64(5))
     assert sorted(rows) == list(range(1000))
@@ -121,7 +121,7 @@ def test_shuffle_visits_every_row_once_and_every_order_alike() -> None:
     assert max(abs(n - 1000) for n in seen.values()) < 5 * math.sqrt(1000)
 
 
-def test_alias_tables_are_the_weights() -> None:
+def test_alias_tables_reproduce_the_weights() -> None:
     weights = np.array([0.0, 3.0, 1.0, 0.5, 11.0, 0.0, 2.0])
     share, alias = draws.alias_tables(weights)
     found = share.astype(np.float64)
@@ -129,7 +129,7 @@ def test_alias_tables_are_the_weights() -> None:
     np.testing.assert_allclose(found / len(weights), weights / weights.sum(), atol=1e-7)
 
 
-def test_searched_and_listed_pairs_are_one_set() -> None:
+def test_pairs_as_bits_and_searched_pairs_contain_the_same_items() -> None:
     lists = [[], [0, 2, 63, 64, 129], [5], list(range(130))]
     as_bits, searched = (draws.pairs(*csr(lists), 130, limit) for limit in (2**20, 0))
     assert as_bits.bits.size
@@ -149,7 +149,7 @@ def scores_of(table: torch.Tensor) -> np.ndarray[Any, Any]:
 
 
 @pytest.mark.parametrize("limit", [2**20, 0])
-def test_uniform_is_uniform(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uniform_sampler_draws_unobserved_items_uniformly(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("workloads.recommender.sequential.mf.pairs", lambda *a: draws.pairs(*a, limit))
     shares, _ = frequencies([[1, 4, 8]], 10, {})
     expected = np.zeros(10)
@@ -157,7 +157,7 @@ def test_uniform_is_uniform(limit: int, monkeypatch: pytest.MonkeyPatch) -> None
     agrees(shares, expected)
 
 
-def test_popularity_is_popularity_to_a_power_without_the_observed() -> None:
+def test_popularity_sampler_draws_unobserved_items_by_count_to_a_power() -> None:
     """User 1 and its like only make items popular: they have no negative drawn, as they have seen everything."""
     lists = [[1, 4, 8], list(range(10)), list(range(10))]
     lists += [[0, 3]] * 5 + [[9]] * 3
@@ -173,7 +173,7 @@ def test_popularity_is_popularity_to_a_power_without_the_observed() -> None:
     agrees(shares, expected / expected.sum())
 
 
-def test_popularity_of_a_user_who_has_seen_nearly_all_that_is_popular() -> None:
+def test_popularity_sampler_draws_the_only_unobserved_item_even_if_rare() -> None:
     """Rejection would take 10^8 tries; one item is left, of next to no popularity, or of none."""
     for rare in (1, 0):
         lists = [*[list(range(9))] * 300, *[[9]] * rare]
@@ -201,7 +201,7 @@ def test_ranks_break_ties_by_index_and_skip_the_observed() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 50])
-def test_dns_is_the_best_of_so_many_different_items(count: int) -> None:
+def test_dns_draws_the_best_of_distinct_candidates(count: int) -> None:
     """E-4.30: every set of candidates alike, none twice; with more asked for than there are, all of them."""
     shares, table = frequencies([[1, 4, 8]], 10, {"sampler": "dns", "candidates": count})
     scores = scores_of(table)
@@ -273,7 +273,7 @@ def test_bns_counts_the_unobserved_only_and_uses_the_groups_prior() -> None:
     np.testing.assert_array_equal(tn, expected)
 
 
-def test_places_of_all_scores_at_once() -> None:
+def test_radix_sorted_places_equal_pairwise_comparison() -> None:
     """The radix sort of many candidates against the comparison of all pairs, with ties, zeros and infinities."""
     source = np.random.default_rng(0)
     for scores in (
@@ -289,7 +289,7 @@ def test_places_of_all_scores_at_once() -> None:
         np.testing.assert_array_equal(counts, (given[:, None] >= given).sum(1))
 
 
-def test_bns_with_every_item_as_a_candidate() -> None:
+def test_bns_with_all_items_as_candidates_matches_reference() -> None:
     """So many candidates that their places come from a sort; one answer for each positive."""
     n_items, positives = 400, [3, 77, 399]
     prior = np.random.default_rng(1).uniform(0.001, 0.1, n_items).astype(np.float32)
@@ -306,7 +306,7 @@ def test_bns_with_every_item_as_a_candidate() -> None:
 
 
 @pytest.mark.parametrize("other", [None, 0.001])
-def test_the_oracle_avoids_the_truth(other: float | None) -> None:
+def test_bns_oracle_choice_matches_reference(other: float | None) -> None:
     """Table 4.5: .64 for false negatives, .04 or what is given for the others."""
     lists, truth = [[4]], [[0, 2, 7]]
     given = None if other is None else np.full((1, 10), other, np.float32)
@@ -323,7 +323,7 @@ def test_the_oracle_avoids_the_truth(other: float | None) -> None:
     assert abs(found["inf"]) == pytest.approx(info, rel=1e-5)
 
 
-def test_candidates_without_repetition_are_every_subset_alike() -> None:
+def test_every_subset_of_distinct_candidates_is_equally_probable() -> None:
     """All ways to draw them: a few of many items, a few of a few that are left, and a large part of a few."""
     for n_items, seen, count in ((12, [1], 2), (300, range(292), 2), (6, [1], 3)):
         proposal = draws.Proposal(draws.UNIFORM, count, True, np.zeros(0), *draws.alias_tables(np.zeros(0)), 1.0)
@@ -336,7 +336,7 @@ def test_candidates_without_repetition_are_every_subset_alike() -> None:
         agrees(np.array([found.count(one) / DRAWN for one in sets]), np.full(len(sets), 1 / len(sets)))
 
 
-def test_the_prior_is_popularity_among_all_interactions() -> None:
+def test_default_bns_prior_is_the_share_of_all_interactions() -> None:
     """(4.16) with E-4.16, unless another is given; and an epoch may bring its own λ (BNS-1)."""
     lists = random_lists(20, 30)
     counts = np.bincount(csr(lists)[1], minlength=30)
@@ -378,7 +378,9 @@ def tables() -> tuple[torch.Tensor, Any, Any]:
 
 @pytest.mark.parametrize("credence", [1.0, 0.37])
 @pytest.mark.parametrize("loss", ["bpr", "bce", "truncated", "reweighted"])
-def test_steps_on_a_triple(tables: tuple[torch.Tensor, Any, Any], loss: str, credence: float) -> None:
+def test_sgd_step_on_a_triple_matches_autograd(
+    tables: tuple[torch.Tensor, Any, Any], loss: str, credence: float
+) -> None:
     start, W, H = tables
     x, y = (start[1] @ start[4 + item] for item in (2, 5))
     positive, negative = x[None], y[None]
@@ -399,7 +401,7 @@ def test_steps_on_a_triple(tables: tuple[torch.Tensor, Any, Any], loss: str, cre
     close(np.concatenate([W, H]), start, value.sum(), credence)
 
 
-def test_a_truncated_loss_moves_nothing(tables: tuple[torch.Tensor, Any, Any]) -> None:
+def test_truncated_loss_leaves_the_tables_unchanged(tables: tuple[torch.Tensor, Any, Any]) -> None:
     start, W, H = tables
     loss = functional.softplus(start[1] @ (start[9] - start[6])).item()
     for tau, moved in ((loss * 0.99, False), (loss * 1.01, True)):
@@ -409,7 +411,7 @@ def test_a_truncated_loss_moves_nothing(tables: tuple[torch.Tensor, Any, Any]) -
         assert (np.concatenate([W, H]) != before).any() == moved
 
 
-def test_steps_on_several_items(tables: tuple[torch.Tensor, Any, Any]) -> None:
+def test_mpr_step_matches_autograd(tables: tuple[torch.Tensor, Any, Any]) -> None:
     """MPR: i, i1, i2, j1, j2."""
     start, W, H = tables
     items = np.array([2, 0, 4, 5, 6], np.int32)
@@ -421,7 +423,7 @@ def test_steps_on_several_items(tables: tuple[torch.Tensor, Any, Any]) -> None:
     close(np.concatenate([W, H]), start, value.sum(), 0.37)
 
 
-def test_steps_on_several_users(tables: tuple[torch.Tensor, Any, Any]) -> None:
+def test_gbpr_step_matches_autograd(tables: tuple[torch.Tensor, Any, Any]) -> None:
     """GBPR: the group is users 1, 3 and 0."""
     start, W, H = tables
     users = np.array([1, 3, 0], np.int32)
@@ -433,7 +435,7 @@ def test_steps_on_several_users(tables: tuple[torch.Tensor, Any, Any]) -> None:
     close(np.concatenate([W, H]), start, value.sum(), 0.37)
 
 
-def test_the_loss_of_an_epoch_is_its_mean_with_credence() -> None:
+def test_epoch_loss_is_the_mean_of_losses_weighted_by_credence() -> None:
     """One unobserved item a user, so that the triples are known."""
     lists = [[item for item in range(10) if item != missing] for missing in (3, 7)]
     trained, table = model(lists, 10, Settings(lr=0.0))
@@ -469,7 +471,7 @@ def test_every_sampler_with_every_loss_replays_and_resumes(sampler: Any, loss: A
     assert not torch.equal(first, second)
 
 
-def test_an_epoch_of_bns_is_algorithm_2() -> None:
+def test_bns_epoch_matches_reference_of_algorithm_2() -> None:
     """The whole pass in float64, with loops: every step's scores are those after the step before."""
     lists, seed = random_lists(12, 20), 3
     settings = Settings(sampler="bns", lr=0.2, candidates=20)
@@ -492,7 +494,7 @@ def test_an_epoch_of_bns_is_algorithm_2() -> None:
     np.testing.assert_allclose(table.numpy(), slow, rtol=1e-3, atol=1e-4)
 
 
-def test_mpr_draws_its_further_positives_from_the_others() -> None:
+def test_mpr_draws_further_positives_from_other_items_of_the_user() -> None:
     """With λ = 0 the loss is that of x_i2 over x_i1 alone, for i1 and i2 that are not i (E-5.17)."""
     trained, table = model([[0, 1, 2]], 4, Settings(loss="mpr", lam=0.0, lr=0.0, triples=DRAWN), sd=1.5)
     x = scores_of(table)
@@ -510,7 +512,7 @@ def test_mpr_draws_both_negatives_with_the_sampler(sampler: Any, more: dict[str,
     assert trained.train_epoch(1)["loss"] == pytest.approx(math.log(2), rel=1e-6)
 
 
-def test_mprs_two_negatives_are_drawn_apart() -> None:
+def test_two_negatives_of_mpr_are_drawn_independently() -> None:
     """Two uniform ones, over all pairs of them."""
     trained, table = model([[4]], 10, Settings(loss="mpr", lam=0.0, lr=0.0, triples=DRAWN), sd=1.5)
     x = np.delete(scores_of(table), 4)
@@ -519,7 +521,7 @@ def test_mprs_two_negatives_are_drawn_apart() -> None:
     assert trained.train_epoch(1)["loss"] == pytest.approx(np.mean(losses), abs=5 * error)
 
 
-def test_scores_of_all_items_follow_each_of_mprs_steps() -> None:
+def test_mirrored_item_table_equals_the_item_table_after_mpr_steps() -> None:
     """A step moves five items; the copy that all scores are computed from moves with them."""
     trained, table = model(random_lists(20, 30), 30, Settings(loss="mpr", sampler="bns", lr=0.1))
     trained.train_epoch(1)
@@ -527,7 +529,7 @@ def test_scores_of_all_items_follow_each_of_mprs_steps() -> None:
 
 
 @pytest.mark.parametrize("lists", [[[0], [0]], [[0], [1]], [[0], [0], [0]]])
-def test_gbprs_group_is_the_user_and_others(lists: list[list[int]]) -> None:
+def test_gbpr_group_is_the_user_and_another_user_of_the_item(lists: list[list[int]]) -> None:
     """|G| = 2: the user and one other who has the item, as in batches; the user twice where there is no other."""
     trained, table = model(lists, 2, Settings(loss="gbpr", group=2, rho=1.0, lr=0.0, triples=DRAWN), sd=1.5)
     users, items = table[: len(lists)].double(), table[len(lists) :].double()
@@ -541,7 +543,7 @@ def test_gbprs_group_is_the_user_and_others(lists: list[list[int]]) -> None:
     assert found == pytest.approx(np.mean([one.mean() for one in losses]), abs=5 * np.std(each) / math.sqrt(DRAWN))
 
 
-def test_another_seed_or_epoch_draws_anew() -> None:
+def test_another_seed_or_epoch_gives_a_different_table() -> None:
     lists = random_lists(20, 30)
     found = []
     for seed, epoch in ((3, 1), (4, 1), (3, 2)):
@@ -552,7 +554,7 @@ def test_another_seed_or_epoch_draws_anew() -> None:
     assert not torch.equal(found[0], found[2])
 
 
-def test_it_learns_and_so_do_two_threads() -> None:
+def test_loss_falls_with_one_and_with_two_threads() -> None:
     """From ln 2 down: users of two kinds, items of two kinds."""
     lists = [[item for item in range(40) if item % 2 == user % 2 and (item + user) % 5] for user in range(30)]
     last = []
@@ -565,7 +567,7 @@ def test_it_learns_and_so_do_two_threads() -> None:
     assert last[1] == pytest.approx(last[0], abs=0.05)
 
 
-def test_an_epoch_may_bring_its_own_learning_rate() -> None:
+def test_learning_rate_of_an_epoch_overrides_the_setting() -> None:
     lists = random_lists(20, 30)
     trained, table = model(lists, 30, Settings(lr=0.1))
     before = table.clone()
@@ -573,7 +575,7 @@ def test_an_epoch_may_bring_its_own_learning_rate() -> None:
     assert torch.equal(table, before)
 
 
-def test_uniform_epochs_come_first() -> None:
+def test_bns_equals_uniform_sampling_during_its_uniform_epochs() -> None:
     """BNS-2: what the sampler is does not matter until then."""
     lists = random_lists(20, 30)
     plain, first = model(lists, 30, Settings())
@@ -584,7 +586,7 @@ def test_uniform_epochs_come_first() -> None:
     assert plain.train_epoch(3) != warm.train_epoch(3)
 
 
-def test_users_drawn_uniformly() -> None:
+def test_drawn_triples_choose_users_uniformly() -> None:
     """K triples; a user of one interaction is as likely as one of nine: its item is its share of all positives."""
     lists = [[0], list(range(1, 10)), [], list(range(12))]
     trained, _ = model(lists, 12, Settings(lr=0.0, triples=DRAWN), truth=[list(range(1, 12)), [], [], []])
@@ -593,7 +595,7 @@ def test_users_drawn_uniformly() -> None:
 
 @pytest.mark.data
 @pytest.mark.parametrize(("sampler", "epochs", "expected"), [("uniform", 100, 0.395), ("dns", 50, 0.405)])
-def test_movielens(sampler: Any, epochs: int, expected: float) -> None:
+def test_ndcg_on_movielens_exceeds_the_bound(sampler: Any, epochs: int, expected: float) -> None:
     """Far above popularity (about .23); peers reach .403 and .421, and a run is half a second."""
     root = Path(os.environ["ORCHESTRATOR_DATA"])
     if not (root / "ml-100k").is_dir():
@@ -614,7 +616,7 @@ def test_movielens(sampler: Any, epochs: int, expected: float) -> None:
 
 @pytest.mark.parametrize("sampler", EVERY_SAMPLER)
 @pytest.mark.parametrize("loss", EVERY_LOSS)
-def test_hostile_feedback_is_no_nan(sampler: Any, loss: Any) -> None:
+def test_degenerate_interactions_train_to_finite_values(sampler: Any, loss: Any) -> None:
     """No positives; all items; all but one; one only; items nobody has; huge scores; too many candidates."""
     lists = [[], list(range(7)), [0, 1, 2, 3, 4, 5], [3], [0, 3]]
     for sd in (0.0, 1.0, 1e3):
@@ -626,31 +628,31 @@ def test_hostile_feedback_is_no_nan(sampler: Any, loss: Any) -> None:
 
 
 @pytest.mark.parametrize("sampler", EVERY_SAMPLER)
-def test_a_diverged_model_says_so(sampler: Any) -> None:
+def test_loss_of_a_diverged_model_is_nan(sampler: Any) -> None:
     trained, table = model(random_lists(20, 30), 30, Settings(sampler=sampler), truth=[[0]] * 20)
     table.fill_(math.nan)
     assert math.isnan(trained.train_epoch(1)["loss"])
 
 
 @pytest.mark.parametrize("lists", [[[], []], [[0, 1, 2], []]])
-def test_nothing_to_learn_is_refused(lists: list[list[int]]) -> None:
+def test_data_without_a_trainable_interaction_is_refused(lists: list[list[int]]) -> None:
     with pytest.raises(ValueError, match="no interaction that a negative item exists for"):
         model(lists, 3, Settings())
 
 
-def test_the_oracle_needs_the_truth() -> None:
+def test_bns_oracle_without_truth_is_refused() -> None:
     with pytest.raises(ValueError, match="false negatives"):
         model([[0]], 3, Settings(sampler="bns_oracle"))
 
 
-def test_interactions_whose_numbers_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_interactions_than_the_limit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mf, "MAX_INTERACTIONS", 2)
     model([[0], [1]], 3, Settings())
     with pytest.raises(ValueError, match="at most 2 interactions; these are 3"):
         model([[0, 1], [1]], 3, Settings())
 
 
-def test_tables_are_those_of_the_caller() -> None:
+def test_tables_that_are_not_float32_are_refused() -> None:
     table = torch.zeros(4, 3, dtype=torch.float64)
     with pytest.raises(ValueError, match="contiguous float32 tensors"):
         SequentialMF(table[:1], table[1:], *csr([[0]]), Settings(), 0)
@@ -659,7 +661,7 @@ def test_tables_are_those_of_the_caller() -> None:
 # --- compilation
 
 
-def test_without_numba_one_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_numba_raises_module_not_found_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "numba", None)
     spec = importlib.util.spec_from_file_location("without_numba", compilation.__file__)
     assert spec is not None
@@ -668,7 +670,7 @@ def test_without_numba_one_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> 
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
-def test_what_is_compiled_is_kept_in_the_users_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_compiled_functions_are_stored_in_the_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("ORCHESTRATOR_CACHE", str(tmp_path))
     monkeypatch.setattr(compilation.numba.config, "CACHE_DIR", "")
 

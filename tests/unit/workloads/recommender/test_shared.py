@@ -36,7 +36,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.mark.parametrize("listed", [2**25, 0], ids=["few pairs", "many pairs"])
 @pytest.mark.parametrize("holdout", [True, False])
-def test_it_is_what_a_process_prepares_itself(holdout: bool, listed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_data_equals_data_prepared_in_the_process(
+    holdout: bool, listed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for module in (pairs, negatives, shared):
         monkeypatch.setattr(module, "LISTED", listed)
     data = load_interactions("synthetic", Path(), noise=0.1)
@@ -61,7 +63,7 @@ def test_it_is_what_a_process_prepares_itself(holdout: bool, listed: int, monkey
 
 @pytest.mark.parametrize("holdout", [True, False])
 @pytest.mark.parametrize("by_time", [True, False])
-def test_users_that_are_prepared_in_turn_are_those_prepared_together(
+def test_data_written_in_blocks_of_users_equals_data_prepared_at_once(
     holdout: bool, by_time: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At most so many interactions and bytes of the table are in memory at a time."""
@@ -93,7 +95,7 @@ def test_users_that_are_prepared_in_turn_are_those_prepared_together(
     assert max(rows) <= 1000
 
 
-def test_it_is_made_once_and_mapped(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_data_is_prepared_once_and_memory_mapped(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = Recommender(Params(), RUNTIME)
     (file,) = cache.glob("*.safetensors")
     shared._shared.cache_clear()
@@ -106,14 +108,14 @@ def test_it_is_made_once_and_mapped(cache: Path, monkeypatch: pytest.MonkeyPatch
     assert any(low <= start < high for low, high in ranges), "the tensor is in the mapped file"
 
 
-def test_another_split_or_dataset_is_another_file(cache: Path) -> None:
+def test_another_split_or_noise_has_its_own_prepared_file(cache: Path) -> None:
     for params in ({}, {"split_seed": 1}, {"dataset_noise": 0.1}, {"lr": 0.1}):
         Recommender(Params(**params), RUNTIME)
     assert len(list(cache.glob("*.safetensors"))) == 3
 
 
 @pytest.mark.parametrize("version", ["FORMAT", "VARIANTS"])
-def test_another_version_of_reading_or_splitting_is_another_file(
+def test_another_format_or_split_version_has_its_own_prepared_file(
     version: str, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Recommender(Params(), RUNTIME)

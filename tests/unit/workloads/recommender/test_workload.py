@@ -43,7 +43,7 @@ def by_user(pairs: np.ndarray[Any, Any], n_users: int) -> list[set[int]]:
     return items
 
 
-def test_the_credence_weighs_the_decay_under_adam() -> None:
+def test_credences_that_differ_by_a_factor_train_alike_under_adam() -> None:
     """(3.29), E-3.29: credences that differ by one factor train alike, for Adam cancels the factor of the loss."""
     tables = {}
     for form in ("mean1", "thesis"):
@@ -59,7 +59,7 @@ def test_the_credence_weighs_the_decay_under_adam() -> None:
 
 @pytest.mark.parametrize("backbone", ["mf", "lightgcn"])
 @pytest.mark.parametrize("split", ["validation", "test"])
-def test_evaluation_by_hand(split: Any, backbone: Any) -> None:
+def test_ndcg_at_20_of_each_user_matches_reference(split: Any, backbone: Any) -> None:
     workload = build(backbone=backbone, batch_size=512)
     workload.train_epoch(1)
     data = load_interactions("synthetic", Path())
@@ -79,7 +79,7 @@ def test_evaluation_by_hand(split: Any, backbone: Any) -> None:
 
 
 @pytest.mark.parametrize("params", [{}, *({"backbone": name} for name in ("item_knn", "ease", "ials", "popularity"))])
-def test_a_sample_of_users_has_the_values_they_have_among_all(params: dict[str, Any]) -> None:
+def test_metrics_of_sampled_users_equal_those_of_the_full_evaluation(params: dict[str, Any]) -> None:
     whole, sampled, other, enough = (
         build(**params, **further)
         for further in ({}, {"eval_users": 50}, {"eval_users": 50, "split_seed": 1}, {"eval_users": 10**6})
@@ -99,7 +99,7 @@ def test_a_sample_of_users_has_the_values_they_have_among_all(params: dict[str, 
 
 
 @pytest.mark.parametrize("split", ["validation", "test"])
-def test_what_is_recommended_by_hand(split: Any) -> None:
+def test_popularity_novelty_and_coverage_at_10_match_reference(split: Any) -> None:
     """Popularity's lists are the most popular items that a user does not have."""
     workload = build(backbone="popularity")
     workload.train_epoch(1)
@@ -133,7 +133,7 @@ def test_training_beats_popularity_on_planted_preferences(backbone: Any) -> None
     assert workload.evaluate("test").metrics["ndcg_at_20"] > 2 * baseline
 
 
-def test_a_refit_trains_on_the_validation_part_and_can_not_be_validated() -> None:
+def test_refit_trains_on_the_validation_part_and_cannot_evaluate_on_it() -> None:
     held_out, refit = build(), build(replace(RUNTIME, holdout=False))
     total = len(load_interactions("synthetic", Path()).train)
     assert refit.data.pairs.shape[1] == total
@@ -153,7 +153,7 @@ def test_a_refit_trains_on_the_validation_part_and_can_not_be_validated() -> Non
         ({"sampler": "srns"}, 40, r"Set dim=7, or optimizer=sgd_batched, which takes 9\."),
     ],
 )
-def test_a_table_that_does_not_fit_is_refused_with_the_limit(
+def test_embedding_table_larger_than_memory_is_refused_with_the_limit(
     params: dict[str, Any], entry: int, fix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = load_interactions("synthetic", Path())
@@ -172,7 +172,7 @@ def test_a_table_that_does_not_fit_is_refused_with_the_limit(
 
 
 @pytest.mark.parametrize(("loss", "blocks"), [("infonce", 4), ("hcl", 7), ("supervised", 10), ("bcl", 13)])
-def test_in_batch_scores_that_do_not_fit_are_an_error_of_memory(
+def test_in_batch_scores_larger_than_free_memory_raise_memory_error(
     loss: str, blocks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Micro-batches score fewer users at once, so that ``accumulate=auto`` goes on with more of them."""
@@ -198,7 +198,7 @@ def test_the_learning_rate_decays_with_the_epoch() -> None:
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd", "sgd_batched"])
-def test_the_default_decay_is_the_published_one_for_each_row_of_a_triple(optimizer: str) -> None:
+def test_default_weight_decay_equals_the_published_value(optimizer: str) -> None:
     """E-4.W: with Adam, whose loss is a mean over triples, divided by the number of users."""
     ours = build(optimizer=optimizer)
     decay = 0.01 / ours.data.n_users if optimizer == "adam" else 0.01
@@ -235,14 +235,14 @@ def test_a_process_prepares_the_data_once() -> None:
     assert build(split_seed=1).data is not first.data
 
 
-def test_a_batch_that_does_not_divide() -> None:
+def test_batch_size_that_workers_cannot_divide_is_refused() -> None:
     with pytest.raises(ValueError, match=r"batch_size=1000 .* over 3 workers; the nearest that does is 999"):
         build(replace(RUNTIME, world_size=3), batch_size=1000)
     with pytest.raises(ValueError, match="the nearest that does is 4"):
         build(replace(RUNTIME, world_size=4), batch_size=1)
 
 
-def test_a_state_of_another_shape() -> None:
+def test_checkpoint_that_does_not_fit_the_model_is_refused() -> None:
     with pytest.raises(ValueError, match=r"shape \(1000, 8\).* with dim=16 has \(1000, 16\)"):
         build(dim=16).load_state_dict(build(dim=8).state_dict())
     with pytest.raises(ValueError, match="the checkpoint does not fit"):
@@ -252,7 +252,9 @@ def test_a_state_of_another_shape() -> None:
 @pytest.mark.slow
 @pytest.mark.data
 @pytest.mark.parametrize(("backbone", "expected"), [("mf", 0.36), ("lightgcn", 0.36)])
-def test_movielens(backbone: Any, expected: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_ndcg_on_movielens_exceeds_the_bound_after_20_epochs(
+    backbone: Any, expected: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """Far above popularity (about 0.23) after 20 epochs; the README has the full runs."""
     root = Path(os.environ.get("ORCHESTRATOR_DATA", ""))
     if not (root / "ml-100k").is_dir():

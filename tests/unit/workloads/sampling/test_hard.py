@@ -35,7 +35,7 @@ def test_the_highest_scores_below_the_margin_are_chosen() -> None:
     assert hardest(scores, positive, 3, 0.0, excluded)[0].tolist() == [-1, -1, -1]
 
 
-def test_rows_are_not_sorted() -> None:
+def test_hardest_negatives_are_selected_without_a_sort() -> None:
     """All sentences of a training part are candidates of each anchor, and a sort of them takes longer than training."""
     scores = torch.rand(4, 3000, generator=torch.Generator().manual_seed(3))
     nothing = torch.zeros_like(scores, dtype=torch.bool)

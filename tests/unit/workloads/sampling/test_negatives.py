@@ -44,7 +44,7 @@ def test_permutations_are_uniform() -> None:
     assert ((counts - 1000).square() / 1000).sum() < 20.5  # chi-square, 5 degrees of freedom, p = .001
 
 
-def test_random_bits_of_large_keys_and_counters() -> None:
+def test_random_bits_of_large_keys_and_counters_match_splitmix64() -> None:
     def splitmix64(state: int) -> int:
         z = state % 2**64
         z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
@@ -58,7 +58,7 @@ def test_random_bits_of_large_keys_and_counters() -> None:
 
 @given(st.integers(1, 9).flatmap(lambda n: st.tuples(st.just(n), st.lists(st.sets(st.integers(0, n - 1)), min_size=1))))
 @settings(deadline=None, max_examples=60)
-def test_pick_counts_the_unobserved_items(case: tuple[int, list[set[int]]]) -> None:
+def test_pick_returns_the_unobserved_item_of_each_rank(case: tuple[int, list[set[int]]]) -> None:
     n_items, positives = case
     indptr, items = csr(positives)
     for listed in (True, False):
@@ -76,7 +76,7 @@ def test_pick_counts_the_unobserved_items(case: tuple[int, list[set[int]]]) -> N
             assert picked[: len(left), user].tolist() == left
 
 
-def test_large_catalogues_are_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unobserved_items_of_large_catalogues_are_not_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     indptr, items = csr([{1}, {0, 7}])
     assert Unobserved(indptr, items, 50).listed
     monkeypatch.setattr(negatives, "LISTED", 99)
@@ -85,7 +85,7 @@ def test_large_catalogues_are_searched(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("most", [0, 2**20])
 @pytest.mark.parametrize("count", [0, 4, 2000])
-def test_a_pair_set_knows_its_pairs(count: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pair_set_contains_exactly_its_pairs(count: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """As flags, and searched behind a filter, which lets some of the others through."""
     monkeypatch.setattr(pairs, "LISTED", most)
     every = torch.cartesian_prod(torch.arange(40), torch.arange(100))
@@ -108,7 +108,7 @@ def test_a_positive_is_never_drawn(listed: bool) -> None:
 
 
 @pytest.mark.parametrize("listed", [True, False])
-def test_uniform_is_uniform(listed: bool) -> None:
+def test_uniform_draws_unobserved_items_uniformly(listed: bool) -> None:
     """Pearson's chi-square over the 27 unobserved items, at the 0.999 quantile of 26 degrees of freedom."""
     positives = {0, 7, 29}
     unobserved = Unobserved(*csr([positives]), 30, listed)
@@ -122,7 +122,7 @@ def test_uniform_is_uniform(listed: bool) -> None:
 
 
 @pytest.mark.parametrize("listed", [True, False])
-def test_draws_belong_to_the_counter_not_to_the_batch(listed: bool) -> None:
+def test_draws_depend_on_the_counter_and_not_on_the_batch(listed: bool) -> None:
     unobserved = Unobserved(*csr([{1, 2}, {0}]), 20, listed)
     users, counters = torch.arange(100) % 2, torch.arange(100)
     whole = uniform(unobserved, users, counters, 3)
@@ -134,7 +134,7 @@ def test_draws_belong_to_the_counter_not_to_the_batch(listed: bool) -> None:
 
 
 @pytest.mark.parametrize("listed", [True, False])
-def test_a_user_who_has_everything_ends_at_once(listed: bool) -> None:
+def test_draw_for_a_user_with_all_items_returns_a_valid_item(listed: bool) -> None:
     unobserved = Unobserved(*csr([set(range(6)), {0}, set(range(6))]), 6, listed)
     drawn = uniform(unobserved, torch.tensor([0, 2]), torch.arange(2), 3)
     assert all(0 <= item < 6 for item in drawn.tolist())
@@ -155,7 +155,7 @@ def test_candidates_are_distinct_and_every_set_is_equally_probable(listed: bool)
 
 @pytest.mark.parametrize("listed", [True, False])
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 9])
-def test_more_candidates_than_there_are(size: int, listed: bool) -> None:
+def test_candidates_beyond_the_unobserved_items_repeat_the_first_one(size: int, listed: bool) -> None:
     """A user who has fewer unobserved items than are asked for has all of them, then the first again."""
     positives = [{0, 1, 2}, {1, 2, 3, 4, 5}, set()]
     unobserved = Unobserved(*csr(positives), 6, listed)
@@ -170,7 +170,7 @@ def test_more_candidates_than_there_are(size: int, listed: bool) -> None:
 
 
 @pytest.mark.parametrize("listed", [True, False])
-def test_candidates_belong_to_the_counter(listed: bool) -> None:
+def test_candidates_depend_on_the_counter_and_not_on_the_batch(listed: bool) -> None:
     unobserved = Unobserved(*csr([{1, 2}, {0}]), 20, listed)
     users, counters = torch.arange(100) % 2, torch.arange(100)
     whole = subset(unobserved, users, counters, 3, 4)
@@ -182,7 +182,7 @@ def test_candidates_belong_to_the_counter(listed: bool) -> None:
 
 @pytest.mark.parametrize("listed", [True, False])
 @pytest.mark.parametrize("keys", [3, torch.tensor([3, 4]).repeat(50)])
-def test_a_gpu_draws_the_same_and_does_not_wait(keys: Key, listed: bool) -> None:
+def test_gpu_draws_equal_cpu_draws_without_synchronisation(keys: Key, listed: bool) -> None:
     users, counters = torch.arange(100) % 2, torch.arange(100)
     rows, items = csr([{1, 2, 5}, {0}])
     here = Unobserved(rows, items, 9, listed)

@@ -1,4 +1,4 @@
-"""The samplers that look at popularity or at the model, against slow references written from their formulas."""
+"""Samplers that use popularity or model scores, against slow references written from their formulas."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_popularity_has_the_published_distribution(world: Any) -> None:
         assert chi_square(counts, weights / weights.sum()) < quantile
 
 
-def test_nothing_has_been_chosen_yet(world: Any) -> None:
+def test_popularity_without_interactions_draws_unobserved_items(world: Any) -> None:
     unobserved, observed, _ = world
     drawn = Popularity(unobserved, observed, torch.zeros(N_ITEMS, dtype=torch.int64)).draw(
         torch.arange(N_USERS).repeat(200), torch.arange(1000), 1
@@ -109,7 +109,7 @@ def test_dns_takes_the_best_candidate(world: Any) -> None:
         assert chosen - N_USERS == max(candidates, key=lambda item: scores[user, item])
 
 
-def test_all_items_are_candidates(world: Any) -> None:
+def test_dns_with_all_items_as_candidates_chooses_the_best_item(world: Any) -> None:
     """More candidates than the catalogue has: the best of all unobserved items."""
     unobserved, _, table = world
     sampler = DNS(unobserved, 2**20)
@@ -139,7 +139,7 @@ def test_aobpr_has_the_published_distribution(world: Any) -> None:
 
 
 @pytest.mark.parametrize("population", ["exact", "sampled", "batch"])
-def test_a_part_of_a_batch_may_be_empty(world: Any, population: Any) -> None:
+def test_score_ecdf_accepts_an_empty_batch_part(world: Any, population: Any) -> None:
     """The last batch of an epoch has fewer pairs than ranks and micro-batches."""
     unobserved, observed, table = world
     seen = view(DNS(unobserved, 5), table, 0)
@@ -148,7 +148,7 @@ def test_a_part_of_a_batch_may_be_empty(world: Any, population: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["exact", "sampled", "batch", "aobpr", "in batch"])
-def test_a_gpu_chooses_what_a_cpu_chooses_without_waiting(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_choices_equal_cpu_choices_without_synchronisation(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """By other operations: on CUDA, one whose result has a size of its own makes the host wait."""
     monkeypatch.setitem(dynamic._AT_ONCE, "cuda", 7 * N_ITEMS)  # several blocks
     pairs = 40
@@ -191,7 +191,7 @@ def slow_unbias(place: float, prior: float) -> float:
 
 
 @pytest.mark.parametrize("candidates", [5, 20])
-def test_bns_is_algorithm_2(world: Any, candidates: int) -> None:
+def test_bns_matches_reference_of_algorithm_2(world: Any, candidates: int) -> None:
     """(4.4), (4.14), (4.15) and (4.30), with 5 candidates compared and 20 sorted."""
     unobserved, observed, table = world
     prior = torch.rand(N_ITEMS, generator=torch.Generator().manual_seed(1))
@@ -216,7 +216,7 @@ def test_bns_is_algorithm_2(world: Any, candidates: int) -> None:
 
 @pytest.mark.parametrize("population", ["exact", "sampled", "batch"])
 @pytest.mark.parametrize("candidates", [3, 20])
-def test_bns_chooses_several_negatives_as_it_does_one(world: Any, population: Any, candidates: int) -> None:
+def test_bns_choice_of_several_negatives_equals_separate_choices(world: Any, population: Any, candidates: int) -> None:
     """A pair's scores are looked at once for all its negatives; each is that of its own candidates."""
     unobserved, observed, table = world
     prior = torch.rand(N_ITEMS, generator=torch.Generator().manual_seed(1))
@@ -230,7 +230,7 @@ def test_bns_chooses_several_negatives_as_it_does_one(world: Any, population: An
     assert torch.equal(sampler.choose(seen), torch.cat([sampler.choose(one) for one in alone]))
 
 
-def test_places_among_some_items_and_among_the_batch(world: Any) -> None:
+def test_places_among_sampled_items_and_the_batch_match_reference(world: Any) -> None:
     unobserved, observed, table = world
     seen, scores = view(DNS(unobserved, 3), table, 40), matrix(table)
     sampled = ScoreECDF(observed, N_ITEMS, "sampled", 8)
@@ -261,7 +261,7 @@ def test_sampled_places_estimate_the_exact_ones() -> None:
     assert (mean - expected).abs().max() < 5 * 0.5 / math.sqrt(200 * 128) + 1 / 129
 
 
-def test_a_whole_catalogue_sampled_is_exact(world: Any) -> None:
+def test_places_sampled_from_the_whole_catalogue_are_exact(world: Any) -> None:
     unobserved, observed, table = world
     seen = view(DNS(unobserved, 3), table, 40)
     x = seen.scores(seen.candidates)
@@ -269,14 +269,14 @@ def test_a_whole_catalogue_sampled_is_exact(world: Any) -> None:
     assert torch.equal(exact(seen, x), sampled(seen, x))
 
 
-def test_unbias_at_its_corners() -> None:
+def test_unbias_returns_its_limits_at_the_corners() -> None:
     """E-4.14: the limit in F where (4.14) is 0/0."""
     place, prior = torch.tensor([0.0, 0.0, 1.0, 1.0, 0.5]), torch.tensor([0.0, 1.0, 0.0, 1.0, 0.5])
     assert unbias(place, prior).tolist() == [1, 0, 1, 0, 0.5]
     assert risk(torch.tensor(0.5), torch.tensor(0.2), 5.0).item() == pytest.approx(0.5 * (1 - 6 * 0.2))
 
 
-def test_variants_of_bns(world: Any) -> None:
+def test_variants_of_bns_match_expected_values(world: Any) -> None:
     unobserved, observed, table = world
     assert [warm_lambda(epoch) for epoch in (1, 11, 81, 200)] == pytest.approx([10, 9, 2, 2])
     places = ScoreECDF(observed, N_ITEMS, "exact")
@@ -311,7 +311,7 @@ def test_uniform_epochs_draw_every_unobserved_item_with_equal_probability(world:
         assert chi_square(counts, free / free.sum()) < quantile
 
 
-def test_a_uniform_draw_belongs_to_its_pair(world: Any) -> None:
+def test_uniform_epoch_draw_depends_on_the_pair_and_not_on_the_batch(world: Any) -> None:
     """Whatever the batch, a pair gets the same item; of several negatives each is drawn for itself."""
     unobserved, observed, table = world
     places = ScoreECDF(observed, N_ITEMS, "exact")
@@ -337,7 +337,7 @@ def test_a_uniform_draw_belongs_to_its_pair(world: Any) -> None:
     assert not torch.equal(first, second)
 
 
-def test_srns_is_score_and_spread(world: Any) -> None:
+def test_srns_chooses_the_largest_score_plus_deviation(world: Any) -> None:
     """Of the best of memory and pool that with the largest p + α_t std(p), from five epochs' tables."""
     unobserved, _, table = world
     sampler = SRNS(unobserved, memory=3, pool=4, alpha=5.0, warmup=4, temperature=1e-3)  # the best are kept
@@ -365,7 +365,7 @@ def test_srns_is_score_and_spread(world: Any) -> None:
 
 
 @pytest.mark.parametrize(("epoch", "share"), [(1, 0.0), (2, 0.25), (3, 0.5), (5, 1.0), (9, 1.0)])
-def test_srns_weighs_the_population_deviation_more_by_the_epoch(world: Any, epoch: int, share: float) -> None:
+def test_srns_weight_of_the_population_deviation_rises_with_the_epoch(world: Any, epoch: int, share: float) -> None:
     """p + α_t std(p): the deviation divides by the epochs kept, and α_t rises from 0 in the first epoch of training."""
     unobserved, _, table = world
     sampler = SRNS(unobserved, memory=3, pool=4, alpha=5.0, warmup=4, temperature=2.0)
@@ -385,7 +385,7 @@ def test_srns_weighs_the_population_deviation_more_by_the_epoch(world: Any, epoc
             assert worth[row, pair].item() == pytest.approx(now + 5.0 * share * np.std(kept, ddof=0), abs=1e-5)
 
 
-def test_srns_renews_a_memory_by_score(world: Any) -> None:
+def test_srns_renews_the_memory_with_softmax_probability_of_scores(world: Any) -> None:
     """A memory of one item and a pool of all: items with probability e^{x/τ}, by chi-square at the 0.999 quantile."""
     unobserved, _, table = world
     sampler = SRNS(unobserved, memory=1, pool=N_ITEMS, alpha=0.0, warmup=1, temperature=2.0)
@@ -398,7 +398,7 @@ def test_srns_renews_a_memory_by_score(world: Any) -> None:
         assert chi_square(counts, weights / weights.sum()) < quantile
 
 
-def test_srns_draws_several_negatives_from_one_pool_each_by_score(world: Any) -> None:
+def test_srns_draws_several_negatives_independently_from_one_pool(world: Any) -> None:
     """As above for each of four negatives, which are drawn apart from one another."""
     unobserved, _, table = world
     sampler = SRNS(unobserved, memory=1, pool=N_ITEMS, alpha=0.0, warmup=1, temperature=2.0)
@@ -417,7 +417,7 @@ def test_srns_draws_several_negatives_from_one_pool_each_by_score(world: Any) ->
 
 
 @pytest.mark.parametrize("memory", [2, 3])
-def test_srns_takes_the_best_of_the_memory_for_each_of_several_negatives(world: Any, memory: int) -> None:
+def test_srns_chooses_the_same_best_item_for_each_of_several_negatives(world: Any, memory: int) -> None:
     """With a small τ all memories of a pair are its best items, and so is every negative the one of the single."""
     unobserved, _, table = world
     sampler = SRNS(unobserved, memory=memory, pool=4, alpha=5.0, warmup=4, temperature=1e-3)
@@ -429,7 +429,7 @@ def test_srns_takes_the_best_of_the_memory_for_each_of_several_negatives(world: 
     assert torch.equal(sampler.choose(seen), sampler.choose(one).repeat(3))
 
 
-def test_srns_goes_on_from_its_state(world: Any) -> None:
+def test_srns_resumes_from_its_state(world: Any) -> None:
     unobserved, _, table = world
     first, second = (SRNS(unobserved, memory=3, pool=4, alpha=5.0, warmup=4, temperature=2.0) for _ in range(2))
     for epoch in (1, 2):
@@ -442,7 +442,7 @@ def test_srns_goes_on_from_its_state(world: Any) -> None:
     assert torch.equal(first.state_dict()["memory"], second.state_dict()["memory"])
 
 
-def test_srns_keeps_what_scores_high(world: Any) -> None:
+def test_srns_memory_converges_to_the_highest_scored_items(world: Any) -> None:
     """With a small τ the memory ends as the best items there are."""
     unobserved, _, table = world
     sampler = SRNS(unobserved, memory=3, pool=20, alpha=0.0, warmup=1, temperature=1e-3)
