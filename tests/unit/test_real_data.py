@@ -23,7 +23,7 @@ def real_data_tests(folder: Path, root: Path, **more: str) -> str:
 
 
 @pytest.mark.faults
-def test_a_missing_dataset_skips_its_tests_only(tmp_path: Path) -> None:
+def test_missing_dataset_skips_its_tests(tmp_path: Path) -> None:
     last = real_data_tests(DATA / "pairs", tmp_path).splitlines()[-1]
     assert "skipped" in last
     assert "failed" not in last
@@ -31,13 +31,13 @@ def test_a_missing_dataset_skips_its_tests_only(tmp_path: Path) -> None:
 
 
 @pytest.mark.faults
-def test_a_missing_dataset_fails_its_tests_where_nothing_may_skip(tmp_path: Path) -> None:
+def test_missing_dataset_fails_its_tests_with_orchestrator_no_skip(tmp_path: Path) -> None:
     output = real_data_tests(DATA / "pairs", tmp_path, ORCHESTRATOR_NO_SKIP="1")
     assert "ORCHESTRATOR_DATA holds no stsb" in output
     assert "skipped" not in output.splitlines()[-1]
 
 
-def test_a_dataset_is_held_if_all_its_files_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dataset_is_held_only_if_all_its_files_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tiny = register(monkeypatch, "http://127.0.0.1:9")
     root = lay_out(tmp_path)
     assert is_held(tiny.name, str(root))

@@ -1,4 +1,4 @@
-"""How much of a GPU is used: operations counted, and time covered, where no GPU is needed to know."""
+"""GPU utilisation: counted operations and covered time, computed without a GPU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def share() -> Any:
     return importlib.import_module("device_share")
 
 
-def test_operations_of_a_layer(share: Any) -> None:
+def test_flops_of_a_linear_layer_match_hand_counts(share: Any) -> None:
     """Forward and the weights' gradient; the second layer's inputs have one, too."""
     layer = nn.Linear(10, 20)
     assert share.flops_per_sample(layer, torch.ones(4, 10)) == 2 * 2 * 10 * 20
@@ -25,12 +25,12 @@ def test_operations_of_a_layer(share: Any) -> None:
     assert layer.weight.grad is None
 
 
-def test_operations_of_resnet_18_on_cifar(share: Any) -> None:
+def test_flops_of_resnet_18_on_cifar_match_the_known_count(share: Any) -> None:
     """0.556 G multiplications with additions forward, as is known of it; twice as many back."""
     found = share.flops_per_sample(image_encoder("resnet18", "cifar", seed=0), torch.randn(2, 3, 32, 32))
     assert found == pytest.approx(6 * 0.556e9, rel=0.01)
 
 
-def test_time_that_is_covered(share: Any) -> None:
+def test_covered_time_counts_overlapping_intervals_once(share: Any) -> None:
     assert share.covered([]) == 0
     assert share.covered([(5, 6), (0, 2), (1, 3), (1, 1.5)]) == 4

@@ -1,4 +1,4 @@
-"""Reports under a simulated executor: trials do not wait, and what is decided and kept is what it was."""
+"""Reports under a simulated executor: trials do not wait, and decisions and curves are unchanged."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def told(executor: Any) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.faults  # long
-def test_many_trials_do_not_wait_and_lose_no_value(simulated: Any, tmp_path: Path) -> None:
+def test_rationed_reports_avoid_waits_and_keep_every_value(simulated: Any, tmp_path: Path) -> None:
     usual = run(simulated, tmp_path, 128, 256, rationed=False)
     rationed = run(simulated, tmp_path, 128, 256, rationed=True)
     assert usual.share("interval") > 20, "half of the driver's time is not enough for a report a second"
@@ -51,7 +51,7 @@ def test_many_trials_do_not_wait_and_lose_no_value(simulated: Any, tmp_path: Pat
         assert trial.user_attrs["epoch"] in (*rationed.driver.spec.plan.decide_at, 27)
 
 
-def test_one_at_a_time_the_decisions_are_those_of_a_report_a_second(simulated: Any, tmp_path: Path) -> None:
+def test_rationed_reports_of_sequential_trials_do_not_change_decisions(simulated: Any, tmp_path: Path) -> None:
     usual = run(simulated, tmp_path, 1, 30, rationed=False)
     rationed = run(simulated, tmp_path, 1, 30, rationed=True)
     assert told(rationed) == told(usual)
@@ -64,7 +64,9 @@ def driver_cost(simulated: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     return importlib.import_module("driver_cost")
 
 
-def test_its_measurements_run_in_small(driver_cost: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_driver_cost_measurements_run_with_few_trials(
+    driver_cost: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """All but Ray Tune's processes."""
     monkeypatch.setattr(driver_cost, "ASKS", 2)
     bench = SimpleNamespace(rows=[])
@@ -75,7 +77,9 @@ def test_its_measurements_run_in_small(driver_cost: Any, tmp_path: Path, monkeyp
     assert all(value >= 0 for value in rows.values())
 
 
-def test_the_commands_of_a_large_sweep(simulated: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sweep_commands_benchmark_runs_on_a_small_sweep(
+    simulated: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In this process, and on a small one. What each reads of the journal: test_journal.py."""
     monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "home"))
     simulated.filled(tmp_path, 6, 2, "s6").release("interrupted", 130)

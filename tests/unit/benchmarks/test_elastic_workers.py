@@ -1,4 +1,4 @@
-"""What is read of a run that has lost a worker: each epoch once, and the longest pause after the loss."""
+"""Histories of runs that lost a worker: each epoch is read once, and the pause after the loss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pieces of the curve over documents embedded again, against slow references."""
+"""Parts of the encoder change benchmark, against slow references."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def encoders() -> Any:
     return importlib.import_module("changed_encoders")
 
 
-def test_measures_are_those_of_each_querys_list(benchmark: Any) -> None:
+def test_recall_and_mrr_match_each_querys_ranked_list(benchmark: Any) -> None:
     random = np.random.default_rng(0)
     scores = np.round(random.standard_normal((8, 150)), 1)  # with ties
     relevant = random.random((8, 150)) < 0.04
@@ -35,7 +35,7 @@ def test_measures_are_those_of_each_querys_list(benchmark: Any) -> None:
         assert cell["mrr_at_10"][query] == (1 / (1 + hits[:10].index(True)) if any(hits[:10]) else 0)
 
 
-def test_words_have_the_same_numbers_however_the_tokenizer_numbers_them(encoders: Any) -> None:
+def test_word_numbers_do_not_depend_on_tokenizer_ids(encoders: Any) -> None:
     texts = [[4, 1, 1, 1], [0, 4], [3, 0, 2]]
     assert encoders.word_numbers(texts).tolist() == [2, 3, 5, 4, 1]
     other = np.array([3, 0, 4, 1, 2])
@@ -44,7 +44,7 @@ def test_words_have_the_same_numbers_however_the_tokenizer_numbers_them(encoders
 
 
 @pytest.mark.parametrize("alignment", ["embedding", "ranking"])
-def test_an_encoder_that_agrees_with_the_old_rows_has_the_loss_of_a_plain_one(encoders: Any, alignment: str) -> None:
+def test_alignment_loss_is_zero_if_the_encoder_equals_the_old_rows(encoders: Any, alignment: str) -> None:
     torch.manual_seed(0)
     query, fresh = torch.randn(5, 3), torch.randn(5, 3)
     same = torch.zeros(5, 5, dtype=torch.bool)
@@ -61,7 +61,7 @@ def test_an_encoder_that_agrees_with_the_old_rows_has_the_loss_of_a_plain_one(en
     torch.testing.assert_close(two - one, one - none)
 
 
-def test_a_part_of_a_document_and_the_rest_are_the_document(encoders: Any) -> None:
+def test_span_and_rest_of_a_split_document_contain_all_its_words(encoders: Any) -> None:
     words = np.zeros((3, encoders.WORDS), np.int64)
     for row, length in enumerate((1, 7, encoders.WORDS)):
         words[row, :length] = np.arange(1, length + 1)
@@ -72,7 +72,7 @@ def test_a_part_of_a_document_and_the_rest_are_the_document(encoders: Any) -> No
         assert 0 < (spans[row] > 0).sum() <= encoders.SPAN
 
 
-def test_the_old_encoder_sees_no_document_and_no_query_of_the_topics_held_out(
+def test_old_encoder_is_trained_without_the_held_out_topics(
     encoders: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     topic = np.arange(20, dtype=np.int16) % 5
@@ -98,7 +98,7 @@ def test_the_old_encoder_sees_no_document_and_no_query_of_the_topics_held_out(
     assert sorted(one for seed in range(5) for one in encoders.held_out(seed)) == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
 
 
-def test_a_row_is_chosen_on_validation_and_evaluated_on_test_once(
+def test_method_is_selected_on_validation_and_evaluated_once_on_test(
     benchmark: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Each row's method has the highest validation value among its own, and no other method sees the test queries."""
@@ -132,7 +132,7 @@ def test_a_row_is_chosen_on_validation_and_evaluated_on_test_once(
     assert not any(method.reading == "none" for _, method, _ in looks), "another length"
 
 
-def test_the_phases_share_no_query(benchmark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_validation_and_test_phases_use_disjoint_queries(benchmark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Past queries are those of training in validation, and those of both for the test."""
     random = np.random.default_rng(0)
     texts = np.ones((150, 3), np.int64)

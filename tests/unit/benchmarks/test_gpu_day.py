@@ -1,4 +1,4 @@
-"""The session on a GPU machine, without one: its rows, its deadline, its file, and a dry run of all parts."""
+"""The benchmark session for a GPU machine, run without a GPU: rows, deadline, results file, dry run."""
 
 from __future__ import annotations
 
@@ -99,7 +99,9 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.faults
-def test_rows_fit_generated_data(monkeypatch: pytest.MonkeyPatch, encoder: Path, tmp_path: Path) -> None:
+def test_parameters_of_all_rows_fit_generated_data(
+    monkeypatch: pytest.MonkeyPatch, encoder: Path, tmp_path: Path
+) -> None:
     """Batches of 4,096 images among them, of which the embedded dataset has too few."""
     monkeypatch.setenv("ORCHESTRATOR_DATA", str(tmp_path))
     monkeypatch.setattr(inputs_module, "PIXELS", 8)  # as many images, sooner
@@ -110,13 +112,13 @@ def test_rows_fit_generated_data(monkeypatch: pytest.MonkeyPatch, encoder: Path,
 
 @pytest.mark.slow
 @pytest.mark.data("cifar-10-subset")
-def test_rows_fit_the_carried_images(encoder: Path) -> None:
+def test_parameters_of_all_rows_fit_cifar_images(encoder: Path) -> None:
     with Inputs() as given:
         check_rows(given, encoder)
         assert given.images == given.images_source == CIFAR
 
 
-def test_the_first_rows_of_images_are_the_default_compiled_or_not() -> None:
+def test_first_image_rows_are_resnets_in_bf16_compiled_and_uncompiled() -> None:
     names = [row.name for row in PARTS["4"](False)]
     assert len(names) == 30
     assert names[:4] == [f"{net}, 256, {how}" for net in ("resnet18", "resnet50") for how in ("bf16 compiled", "bf16")]
@@ -125,7 +127,7 @@ def test_the_first_rows_of_images_are_the_default_compiled_or_not() -> None:
 # The session
 
 
-def test_an_error_and_a_missing_package_are_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_and_missing_packages_are_recorded_in_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def too_large(row: Row, session: Session) -> Iterator[Result]:
         yield {"step_ms": 1.0}
         raise MemoryError("CUDA out of memory\nTried to allocate")
@@ -179,7 +181,7 @@ def test_a_row_ends_at_its_own_limit_and_at_the_deadline(tmp_path: Path, monkeyp
         pass
 
 
-def test_environment_without_git_and_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_environment_is_recorded_without_git_and_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert session.current_commit() == "unknown"
     here = session.environment("NVIDIA H100", "0123456789ab")
@@ -197,14 +199,14 @@ def test_environment_without_git_and_driver(monkeypatch: pytest.MonkeyPatch, tmp
     } < here.keys()
 
 
-def test_the_driver_is_recorded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_nvidia_driver_version_is_recorded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 580.159.04\n")
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     assert session.environment("NVIDIA H100", "0123456789ab")["driver"] == "580.159.04"
 
 
-def test_wrong_parts_and_no_device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_part_and_missing_cuda_device_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--parts", "1,12", "--out", str(tmp_path)])
     assert "there is no part 12; parts are 1, 2" in capsys.readouterr().err
@@ -216,7 +218,7 @@ def test_wrong_parts_and_no_device(tmp_path: Path, capsys: pytest.CaptureFixture
 # What is measured
 
 
-def test_bytes_of_a_step() -> None:
+def test_step_bytes_match_hand_counts() -> None:
     runtime = Runtime(device=CPU, data=Path(), seed=0, epochs=1)
     mf = Recommender(Recommender.Params(dim=8, batch_size=100), runtime)
     nodes = mf.data.n_users + mf.data.n_items
@@ -232,7 +234,7 @@ def test_bytes_of_a_step() -> None:
     assert step_bytes(object()) == 0
 
 
-def test_the_larger_share_is_written() -> None:
+def test_share_of_peak_is_the_larger_of_compute_and_bandwidth() -> None:
     peaks = measures.PEAKS["H100"]
     amounts = {"bf16": 989e9, "bytes": 1.675e9}
     assert measures.shares(2e-3, amounts, peaks) == {"share_of_peak": 0.5, "peak": "bf16"}
@@ -241,7 +243,7 @@ def test_the_larger_share_is_written() -> None:
 
 
 @pytest.mark.faults
-def test_operations_of_a_compiled_step_are_those_of_the_plain_one(tmp_path: Path) -> None:
+def test_flops_of_a_compiled_step_equal_those_of_the_plain_step(tmp_path: Path) -> None:
     rows = {row.name: row for row in PARTS["4"](True) if row.name in ("tiny, 8, bf16 compiled", "tiny, 8, bf16")}
     with virtual_cuda(), Inputs(dry=True) as given:
         built = Session(tmp_path, "unknown", 600, given, dry=True)
@@ -250,7 +252,7 @@ def test_operations_of_a_compiled_step_are_those_of_the_plain_one(tmp_path: Path
     assert compiled["flops"] == plain["flops"] > 0
 
 
-def test_lightgcn_says_that_it_is_not_packed(tmp_path: Path) -> None:
+def test_lightgcn_row_records_that_it_is_not_packed(tmp_path: Path) -> None:
     row = next(row for row in PARTS["3"](True) if row.name == "lightgcn, 2 together")
     with virtual_cuda(), Inputs(dry=True) as given:
         built = Session(tmp_path, "unknown", 600, given, dry=True)
@@ -258,7 +260,7 @@ def test_lightgcn_says_that_it_is_not_packed(tmp_path: Path) -> None:
     assert "has no pack_shape" in rows_of(built)[0]["not_packed"]
 
 
-def test_the_comparison_of_devices_sees_equal_orders(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_comparison_uses_equal_batch_orders_on_both_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     """What ``tests/unit/workloads/test_gpu.py`` compares, on the virtual device: without equal orders, other losses."""
     case = test_gpu.CASES["sgd-batched"]
 
@@ -290,7 +292,7 @@ def imports(file: Path) -> Iterator[str]:
                 yield from imports(below)
 
 
-def test_the_workloads_tests_for_gpus_import_what_a_gpu_machine_has() -> None:
+def test_gpu_tests_import_only_packages_of_a_gpu_machine() -> None:
     """Besides the workloads, of which the import rules say the same."""
     installed = {"numpy", "scipy", "pytest", "torch", "torchvision", "PIL", "pandas"}
     allowed = {*installed, "tests", "workloads", *sys.stdlib_module_names}
@@ -301,7 +303,7 @@ def test_the_workloads_tests_for_gpus_import_what_a_gpu_machine_has() -> None:
 
 
 @pytest.mark.faults  # imports much in a process of its own
-def test_tests_are_collected_without_what_a_gpu_machine_lacks(without_packages: dict[str, str]) -> None:
+def test_gpu_tests_are_collected_without_packages_a_gpu_machine_lacks(without_packages: dict[str, str]) -> None:
     """And what is imported for them is no orchestrator: only PyTorch and the workloads."""
     words = [
         "-m",
@@ -328,7 +330,7 @@ def test_tests_are_collected_without_what_a_gpu_machine_lacks(without_packages: 
 
 @pytest.mark.faults  # a minute, or more on a busy machine
 @pytest.mark.long
-def test_every_part_leaves_its_rows(tmp_path: Path, without_packages: dict[str, str]) -> None:
+def test_dry_run_of_every_part_writes_all_rows(tmp_path: Path, without_packages: dict[str, str]) -> None:
     command = [sys.executable, "-m", "benchmarks.gpu_day", "--dry", "--minutes", "600", "--out", str(tmp_path)]
     done = subprocess.run(
         [*command, "--parts", ",".join(PARTS), "--commit", "0123456789ab"],

@@ -1,4 +1,4 @@
-"""What every results file of a benchmark says of how it was measured."""
+"""The benchmark harness: metadata of results files, and CPU time of other programs during a measurement."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_printed_tables_begin_with_command_date_and_commit(harness: Any, capsys:
     assert not empty
 
 
-def test_the_checkout_of_the_benchmark_is_measured_and_not_the_installed_one(
+def test_benchmark_measures_its_checkout_and_not_the_installed_package(
     harness: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its commit is recorded."""
@@ -64,7 +64,7 @@ def test_the_checkout_of_the_benchmark_is_measured_and_not_the_installed_one(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has subreapers")
-def test_what_a_contestant_leaves_running_counts_as_its_own(benchmarks: Path) -> None:
+def test_cpu_time_of_orphaned_processes_counts_for_their_contestant(benchmarks: Path) -> None:
     """Ray's daemons do that: their time is not another program's."""
     program = """
 import subprocess, sys, time, harness
@@ -83,9 +83,7 @@ print(seconds)
     assert float(done.stdout) > 0.4
 
 
-def test_time_that_only_one_count_of_other_programs_has_is_not_theirs(
-    harness: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_time_of_other_programs_is_the_smaller_of_two_counts(harness: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray's raylet does not wait for its workers: by cores their time would be another program's."""
     counts = iter([(1.0, 1.0), (1e6, 1.0)])
     monkeypatch.setattr(harness, "foreign_seconds", lambda: next(counts))
@@ -94,7 +92,7 @@ def test_time_that_only_one_count_of_other_programs_has_is_not_theirs(
     assert bench.busy["ours"] == [0.0]
 
 
-def test_figures_of_one_run_are_accepted_or_taken_again_together(
+def test_all_figures_of_a_disturbed_run_are_measured_again(
     harness: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Such as the seconds of a trial and of its whole process: the median of neither has a disturbed run."""

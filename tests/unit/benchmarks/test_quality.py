@@ -1,4 +1,4 @@
-"""The benchmarks of quality: runs that are stored, one seed, a peer that fails, and what is not measured."""
+"""Quality benchmarks: stored runs, a single seed, a failing peer, and options that are refused."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def harness() -> Any:
     return importlib.import_module("harness")
 
 
-def test_one_value_has_no_deviation(harness: Any) -> None:
+def test_deviation_of_a_single_value_is_zero(harness: Any) -> None:
     assert (harness.deviation([0.5]), harness.mean_text([0.5], 3)) == (0.0, "0.500")
     assert harness.deviation([1.0, 3.0]) == pytest.approx(2**0.5)
     assert harness.mean_text((1.0, 3.0)) == "2.0000 ± 1.4142"
 
 
-def test_results_are_written_in_one_step(harness: Any, tmp_path: Path) -> None:
+def test_failed_write_of_results_keeps_the_earlier_file(harness: Any, tmp_path: Path) -> None:
     file = tmp_path / "results" / "some.json"
     assert harness.read_results(file) == {}
     harness.write_results(file, {"a": 1})
@@ -41,7 +41,9 @@ def contrast(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     return quality
 
 
-def test_one_seed_is_stored(contrast: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_of_a_single_seed_are_stored_with_deviation_zero(
+    contrast: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "argv", ["graph_contrast_quality.py", "--seeds", "1"])
     monkeypatch.setattr(contrast, "validate", lambda settings: (0.4, 5))
     monkeypatch.setattr(contrast, "run", lambda *a, **k: SimpleNamespace(metrics={"test/ndcg_at_20": 0.3}))
@@ -50,7 +52,7 @@ def test_one_seed_is_stored(contrast: Any, monkeypatch: pytest.MonkeyPatch) -> N
     assert {(row["mean"], row["sd"]) for row in stored.values()} == {(0.3, 0.0)}
 
 
-def test_a_peer_that_fails_is_an_error_with_its_last_words(contrast: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_peer_exits_with_its_error_message(contrast: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """This interpreter has no RecBole."""
     pairs = SimpleNamespace(users=torch.tensor([0]), items=torch.tensor([0]))
     data = SimpleNamespace(train=pairs, test=pairs, n_users=1, n_items=1)
@@ -60,7 +62,9 @@ def test_a_peer_that_fails_is_an_error_with_its_last_words(contrast: Any, monkey
         contrast.peer("SGL, edge drop, by RecBole", {}, 1, 0, Path(sys.executable), final=True)
 
 
-def test_further_seeds_also_have_the_untrained_encoder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_untrained_baseline_is_computed_for_all_seeds_of_later_calls(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """A first call with one seed does not leave the others without an interval."""
     quality = importlib.import_module("simclr_quality")
     monkeypatch.setattr(quality, "RESULTS", tmp_path)
@@ -83,7 +87,7 @@ def test_further_seeds_also_have_the_untrained_encoder(monkeypatch: pytest.Monke
     assert (len(stored["runs"]), len(stored["baselines"]["untrained"])) == (3, 3)
 
 
-def test_a_quick_look_replaces_no_stored_result(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_run_with_other_epochs_does_not_write_stored_results(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     abstention = importlib.import_module("abstention")
     monkeypatch.setattr(abstention, "HERE", tmp_path)
     population = SimpleNamespace(scores={}, failure={"top_1": []}, n=1)

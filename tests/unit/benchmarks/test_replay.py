@@ -1,4 +1,4 @@
-"""Replays of recorded trials: the sample in the repository, the product's decisions, and what a recording leaves."""
+"""Replays of recorded trials: the sample recording, a sweep's decisions, samplers, and resumed recordings."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_a_recording_without_further_seeds_has_no_selectors(sample: Recording, t
     assert "selector" not in text
 
 
-def test_epochs_that_are_not_evenly_apart_take_their_time(sample: Recording) -> None:
+def test_unevenly_spaced_epochs_keep_their_training_time(sample: Recording) -> None:
     """Of the sample, without its second value: the same device time, and no decision at the epoch that is left out."""
     kept = [index for index in range(len(sample.epochs)) if index != 1]
     uneven = replace(
@@ -149,7 +149,7 @@ def test_epochs_that_are_not_evenly_apart_take_their_time(sample: Recording) -> 
     assert ends[1] == [(pytest.approx(seconds, rel=1e-5), trial) for seconds, trial in ends[0]]
 
 
-def test_contenders_hold_the_best_of_simulated_trials(sample: Recording, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_contenders_contain_the_best_simulated_trial(sample: Recording, monkeypatch: pytest.MonkeyPatch) -> None:
     """Units of equal trials with independent noise: nothing is lost, and trials far apart are separated."""
     monkeypatch.setattr(selection, "RESAMPLES", 500)
     rng = np.random.default_rng(0)
@@ -165,7 +165,7 @@ def test_contenders_hold_the_best_of_simulated_trials(sample: Recording, monkeyp
             assert row["contenders"] <= most
 
 
-def test_a_sampler_that_learns_finds_more_than_a_random_one(sample: Recording) -> None:
+def test_tpe_finds_better_trials_than_random_search(sample: Recording) -> None:
     """Of 400 trials of one parameter, with the best value at its middle."""
     rng = np.random.default_rng(0)
     params = [{"lr": float(value)} for value in np.exp(rng.uniform(np.log(1e-3), 0, 400))]
@@ -184,7 +184,7 @@ def test_a_sampler_that_learns_finds_more_than_a_random_one(sample: Recording) -
     assert len(set(used)) == 24, "each trial once"
 
 
-def test_categories_and_scales_count_alike() -> None:
+def test_categories_and_log_scales_have_equal_distances() -> None:
     space = {"lr": FloatDistribution(0.01, 1.0, log=True), "dim": CategoricalDistribution([16, 32])}
     points = samplers.positions([{"lr": 0.01, "dim": 16}, {"lr": 1.0, "dim": 16}, {"lr": 0.01, "dim": 32}], space)
     assert np.linalg.norm(points[0] - points[1]) == pytest.approx(1)
@@ -192,7 +192,7 @@ def test_categories_and_scales_count_alike() -> None:
 
 
 @pytest.mark.slow
-def test_a_recording_leaves_no_run_that_could_be_selected() -> None:
+def test_recorder_does_not_import_modules_that_write_runs() -> None:
     """The recorder evaluates test for each trial: it must not be able to write a run."""
     script = (
         "import sys, benchmarks.replay.record\n"

@@ -1,4 +1,4 @@
-"""What the benchmark of the samplers takes for BPR's memory traffic, and what it refuses."""
+"""The sampler benchmark: BPR's least memory traffic, and options that are refused."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ def samplers() -> Any:
     return samplers
 
 
-def test_the_least_traffic_of_an_epoch_by_hand(samplers: Any) -> None:
+def test_least_traffic_of_a_bpr_epoch_matches_hand_counts(samplers: Any) -> None:
     """10 interactions of 3 nodes in batches of 4, so 3 steps; 7 nodes of 2 floats."""
     rows = 10 * 3 * (8 + 8 + 2 * 4 + 2 * 2 * 4)  # written, read; gathered; gradient read and written
     dense = 7 * 2 * 4 * (1 + 4 + 3)  # cleared; table, gradient, two moments read; all but the gradient written
     assert samplers.bpr_bytes(10, 7, 2, 4) == rows + 3 * dense
 
 
-def test_the_share_is_of_the_peak(samplers: Any) -> None:
+def test_bandwidth_ratio_is_relative_to_the_peak(samplers: Any) -> None:
     class Model:
         interactions, least_bytes = 1000, 4_000_000_000
 
@@ -33,12 +33,12 @@ def test_the_share_is_of_the_peak(samplers: Any) -> None:
     assert (row.ours, row.ratio) == (2.0, 0.1)
 
 
-def test_the_default_alpha_is_measured(samplers: Any) -> None:
+def test_methods_include_bcl_with_the_default_alpha(samplers: Any) -> None:
     assert any(method.get("loss") == "bcl" and "alpha" not in method for method in samplers.METHODS.values())
 
 
 @pytest.mark.parametrize("words", [["--peak", "0"], ["--only", "nobody"]])
-def test_what_measures_nothing_is_refused(
+def test_zero_peak_and_unknown_method_are_refused(
     words: list[str], samplers: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["samplers.py", *words])

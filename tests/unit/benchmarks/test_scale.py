@@ -1,4 +1,4 @@
-"""The table of costs at several sizes, and its walls."""
+"""The scale benchmark: costs at several sizes, and the size at which memory ends."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def scale() -> Any:
     return scale
 
 
-def test_growth_of_a_unit_and_the_size_at_which_memory_ends(scale: Any) -> None:
+def test_table_has_growth_per_unit_and_the_size_at_which_memory_ends(scale: Any) -> None:
     costs = {size: scale.Cost(2e-6 * size, 10_000 * size + 2**20, 0) for size in (1000, 2000, 4000)}
     row = scale.table({"prepare": costs}, {"memory": 1, "disk": 1})[-1].split(" | ")
     assert row[2:5] == ["1,000 / 2,000 / 4,000", "2 / 2 / 2", "1.00"]
@@ -29,7 +29,7 @@ def test_growth_of_a_unit_and_the_size_at_which_memory_ends(scale: Any) -> None:
     assert scale.wall((1, 2, 4), (8, 9, 10), 100) is None
 
 
-def test_a_cost_is_that_of_what_is_inside(scale: Any, tmp_path: Path) -> None:
+def test_measured_cost_covers_memory_and_writes_of_the_block(scale: Any, tmp_path: Path) -> None:
     from growth import measured, memory
 
     for private in (False, True):
@@ -46,7 +46,7 @@ def test_a_cost_is_that_of_what_is_inside(scale: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("private", [False, True])
-def test_an_item_that_fails_ends(scale: Any, private: bool, tmp_path: Path) -> None:
+def test_failing_measurement_ends_its_sampling_threads(scale: Any, private: bool, tmp_path: Path) -> None:
     from growth import measured
 
     before = set(threading.enumerate())
@@ -55,7 +55,9 @@ def test_an_item_that_fails_ends(scale: Any, private: bool, tmp_path: Path) -> N
     until(lambda: before.issuperset(threading.enumerate()), why=lambda: "a thread that samples keeps the process")
 
 
-def test_staging_without_its_server_is_an_error(scale: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_staging_exits_with_an_error_if_its_s3_server_has_ended(
+    scale: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from growth import storage
 
     ended = subprocess.Popen(["false"])

@@ -1,4 +1,4 @@
-"""The server of the benchmark of requests: one that does not start is an error with its output."""
+"""The server of the request benchmark: if it ends at the start, the benchmark exits with its output."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def serve_load() -> Any:
     return serve_load
 
 
-def test_a_server_that_ends_is_an_error_with_its_output(serve_load: Any) -> None:
+def test_server_that_ends_at_the_start_exits_with_its_output(serve_load: Any) -> None:
     command = [sys.executable, "-c", "raise SystemExit('ray[serve] is missing')"]
     started = time.monotonic()
     with (

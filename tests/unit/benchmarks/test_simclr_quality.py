@@ -1,4 +1,4 @@
-"""The quality benchmark of SimCLR: what it claims of its runs, and which runs it takes for the same."""
+"""The quality benchmark of SimCLR: its report of differences, and the identity of stored runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ def results(quality: Any, **values: list[float]) -> dict[str, Any]:
     return {"runs": runs, "baselines": {"raw pixels": {"knn_top1": 0.38}, "untrained": untrained}}
 
 
-def test_the_report_says_how_far_above_the_baselines(quality: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_has_differences_to_the_baselines_with_intervals(
+    quality: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     quality.report(results(quality, infonce=[0.44, 0.45, 0.46], hcl=[0.41, 0.42, 0.43], bcl=[0.40]))
     told = capsys.readouterr().out
     assert "infonce - raw pixels: +0.0700, 95% [+0.0452, +0.0948]; +0.05 asked: yes, its lower end: NO" in told
@@ -35,7 +37,7 @@ def test_the_report_says_how_far_above_the_baselines(quality: Any, capsys: pytes
     assert "infonce - hcl: +0.0300, 95% [+0.0073, +0.0527]: a difference" in told
 
 
-def test_every_row_is_an_experiment_and_is_reported(quality: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rows_have_distinct_parameters_and_are_reported(quality: Any, capsys: pytest.CaptureFixture[str]) -> None:
     params = {name: Params(**{**quality.SETTINGS, **settings}) for name, settings in quality.ROWS.items()}
     assert len(set(params.values())) == len(params)
     quality.report(results(quality, infonce=[0.44, 0.45], byol=[0.40, 0.42]))
@@ -45,7 +47,7 @@ def test_every_row_is_an_experiment_and_is_reported(quality: Any, capsys: pytest
     assert "moco" not in shown
 
 
-def test_another_setting_or_precision_is_another_run(quality: Any) -> None:
+def test_runs_with_other_settings_or_precision_are_distinct(quality: Any) -> None:
     plain = quality.Setup(quality.SETTINGS, "bf16", quality.EPOCHS)
     others = [
         quality.Setup({**quality.SETTINGS, "encoder": "resnet50"}, "bf16", quality.EPOCHS),

@@ -1,4 +1,4 @@
-"""What stands in several places of `deploy/` says the same: versions, names, ports, hosts, variables."""
+"""Values repeated in the files of `deploy/` agree: versions, names, ports, hosts, variables."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ MLFLOW_IN_KUBERNETES = {variable["name"]: variable.get("value") for variable in 
 NODE_IN_KUBERNETES = next(container for container in containers(build("base")) if container["name"] == "ray-head")
 
 
-def test_one_ray_everywhere() -> None:
+def test_ray_version_is_equal_in_images_manifests_and_constraints() -> None:
     (bound,) = (need for need in PROJECT["dependencies"] if need.startswith("ray["))
     version = CONSTRAINTS["ray"]
     assert arguments(DEPLOY / "docker/ray.Dockerfile")["RAY_VERSION"] == version
@@ -54,7 +54,7 @@ def test_one_ray_everywhere() -> None:
     assert version in Requirement(bound).specifier
 
 
-def test_our_images_have_our_version() -> None:
+def test_image_tags_equal_the_project_version() -> None:
     files = [path for pattern in ("*.yaml", "*.md", "*.Dockerfile") for path in DEPLOY.rglob(pattern)]
     texts = [path.read_text() for path in files]
     assert README.count(f"-t orchestrator-ray:{PROJECT['version']}") == 1
@@ -63,12 +63,12 @@ def test_our_images_have_our_version() -> None:
     assert tags | {EXAMPLE["VERSION"]} == {PROJECT["version"]}
 
 
-def test_the_same_database_image_in_both() -> None:
+def test_compose_and_kubernetes_use_the_same_postgres_image() -> None:
     (postgres,) = (container for container in containers(build("base")) if container["name"] == "postgres")
     assert postgres["image"] == SERVICES["postgres"]["image"]
 
 
-def test_runs_and_users_lie_in_the_database_that_is_started() -> None:
+def test_mlflow_uses_the_database_that_compose_and_kubernetes_start() -> None:
     uri = SERVICES["mlflow"]["environment"]["MLFLOW_BACKEND_STORE_URI"]
     assert MLFLOW_IN_KUBERNETES["MLFLOW_BACKEND_STORE_URI"] == uri
     assert f"database_uri = {uri}\n" in (DEPLOY / "docker/auth.ini").read_text()
@@ -87,7 +87,7 @@ def test_runs_and_users_lie_in_the_database_that_is_started() -> None:
 
 
 @pytest.mark.parametrize("where", ["compose", "kubernetes"])
-def test_mlflow_answers_to_the_name_that_the_nodes_call_it(where: str) -> None:
+def test_mlflow_accepts_the_host_name_of_the_nodes_tracking_uri(where: str) -> None:
     if where == "compose":
         uri = SERVICES["ray-head"]["environment"]["MLFLOW_TRACKING_URI"]
         server, port, asked_for = SERVICES["mlflow"]["environment"], 5000, SERVICES["mlflow"]["healthcheck"]["test"]
@@ -112,7 +112,7 @@ def test_mlflow_answers_to_the_name_that_the_nodes_call_it(where: str) -> None:
     assert server["MLFLOW_SERVE_ARTIFACTS"] == "true"
 
 
-def test_kubernetes_names_of_mlflow_are_those_of_its_namespace() -> None:
+def test_mlflow_allows_the_host_names_of_its_kubernetes_namespace() -> None:
     namespace = load((KUBERAY / "base/namespace.yaml").read_text())["metadata"]["name"]
     allowed = MLFLOW_IN_KUBERNETES["MLFLOW_SERVER_ALLOWED_HOSTS"].split(",")
     assert {f"mlflow.{namespace}:5000", f"mlflow.{namespace}.svc.cluster.local:5000"} <= set(allowed)
@@ -120,12 +120,12 @@ def test_kubernetes_names_of_mlflow_are_those_of_its_namespace() -> None:
         assert {each["metadata"].get("namespace", namespace) for each in build(name)} == {namespace}
 
 
-def test_a_team_s_sweep_waits_in_the_team_s_queue() -> None:
+def test_team_sweep_uses_the_kueue_queue_of_the_team() -> None:
     queue = one("overlays/team", "LocalQueue")["metadata"]["name"]
     assert one("overlays/team/sweep", "RayJob")["metadata"]["labels"] == {"kueue.x-k8s.io/queue-name": queue}
 
 
-def test_what_is_set_is_read_by_somebody() -> None:
+def test_every_environment_variable_is_one_that_a_program_reads() -> None:
     """An environment variable with a wrong name is the quietest of all mistakes."""
     package = Path(mlflow.__file__).parent
     read = "\n".join(
@@ -151,7 +151,7 @@ def test_what_is_set_is_read_by_somebody() -> None:
             )
 
 
-def test_nodes_get_the_same_wherever_they_run() -> None:
+def test_nodes_have_equal_variables_and_mounts_in_all_deployments() -> None:
     listed = set(variables(DEPLOY / "nodes/nodes.env.example"))
     assert set(SERVICES["ray-head"]["environment"]) == listed
     image = (DEPLOY / "docker/ray.Dockerfile").read_text()
@@ -169,7 +169,7 @@ def test_nodes_get_the_same_wherever_they_run() -> None:
     assert any(option.endswith(f":{data}") for option in _docker_options("cluster.yaml"))
 
 
-def test_nodes_are_no_administrators_of_mlflow() -> None:
+def test_nodes_do_not_use_the_admin_account_of_mlflow() -> None:
     account = SERVICES["ray-head"]["environment"]["MLFLOW_TRACKING_USERNAME"]
     assert account == SERVICES["mlflow"]["environment"]["MLFLOW_TRACKING_USERNAME"]
     assert account == variables(DEPLOY / "nodes/nodes.env.example")["MLFLOW_TRACKING_USERNAME"] != "admin"
@@ -209,7 +209,7 @@ def test_ports_of_the_cluster_agree() -> None:
     assert (ports["gcs"], ports["dashboard"]) == (6379, 8265)
 
 
-def test_the_page_names_what_is_there() -> None:
+def test_paths_and_secrets_in_the_deploy_readme_exist() -> None:
     for path in re.findall(r"(?:^|[\s`(])(deploy/[\w./-]+)", README):
         made_by_the_reader = path in ("deploy/.env", "deploy/nodes/nodes.env")
         assert made_by_the_reader or (ROOT / path.rstrip(".")).exists(), path
@@ -218,7 +218,7 @@ def test_the_page_names_what_is_there() -> None:
     assert _secrets() <= {*re.findall(r"secret generic ([\w-]+)", README)}
 
 
-def test_every_key_of_a_secret_is_put_into_it() -> None:
+def test_readme_puts_every_referenced_key_into_its_secret() -> None:
     given = README.split("secret generic mlflow-server ")[1].partition("kubectl")[0]
     held = {
         "mlflow-server": {key for names in re.findall(r"\^\(([\w|]+)\)=", given) for key in names.split("|")},
@@ -231,7 +231,7 @@ def test_every_key_of_a_secret_is_put_into_it() -> None:
                 assert source["secretKeyRef"]["key"] in held[source["secretKeyRef"]["name"]], variable["name"]
 
 
-def test_the_page_backs_up_every_volume_that_cannot_be_fetched_again() -> None:
+def test_backup_commands_of_the_readme_cover_database_and_volumes() -> None:
     backup, restore = map("\n".join, commands_after(BACKUP))
     kept = set(compose()["volumes"]) - {"database", "datasets"}  # the first is dumped
     for lines in (backup, restore):
@@ -248,7 +248,7 @@ COPY = re.compile(r"(?:cp|install)[^\n]* deploy/(?:\.env|nodes/nodes\.env)\.exam
 """A command of a page or header that makes a file of passwords from its example."""
 
 
-def test_files_of_passwords_are_made_for_their_owner_alone(tmp_path: Path) -> None:
+def test_files_of_passwords_are_created_with_mode_0600(tmp_path: Path) -> None:
     shutil.copytree(DEPLOY, tmp_path / "deploy", ignore=shutil.ignore_patterns(".env", "nodes.env"))
     files = (path for path in DEPLOY.rglob("*") if path.is_file() and path.name not in (".env", "nodes.env"))
     commands = {command for path in files for command in COPY.findall(path.read_text(errors="ignore"))}
@@ -259,7 +259,7 @@ def test_files_of_passwords_are_made_for_their_owner_alone(tmp_path: Path) -> No
         assert (tmp_path / "deploy" / name).stat().st_mode & 0o777 == 0o600, name
 
 
-def test_the_policy_of_the_nodes_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_policy_of_the_nodes_key_allows_only_the_bucket_of_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a store that checks keys: what nodes do is allowed on the bucket of runs alone."""
     policy = (DEPLOY / "nodes" / "runs-policy.json").read_text()
     runs, artifacts = EXAMPLE["RUNS_BUCKET"], EXAMPLE["ARTIFACTS_BUCKET"]

@@ -1,4 +1,4 @@
-"""Every command that `deploy/` holds is one that Ray or we know, and every example sweep fits its cluster."""
+"""Commands in `deploy/` are valid for Ray or orchestrator, and every example sweep fits its cluster."""
 
 from __future__ import annotations
 
@@ -89,11 +89,11 @@ RAY_STARTS = list(map(tuple, ray_starts()))
 
 
 @pytest.mark.parametrize("words", RAY_STARTS, ids=range(len(RAY_STARTS)))  # Slurm's nodes draw their ports
-def test_ray_knows_every_word_of_ray_start(words: tuple[str, ...]) -> None:
+def test_options_of_every_ray_start_command_are_valid(words: tuple[str, ...]) -> None:
     ray_commands.start.make_context("ray start", list(words))
 
 
-def test_the_port_of_metrics_is_as_the_page_says() -> None:
+def test_metrics_ports_match_the_grafana_readme() -> None:
     text = " ".join((DEPLOY / "grafana" / "README.md").read_text().split())
     assert "In `deploy/` the port is 8080, except under Slurm, where Ray chooses it." in text
     given = [[word for word in words if word.startswith("--metrics-export-port")] for words in RAY_STARTS]
@@ -107,7 +107,7 @@ def test_the_port_of_metrics_is_as_the_page_says() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in BUILDS if name.endswith("sweep")])
-def test_a_sweep_s_command_is_ours_and_fits_its_cluster(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_entrypoint_of_a_sweep_is_valid_and_uses_its_whole_cluster(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     run, words = entrypoint(name)
     assert NAME.fullmatch(run)
     assert "--name" not in words, "orchestrator.jobs.durable adds it"
@@ -117,7 +117,7 @@ def test_a_sweep_s_command_is_ours_and_fits_its_cluster(name: str, monkeypatch: 
     assert at_once == sum(node[device] for node in nodes), "devices lie idle"
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_resources_that_exceed_the_cluster_are_refused() -> None:
     nodes = shapes()
     assert connection.check_fit(nodes["overlays/team/sweep"], Resources(workers=4, gpus_per_worker=1)) == 1
     with pytest.raises(UserError, match="too small"):
@@ -126,7 +126,7 @@ def test_what_does_not_fit_is_refused() -> None:
         connection.check_fit(nodes["overlays/single-gpu"], Resources(cpus_per_worker=5))
 
 
-def test_a_cluster_that_stays_is_never_without_a_worker() -> None:
+def test_every_cluster_keeps_at_least_one_worker() -> None:
     """A sweep sizes itself by the nodes that are there, and one that finds none is refused."""
     for name, nodes in shapes().items():
         on_cpus = "cpu" in name or name.endswith("serve")
@@ -141,7 +141,7 @@ COMMANDS = [line.strip() for line in README.splitlines() if line.strip().startsw
 
 
 @pytest.mark.parametrize("line", COMMANDS)
-def test_the_page_s_commands_are_ours(line: str) -> None:
+def test_commands_of_the_readme_are_valid(line: str) -> None:
     words = shlex.split(line, comments=True)[1:]
     _parse(words)
     if words[0] == "submit":
@@ -149,7 +149,7 @@ def test_the_page_s_commands_are_ours(line: str) -> None:
 
 
 @pytest.mark.parametrize("line", [line for line in COMMANDS if "-- sweep " in line])
-def test_the_page_s_sweeps_fit_every_cluster(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sweeps_of_the_readme_fit_every_cluster(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     words = shlex.split(line, comments=True)[shlex.split(line).index("--") + 1 :]
     specs: dict[float, SweepSpec] = {}
     for name, nodes in shapes().items():

@@ -1,4 +1,4 @@
-"""The compose files against compose's own schema, and what makes them fit to be left running."""
+"""The compose files: compose's schema, variables, secrets, limits, rights, health checks, dependencies."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def schema() -> jsonschema.protocols.Validator:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_it_is_what_the_specification_says(schema: jsonschema.protocols.Validator, name: str) -> None:
+def test_compose_file_is_valid_by_the_specification(schema: jsonschema.protocols.Validator, name: str) -> None:
     schema.validate(filled(compose(name), GIVEN))
 
 
@@ -49,12 +49,12 @@ def test_every_variable_is_in_the_example_and_must_have_a_value() -> None:
 @pytest.mark.parametrize(
     "name", sorted({name for name, _, _ in VARIABLE.findall((DEPLOY / "compose.yaml").read_text())})
 )
-def test_a_variable_that_was_forgotten_is_named(name: str) -> None:
+def test_missing_variable_raises_an_error_that_names_it(name: str) -> None:
     with pytest.raises(KeyError, match=name):
         filled(compose(), {other: value for other, value in GIVEN.items() if other != name})
 
 
-def test_only_the_endpoints_may_be_empty_which_is_aws() -> None:
+def test_only_the_s3_endpoints_may_be_empty() -> None:
     assert filled(compose(), {**GIVEN, "S3_ENDPOINT": "", "ARTIFACTS_ENDPOINT": ""})
     for name in set(GIVEN) - {"S3_ENDPOINT", "ARTIFACTS_ENDPOINT", "COMPOSE_PROFILES"}:
         with pytest.raises(KeyError):
@@ -72,7 +72,7 @@ def test_secrets_come_from_the_environment_and_the_example_holds_none() -> None:
         assert not (SECRET.search(name) or name.endswith("_KEY")) or not value, f"{name} has a value in .env.example"
 
 
-def test_services_that_an_override_of_the_builds_patches_keep_their_names() -> None:
+def test_services_that_are_built_keep_their_names() -> None:
     """Anyone behind a proxy lays a file over this one, which names the services that are built."""
     built = {name for name, service in SERVICES.items() if "build" in service}
     assert built == {"mlflow", "ray-head", "ray-worker", "buckets"}
@@ -93,7 +93,7 @@ def test_each_service_has_limits_and_a_read_only_root() -> None:
             assert place.startswith("/"), name
 
 
-def test_no_service_has_more_rights_than_it_needs() -> None:
+def test_services_drop_all_capabilities_except_those_of_postgres() -> None:
     assert all(service["cap_drop"] == ["ALL"] for service in SERVICES.values())
     added = {name: set(service["cap_add"]) for name, service in SERVICES.items() if "cap_add" in service}
     assert added == {"postgres": {"CHOWN", "DAC_OVERRIDE", "FOWNER", "SETGID", "SETUID"}}
@@ -105,7 +105,7 @@ def test_images_are_pinned() -> None:
         assert re.match(r"\d+\.\d+", tag), f"{name}: {service['image']}"
 
 
-def test_nothing_listens_beyond_loopback() -> None:
+def test_published_ports_are_bound_to_loopback() -> None:
     for service in SERVICES.values():
         assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ()))
         assert service.get("network_mode") is None
@@ -113,7 +113,7 @@ def test_nothing_listens_beyond_loopback() -> None:
         assert "no-new-privileges:true" in service["security_opt"]
 
 
-def test_what_runs_on_is_asked_by_its_own_name_whether_it_works() -> None:
+def test_health_check_of_each_permanent_service_uses_its_own_name() -> None:
     for name, service in SERVICES.items():
         if service["restart"] == "no":
             continue
@@ -124,7 +124,7 @@ def test_what_runs_on_is_asked_by_its_own_name_whether_it_works() -> None:
     assert "/api/2.0/mlflow/" in SERVICES["mlflow"]["healthcheck"]["test"][-1], "/health hides the host check"
 
 
-def test_each_waits_for_what_it_needs() -> None:
+def test_services_depend_on_the_services_they_need() -> None:
     needs = {name: service.get("depends_on", {}) for name, service in SERVICES.items()}
     assert needs["buckets"] == {"s3": {"condition": "service_healthy", "required": False}}
     assert needs["artifacts-bucket"] == {"artifacts": {"condition": "service_healthy", "required": False}}
@@ -139,12 +139,12 @@ def test_each_waits_for_what_it_needs() -> None:
     assert needs["ray-worker"] == {"ray-head": {"condition": "service_healthy"}}
 
 
-def test_the_store_of_the_stack_can_be_left_away() -> None:
+def test_object_stores_are_optional_profiles() -> None:
     assert [name for name, service in SERVICES.items() if service.get("profiles")] == ["s3", "artifacts"]
     assert EXAMPLE["COMPOSE_PROFILES"] == "s3"
 
 
-def test_head_and_workers_are_the_same_but_for_what_they_start() -> None:
+def test_ray_head_and_workers_share_image_environment_and_volumes() -> None:
     def common(service: Manifest) -> dict[str, Any]:
         return {key: service[key] for key in ("image", "build", "environment", "volumes", "shm_size", "init")}
 

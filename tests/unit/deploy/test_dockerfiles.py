@@ -1,4 +1,4 @@
-"""The Dockerfiles: pinned bases, nobody is root, our versions, nothing in the context but what is copied."""
+"""The Dockerfiles: pinned bases, unprivileged users, pinned packages, and a minimal build context."""
 
 from __future__ import annotations
 
@@ -44,21 +44,21 @@ def copied(dockerfile: Path) -> list[str]:
     return [path for value in sources for path in value.split()[:-1] if not path.startswith("--")]
 
 
-def test_there_are_two() -> None:
+def test_dockerfiles_are_those_of_mlflow_and_ray() -> None:
     assert [file.stem for file in DOCKERFILES] == ["mlflow", "ray"]
 
 
-def test_bases_are_pinned() -> None:
+def test_base_images_are_pinned() -> None:
     for dockerfile in DOCKERFILES:
         assert re.search(r":\d+\.\d+\.\d+-", base(dockerfile)), base(dockerfile)
 
 
-def test_python_is_one_that_the_project_allows() -> None:
+def test_python_of_the_base_images_is_3_11() -> None:
     found = [re.search(r"py(3)(\d+)|python:(3)\.(\d+)", base(dockerfile)) for dockerfile in DOCKERFILES]
     assert {tuple(filter(None, match.groups())) for match in found if match} == {("3", "11")}
 
 
-def test_nobody_is_root() -> None:
+def test_images_run_as_an_unprivileged_numeric_user() -> None:
     for dockerfile in DOCKERFILES:
         users = [value for word, value in instructions(dockerfile) if word == "USER"]
         # A number: Kubernetes cannot tell of a name that it is not root's.
@@ -66,7 +66,7 @@ def test_nobody_is_root() -> None:
 
 
 @pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda file: file.stem)
-def test_the_context_is_what_is_copied(dockerfile: Path) -> None:
+def test_build_context_contains_only_the_copied_files(dockerfile: Path) -> None:
     lines = dockerfile.with_name(f"{dockerfile.name}.dockerignore").read_text().splitlines()
     rules = [line for line in lines if line and not line.startswith("#")]
     assert rules[0] == "*", "all is left out but what is named"
@@ -75,7 +75,7 @@ def test_the_context_is_what_is_copied(dockerfile: Path) -> None:
         assert (ROOT / source).exists()
 
 
-def test_nothing_is_installed_in_a_version_of_its_own() -> None:
+def test_pip_installs_use_the_constraints_file() -> None:
     for dockerfile in DOCKERFILES:
         for word, value in instructions(dockerfile):
             if word == "RUN" and "pip install" in value:
@@ -86,7 +86,7 @@ def test_nothing_is_installed_in_a_version_of_its_own() -> None:
     assert {canonicalize_name(need.name) for need in named} | {"flask-wtf"} <= set(CONSTRAINTS)
 
 
-def test_the_training_image_has_all_that_the_project_needs() -> None:
+def test_packages_of_the_training_image_are_pinned_by_the_constraints() -> None:
     install = next(
         value for _, value in instructions(DEPLOY / "docker/ray.Dockerfile") if "requirements.py train" in value
     )

@@ -39,7 +39,7 @@ RAY = {name: manifest for name, manifest in MANIFESTS.items() if manifest["kind"
 
 
 @pytest.mark.parametrize("name", MANIFESTS)
-def test_every_manifest_is_what_its_schema_says(name: str) -> None:
+def test_every_manifest_is_valid_by_its_schema(name: str) -> None:
     schemas.check(MANIFESTS[name])
 
 
@@ -59,7 +59,7 @@ def test_a_misspelt_key_anywhere_is_caught(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", RAY)
-def test_the_operators_refuse_nothing(name: str) -> None:
+def test_manifests_satisfy_the_rules_of_the_operators(name: str) -> None:
     assert schemas.operator_rules(RAY[name]) == []
 
 
@@ -81,7 +81,7 @@ def test_the_operators_refuse_nothing(name: str) -> None:
         ("spec/rayClusterSpec/workerGroupSpecs", [{"template": {}}] * 8, "seven"),
     ],
 )
-def test_what_the_operators_refuse_is_caught(path: str, value: Any, says: str) -> None:
+def test_violated_rule_of_an_operator_is_reported(path: str, value: Any, says: str) -> None:
     job = copy.deepcopy(one("overlays/team/sweep", "RayJob"))
     *steps, last = path.split("/")
     target = job
@@ -94,7 +94,7 @@ def test_what_the_operators_refuse_is_caught(path: str, value: Any, says: str) -
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl, which has kustomize in it, is not installed")
 @pytest.mark.parametrize("name", BUILDS)
-def test_kustomize_itself_builds_the_same(name: str) -> None:
+def test_kubectl_kustomize_builds_the_same_manifests(name: str) -> None:
     done = subprocess.run(["kubectl", "kustomize", KUBERAY / name], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
@@ -124,7 +124,7 @@ def test_pods_are_restricted_and_hold_no_secret(name: str) -> None:
     assert MANIFESTS[name]["kind"] != "Secret"
 
 
-def test_no_pod_can_fill_its_node() -> None:
+def test_volume_sizes_and_requests_are_within_the_limits_of_a_pod() -> None:
     """The volumes on a node's disk have sizes that the pod's limit covers; requests are not above limits."""
     for name, manifest in MANIFESTS.items():
         for pod in pods(manifest):
@@ -139,7 +139,7 @@ def test_no_pod_can_fill_its_node() -> None:
                     assert _number(request) <= _number(container["resources"]["limits"][resource]), (name, resource)
 
 
-def test_the_autoscaler_alone_has_a_token_of_kubernetes() -> None:
+def test_only_the_autoscaler_has_a_kubernetes_token() -> None:
     """The head runs the drivers of jobs, which would read it."""
     for name, manifest in MANIFESTS.items():
         for pod in pods(manifest):
@@ -167,7 +167,7 @@ def test_the_autoscaler_alone_has_a_token_of_kubernetes() -> None:
 
 
 @pytest.mark.parametrize(("name", "gpus"), [("gpu-nodes", "8"), ("rdma", "8")])
-def test_nodes_of_several_gpus(name: str, gpus: str) -> None:
+def test_pod_of_a_multi_gpu_node_takes_all_gpus_and_shared_memory(name: str, gpus: str) -> None:
     """One pod takes a whole node, with shared memory for NCCL and loaders; the nodes of rdma reach each other by it."""
     for spec in (*ray_clusters(f"overlays/{name}"), *ray_clusters(f"overlays/{name}/sweep")):
         (group,) = spec["workerGroupSpecs"]
@@ -201,7 +201,7 @@ def test_every_ray_node_has_shared_memory_the_data_and_the_credentials() -> None
             assert container["envFrom"] == [{"secretRef": {"name": "training"}}], name
 
 
-def test_a_sweep_cleans_up_and_ends_before_its_deadline_does_it() -> None:
+def test_sweep_job_shuts_down_and_ends_before_its_deadline() -> None:
     for name in BUILDS:
         if not name.endswith("sweep"):
             continue
@@ -214,7 +214,7 @@ def test_a_sweep_cleans_up_and_ends_before_its_deadline_does_it() -> None:
         assert spec["preRunningDeadlineSeconds"] < spec["activeDeadlineSeconds"]
 
 
-def test_the_cluster_of_a_sweep_has_the_nodes_of_the_cluster_that_stays() -> None:
+def test_sweep_cluster_has_the_pod_templates_of_the_permanent_cluster() -> None:
     """The pod templates stand in two files: kustomize cannot share them."""
     for name in ("", "overlays/cpu/", "overlays/single-gpu/", "overlays/gpu-nodes/", "overlays/rdma/"):
         here, there = name.rstrip("/") or "base", f"{name}sweep"
@@ -227,7 +227,7 @@ def test_the_cluster_of_a_sweep_has_the_nodes_of_the_cluster_that_stays() -> Non
         assert stays["template"] == comes["template"]
 
 
-def test_a_pod_is_called_by_those_named_alone() -> None:
+def test_network_policies_allow_only_the_named_callers() -> None:
     policies = {
         policy["metadata"]["name"]: policy["spec"] for policy in build("base") if policy["kind"] == "NetworkPolicy"
     }
@@ -274,7 +274,7 @@ def _templates(value: Any) -> list[Manifest]:
     return [found for inner in value for found in _templates(inner)] if isinstance(value, list) else []
 
 
-def test_the_service_runs_what_the_command_runs() -> None:
+def test_arguments_of_the_ray_service_are_those_of_its_application() -> None:
     (application,) = load(one("serve", "RayService")["spec"]["serveConfigV2"])["applications"]
     module, _, name = application["import_path"].partition(":")
     tree = ast.parse((ROOT / f"{module.replace('.', '/')}.py").read_text())  # importing it needs ray[serve]
@@ -290,17 +290,17 @@ def test_a_team_s_images_are_from_its_registry() -> None:
         assert all(image.startswith("registry.example.com/ml/") for image in ours), ours
 
 
-def test_the_page_names_every_folder_that_serves() -> None:
+def test_readme_names_every_serve_folder() -> None:
     assert all(f"deploy/kuberay/{name}`" in README for name in BUILDS if name.endswith("serve"))
 
 
-def test_every_ray_cluster_asks_for_a_token() -> None:
+def test_every_ray_cluster_requires_a_token() -> None:
     for name in BUILDS:
         for spec in ray_clusters(name):
             assert spec["authOptions"] == {"mode": "token"}, name
 
 
-def test_the_served_models_can_be_asked() -> None:
+def test_network_policy_allows_requests_to_the_serve_port() -> None:
     policy = one("serve", "NetworkPolicy")["spec"]
     service = one("serve", "RayService")["spec"]["rayClusterConfig"]
     groups = [service["headGroupSpec"], *service["workerGroupSpecs"]]

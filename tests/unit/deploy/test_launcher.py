@@ -1,4 +1,4 @@
-"""The files of Ray's cluster launcher, through the very functions that `ray up` reads them with."""
+"""The files of Ray's cluster launcher, read with the functions of `ray up`."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def check(config: Manifest) -> Manifest:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_the_launcher_takes_it(name: str) -> None:
+def test_launcher_accepts_the_cluster_file(name: str) -> None:
     complete = check(read(name))
     assert complete["max_workers"] == sum(kind["max_workers"] for kind in complete["available_node_types"].values())
 
@@ -65,7 +65,7 @@ def test_a_misspelt_key_is_caught(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_machines_that_idle_are_given_back_and_keys_stay_at_home(name: str) -> None:
+def test_idle_machines_end_and_files_of_secrets_are_not_copied(name: str) -> None:
     config = read(name)
     assert 0 < config["idle_timeout_minutes"] <= 60
     assert {"**/.git/**", "**/.venv/**", "**/data/**", "**/.env"} <= set(config["rsync_exclude"])
@@ -73,7 +73,7 @@ def test_machines_that_idle_are_given_back_and_keys_stay_at_home(name: str) -> N
     assert {"--cap-drop=ALL", "--security-opt=no-new-privileges"} <= set(config["docker"]["run_options"])
 
 
-def test_only_the_head_has_rights_in_aws_and_those_of_its_profile() -> None:
+def test_only_the_head_has_an_aws_instance_profile() -> None:
     config = read("cluster-aws.yaml")
     profiles = {kind: each["node_config"].get("IamInstanceProfile") for kind, each in _kinds(config).items()}
     assert profiles == {config["head_node_type"]: {"Name": "orchestrator-head"}, "gpu": None}
@@ -91,7 +91,7 @@ def test_only_the_head_has_rights_in_aws_and_those_of_its_profile() -> None:
 
 
 @pytest.mark.slow
-def test_the_policy_of_the_head_is_what_the_autoscaler_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_policy_of_the_head_allows_only_the_calls_of_the_autoscaler(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray's own calls against moto, which checks the actions alone: it knows no resource and no condition of EC2."""
     config = read("cluster-aws.yaml")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "administrator")
@@ -128,7 +128,7 @@ def test_the_policy_of_the_head_is_what_the_autoscaler_does(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_every_node_reads_the_token_and_nothing_of_it_stands_in_a_command(name: str) -> None:
+def test_nodes_read_the_token_from_a_file_and_not_from_a_command(name: str) -> None:
     config = read(name)
     assert config["file_mounts"] == {"/home/ray/nodes": "deploy/nodes"}
     assert (ROOT / "deploy/nodes/nodes.env.example").is_file()
@@ -141,7 +141,7 @@ def test_every_node_reads_the_token_and_nothing_of_it_stands_in_a_command(name: 
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_the_head_trains_nothing_and_its_dashboard_is_on_loopback(name: str) -> None:
+def test_head_has_no_cpus_and_its_dashboard_is_on_loopback(name: str) -> None:
     config = read(name)
     (head,) = (command for command in _starts(config) if "--head" in command)
     words = shlex.split(head)
@@ -152,7 +152,7 @@ def test_the_head_trains_nothing_and_its_dashboard_is_on_loopback(name: str) -> 
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize(("hard", "files"), [(4096, 4096), (None, 65536)])
-def test_open_files_are_as_many_as_the_machine_allows(name: str, hard: int | None, files: int) -> None:
+def test_limit_of_open_files_is_raised_to_the_allowed_maximum(name: str, hard: int | None, files: int) -> None:
     """Where the hard limit is lower, as in rootless Docker, Ray starts with that."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     lower = "ulimit -Sn 1024;" + (f"ulimit -Hn {hard};" if hard else "")
@@ -164,7 +164,7 @@ def test_open_files_are_as_many_as_the_machine_allows(name: str, hard: int | Non
         assert int(done.stdout) == (files if most == resource.RLIM_INFINITY else min(files, most))
 
 
-def test_ignored_by_git() -> None:
+def test_files_of_passwords_are_ignored_by_git() -> None:
     assert (DEPLOY / ".gitignore").read_text().split() == [".env", "nodes/nodes.env"]
 
 

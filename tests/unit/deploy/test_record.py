@@ -41,7 +41,7 @@ def test_each_test_keeps_the_line_of_its_last_run() -> None:
     assert record.updated(second, [report(DOCTOR, "passed")]).count(DOCTOR) == 1
 
 
-def test_the_pages_refer_to_it_and_it_names_no_machine() -> None:
+def test_deploy_pages_link_the_record_and_it_contains_no_local_path() -> None:
     text = (ROOT / "docs" / "deploy-last-run.txt").read_text()
     assert record.updated(text, []) == text
     assert not re.search(r"(?<![\w:/.])/(?:tmp|root|home|work|usr)/", text)
@@ -52,7 +52,7 @@ def test_the_pages_refer_to_it_and_it_names_no_machine() -> None:
 
 
 @pytest.mark.parametrize("name", ["compose", "dist", "slurm"])
-def test_a_part_may_take_an_hour(name: str) -> None:
+def test_deploy_test_modules_have_a_timeout_of_an_hour(name: str) -> None:
     """The other tests' limit ends a first build of the images."""
     module = importlib.import_module(f"tests.deploy.test_{name}")
     marks = {mark.name: mark.args for mark in module.pytestmark}

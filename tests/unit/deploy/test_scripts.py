@@ -1,4 +1,4 @@
-"""What the deployments run in addition to the commands: retries, health, buckets, the account of the training nodes."""
+"""Scripts of the deployments: durable retries, health checks, buckets, the account of the training nodes."""
 
 from __future__ import annotations
 
@@ -102,7 +102,9 @@ BEGIN, GO_ON = "sweep recommender --trials 2 --name mf", "sweep --resume mf"
         pytest.param(None, 3, 0, [], 3, id="a storage that is away begins nothing"),
     ],
 )
-def test_durable(tmp_path: Path, standing: str | None, status_code: int, code: int, then: list[str], ends: int) -> None:
+def test_durable_starts_resumes_or_skips_a_run_by_its_status(
+    tmp_path: Path, standing: str | None, status_code: int, code: int, then: list[str], ends: int
+) -> None:
     commands = Commands(tmp_path)
     record = {"status": standing, "exit_code": status_code, "command": f"orchestrator {BEGIN}"}
     commands.answer(json.dumps(record) if standing else "", status_code, code)
@@ -110,7 +112,7 @@ def test_durable(tmp_path: Path, standing: str | None, status_code: int, code: i
     assert commands.asked() == ["status mf --wait --json", *then]
 
 
-def test_durable_as_a_process(tmp_path: Path) -> None:
+def test_durable_resumes_an_interrupted_run_as_a_process(tmp_path: Path) -> None:
     commands = Commands(tmp_path)
     commands.answer(json.dumps({"status": "interrupted", "command": f"orchestrator {BEGIN}"}), 130, 1)
     assert commands.durable_process("mf", "sweep", "recommender", "--trials", "2") == 1
@@ -118,7 +120,7 @@ def test_durable_as_a_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("storage", ["--storage /st", "--storage=/st"])
-def test_durable_names_the_addresses_of_its_command(tmp_path: Path, storage: str) -> None:
+def test_durable_passes_the_addresses_of_its_command_to_a_resume(tmp_path: Path, storage: str) -> None:
     words = f"recommender epochs=2 --tracking none {storage} --experiment e --local --ray-address=ray:1"
     commands = Commands(tmp_path)
     commands.answer(json.dumps({"status": "lost", "command": f"orchestrator run {words} --name mf"}), 1, 0)
@@ -165,7 +167,7 @@ def server() -> Iterator[tuple[str, list[dict[str, str | None]]]]:
         yield f"{url}/api", heard
 
 
-def test_health_asks_as_a_client_would(
+def test_health_check_sends_host_and_credentials_and_reports_a_failure(
     server: tuple[str, list[dict[str, str | None]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url, heard = server
@@ -185,7 +187,7 @@ def test_health_asks_as_a_client_would(
 
 
 @pytest.mark.parametrize("region", ["us-east-1", "eu-central-1"])
-def test_buckets_are_made_once(region: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_existing_buckets_are_kept_when_buckets_are_created(region: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"DEFAULT_REGION": region, "ACCESS_KEY_ID": "a", "SECRET_ACCESS_KEY": "b"}.items():
         monkeypatch.setenv(f"AWS_{name}", value)
     with mock_aws():
@@ -197,7 +199,7 @@ def test_buckets_are_made_once(region: str, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.slow
-def test_the_account_of_training_is_no_administrator_and_takes_a_new_password(
+def test_training_account_is_not_an_admin_and_its_password_can_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = (SCRIPTS / "auth.ini").read_text()

@@ -1,4 +1,4 @@
-"""Slurm's scripts without Slurm: their syntax, what they tell sbatch and Ray. ``make test-deploy`` runs them."""
+"""Slurm's scripts without Slurm: syntax, options of sbatch and Ray. ``make test-deploy`` runs them."""
 
 from __future__ import annotations
 
@@ -71,11 +71,11 @@ def memory(folder: Path, **variables: str) -> list[int]:
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
-def test_the_syntax(script: Path) -> None:
+def test_script_has_valid_bash_syntax(script: Path) -> None:
     subprocess.run(["bash", "-n", script], check=True)
 
 
-def test_both_jobs_tell_sbatch_the_same() -> None:
+def test_both_job_scripts_have_equal_sbatch_options() -> None:
     orchestrator, array = (
         [line for line in (FOLDER / name).read_text().splitlines() if line.startswith("#SBATCH")]
         for name in ("orchestrator.sbatch", "array.sbatch")
@@ -84,18 +84,18 @@ def test_both_jobs_tell_sbatch_the_same() -> None:
     assert len(orchestrator) == 5
 
 
-def test_ray_is_told_the_job_s_memory(tmp_path: Path) -> None:
+def test_ray_gets_the_memory_of_the_slurm_job(tmp_path: Path) -> None:
     assert memory(tmp_path, SLURM_MEM_PER_NODE="8000") == [5600 * MIB, 1600 * MIB]
     assert memory(tmp_path, SLURM_MEM_PER_CPU="2000") == [5600 * MIB, 1600 * MIB]  # 4 CPUs
     assert memory(tmp_path, SLURM_MEM_PER_CPU="4000", SLURM_CPUS_PER_TASK="2") == [5600 * MIB, 1600 * MIB]
 
 
 @pytest.mark.parametrize("variables", [{}, {"SLURM_MEM_PER_NODE": "0"}, {"SLURM_MEM_PER_CPU": "0"}], ids=str)
-def test_without_a_limit_ray_takes_the_machine_s(variables: dict[str, str], tmp_path: Path) -> None:
+def test_ray_gets_no_memory_option_without_a_slurm_limit(variables: dict[str, str], tmp_path: Path) -> None:
     assert memory(tmp_path, **variables) == []
 
 
-def test_no_other_user_enters_ray_s_folder(tmp_path: Path) -> None:
+def test_temporary_folder_of_ray_is_private_and_removed(tmp_path: Path) -> None:
     """Ray gives the folder with its sockets mode 0777."""
     printed = node(tmp_path, SLURM_NODEID="1")
     folder = next(word for word in printed if word.startswith("--temp-dir=")).removeprefix("--temp-dir=")
@@ -131,7 +131,7 @@ def test_the_second_node_requeues_a_job_whose_head_was_lost(
 
 
 @pytest.mark.parametrize("number", ["0", "1"])
-def test_a_node_that_starts_too_slowly_tries_again(number: str, tmp_path: Path) -> None:
+def test_failed_ray_start_is_retried_while_the_head_answers(number: str, tmp_path: Path) -> None:
     printed = node(tmp_path, SLURM_NODEID=number, START="1")
     assert printed.count("start") == 3
     assert "scontrol requeue test" not in printed, "the head answers"

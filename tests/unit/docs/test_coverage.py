@@ -11,11 +11,11 @@ from tests.support import coverage_page
 from tests.support.coverage_page import Part, Row
 
 
-def test_the_page_is_current() -> None:
+def test_coverage_page_is_current() -> None:
     assert coverage_page.PAGE.read_text(encoding="utf-8") == coverage_page.page(), f"run: {coverage_page.COMMAND}"
 
 
-def test_every_row_names_what_exists_and_every_stored_result_has_a_row() -> None:
+def test_coverage_rows_name_existing_objects_and_every_result_has_a_row() -> None:
     assert list(coverage_page.faults()) == []
 
 
@@ -46,7 +46,7 @@ RIGHT = Row(
         (replace(RIGHT, item="Algorithm 2 with LightGCN (ours)", verdict="upheld"), "no source claims it"),
     ],
 )
-def test_a_row_that_names_nothing_is_found(row: Row, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_faulty_row_of_the_coverage_page_is_reported(row: Row, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def of_row(one: Row) -> list[str]:
         monkeypatch.setattr(coverage_page, "parts", lambda: (Part("one", (one,)),))
         return [text for text in coverage_page.faults() if text.startswith("Algorithm 2")]
@@ -56,7 +56,7 @@ def test_a_row_that_names_nothing_is_found(row: Row, fault: str, monkeypatch: py
     assert fault in found
 
 
-def test_a_stored_result_without_a_row_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stored_or_published_result_without_a_row_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "published").mkdir()
     (tmp_path / "published" / "new.md").touch()
     monkeypatch.setattr(coverage_page, "RESULTS", tmp_path)

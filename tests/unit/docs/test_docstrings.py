@@ -1,4 +1,4 @@
-"""What a formula takes and gives is said where it stands."""
+"""Docstrings of losses and metrics state shapes, and presets of the example have docstrings."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ FORMULAS = dict(_formulas())
 
 
 @pytest.mark.parametrize("name", FORMULAS)
-def test_a_loss_or_metric_says_its_shapes(name: str) -> None:
+def test_docstring_of_each_loss_and_metric_states_shapes(name: str) -> None:
     assert SHAPE.search(FORMULAS[name])
 
 
-def test_a_preset_of_the_example_says_what_it_searches() -> None:
+def test_presets_of_the_linreg_example_have_docstrings() -> None:
     tree = ast.parse((ROOT / "examples" / "linreg" / "linreg" / "spaces.py").read_text())
     presets = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
     assert presets

@@ -1,4 +1,4 @@
-"""Tags of errata and their entries are the same, and every README says where they are."""
+"""Errata tags in code and pages match the entries of docs/errata.md, and READMEs link to them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_every_tag_has_an_entry_and_every_entry_is_referred_to() -> None:
     assert set(entries) <= set(used)
 
 
-def test_an_entry_says_what_is_there_and_what_is_done() -> None:
+def test_errata_entries_have_an_arrow_and_at_most_five_lines() -> None:
     for entry in re.split(r"^- (?=\*\*E-)", ERRATA.read_text(), flags=re.MULTILINE)[1:]:
         text = entry.partition("\n\n")[0]
         assert "→" in text, text
@@ -43,13 +43,13 @@ def test_an_entry_says_what_is_there_and_what_is_done() -> None:
 
 
 @pytest.mark.parametrize("folder", WORKLOADS, ids=lambda folder: folder.name)
-def test_a_workloads_readme_says_where_sources_and_tags_are(folder: Path) -> None:
+def test_workload_readme_links_sources_and_errata(folder: Path) -> None:
     text = (folder / "README.md").read_text()
     assert "../../docs/sources.md" in text
     assert "../../docs/errata.md" in text
 
 
-def test_a_range_of_decisions_ends_with_the_last_tag() -> None:
+def test_tag_range_in_a_workload_readme_ends_with_the_last_tag() -> None:
     entries = re.findall(r"^- \*\*(E-[A-Z]+)(\d+)\*\* ", ERRATA.read_text(), re.MULTILINE)
     last = {group: int(number) for group, number in sorted(entries, key=lambda entry: int(entry[1]))}
     ranges = [
@@ -62,6 +62,6 @@ def test_a_range_of_decisions_ends_with_the_last_tag() -> None:
         assert number == last[group], name
 
 
-def test_the_first_page_and_the_results_say_so_too() -> None:
+def test_readme_and_results_page_link_sources_and_errata() -> None:
     for name in ("README.md", "RESULTS.md"):
         assert {"docs/sources.md", "docs/errata.md"} <= set(re.findall(r"\]\(([^)]*)\)", (ROOT / name).read_text()))

@@ -28,14 +28,14 @@ def make_test(folder: Path, unit: str, integration: str) -> tuple[list[str], sub
 
 
 @pytest.mark.parametrize(("unit", "integration"), [(0, 0), (1, 0), (0, 1), (1, 3), (4, 1)], ids=str)
-def test_both_parts_run_and_a_failure_of_either_counts(unit: int, integration: int, tmp_path: Path) -> None:
+def test_make_test_runs_both_parts_and_fails_if_either_fails(unit: int, integration: int, tmp_path: Path) -> None:
     parts, done = make_test(tmp_path, f"exit {unit}", f"exit {integration}")
     assert sorted(parts) == ["tests/integration", "tests/unit"]
     assert (done.returncode == 0) == (unit == integration == 0)
     assert all(f"Error {code}" in done.stderr for code in (unit, integration) if code)
 
 
-def test_both_parts_run_at_the_same_time(tmp_path: Path) -> None:
+def test_make_test_runs_both_parts_at_the_same_time(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)  # a reader and a writer wait for each other
     _, done = make_test(tmp_path, f"cat {pipe}", f"echo met > {pipe}")
@@ -43,14 +43,14 @@ def test_both_parts_run_at_the_same_time(tmp_path: Path) -> None:
     assert "met" in done.stdout
 
 
-def test_ctrl_c_ends_both(tmp_path: Path) -> None:
+def test_ctrl_c_ends_both_parts_of_make_test(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     _, done = make_test(tmp_path, f"cat {pipe}; trap 'exit 2' INT; kill -INT 0", f"echo met > {pipe}; exec sleep 1000")
     assert done.returncode != 0
 
 
-def test_dist_needs_no_environment_that_trains(tmp_path: Path) -> None:
+def test_make_dist_does_not_use_the_training_environment(tmp_path: Path) -> None:
     """A laptop builds the client with it."""
     words = ["make", "-C", str(ROOT), "--dry-run", "dist", f"TOOLS={tmp_path}", f"VENV={tmp_path}/none"]
     printed = subprocess.run(words, capture_output=True, text=True, check=True, timeout=100).stdout

@@ -83,7 +83,7 @@ def test_every_listed_number_is_on_its_page_and_follows_from_stored_ones() -> No
 
 
 @pytest.mark.parametrize("page", RESULT_PAGES)
-def test_a_miss_has_its_size(page: str) -> None:
+def test_results_page_marks_no_miss_without_its_size(page: str) -> None:
     assert "**below**" not in "\n".join(lines(page))
 
 
@@ -102,7 +102,7 @@ def test_a_miss_has_its_size(page: str) -> None:
         ("by .070 and", "by .076 and"),
     ],
 )
-def test_a_wrong_digit_is_found(right: str, wrong: str) -> None:
+def test_wrong_digit_on_a_results_page_is_reported(right: str, wrong: str) -> None:
     texts = {page: "\n".join(lines(page)) for page in RESULT_PAGES}
     with_it = [page for page, text in texts.items() if right in text]
     assert with_it
@@ -152,7 +152,7 @@ def folder(tmp_path: Path) -> Path:
         ("```\n.123\n```\n    .456\n## Files\n.789", []),
     ],
 )
-def test_what_a_page_may_say(folder: Path, text: str, wrong: list[str]) -> None:
+def test_page_numbers_that_no_named_result_contains_are_reported(folder: Path, text: str, wrong: list[str]) -> None:
     artefacts = Artefacts(folder)
     assert [str(one) for one in quoted(text, artefacts) if not artefacts.have(one)] == wrong
 
@@ -170,13 +170,13 @@ def test_every_published_result_has_its_command_its_commit_and_its_date() -> Non
         assert re.search(stored + r"|^Written at \d{4}-\d\d-\d\dT\S+ by .+\.$", text, re.MULTILINE), file.name
 
 
-def test_growth_of_costs_is_as_measured() -> None:
+def test_growth_table_matches_the_measured_costs() -> None:
     text = growth_table.PAGE.read_text()
     assert growth_table.page(text) == text, "run: python -m tests.support.growth_table"
 
 
 @pytest.mark.parametrize(("file", "name"), thesis_tables.BLOCKS)
-def test_tables_of_the_thesis_are_those_that_are_stored(file: str, name: str) -> None:
+def test_thesis_tables_match_the_stored_results(file: str, name: str) -> None:
     text = (ROOT / file).read_text(encoding="utf-8")
     block = thesis_tables.BLOCKS[file, name]()
     assert thesis_tables.page(text, name, block) == text, "run: python -m tests.support.thesis_tables"
@@ -197,13 +197,13 @@ def test_a_missed_value_is_marked(mean: float, published: float | None, cells: s
 
 
 @pytest.mark.parametrize("name", trial_cost.BLOCKS)
-def test_what_a_trial_costs_is_as_measured(name: str) -> None:
+def test_trial_cost_block_matches_the_measurements(name: str) -> None:
     text = "\n".join(lines(name)) + "\n"
     block = trial_cost.BLOCKS[name](json.loads(trial_cost.FILE.read_text()))
     assert trial_cost.page(text, block) == text, "run: python -m tests.support.trial_cost"
 
 
-def test_a_disturbed_contestant_is_not_quoted() -> None:
+def test_measurement_with_busy_cores_is_not_quoted() -> None:
     samples = {trial_cost.RAY: [0.2], trial_cost.TUNE: [1.5], trial_cost.NESTED: [22.0]}
     about = {"samples": samples, "when": "2026-11-22T20:00:00", "machine": {"cores": 2}, "commit": "0123456789ab"}
     cores = {name: [0.1] for name in samples}

@@ -16,11 +16,11 @@ PAGES = [ROOT / name for name in ("README.md", "RESULTS.md", "CONTRIBUTING.md", 
 PAGES += sorted((ROOT / "docs").rglob("*.md"))
 
 
-def test_the_tree_is_the_code() -> None:
+def test_readme_tree_matches_the_code() -> None:
     assert readme(TEXT) == TEXT, "run: python -m tests.support.readme_tree"
 
 
-def test_every_verb_is_named() -> None:
+def test_every_verb_is_in_the_table_of_the_first_guide() -> None:
     verbs = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     guide = (ROOT / "docs" / "guide" / "first-run.md").read_text()
     table = guide[guide.index("## All verbs") : guide.index("## Exit codes")]
@@ -28,12 +28,12 @@ def test_every_verb_is_named() -> None:
     assert f"All {len(verbs)} verbs" in TEXT
 
 
-def test_the_readme_is_one_page() -> None:
+def test_readme_has_at_most_160_lines() -> None:
     assert len(TEXT.splitlines()) <= 160
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_of_the_page_have_existing_targets(page: Path) -> None:
     for target, anchor in re.findall(r"\]\((?!\w+:)([^)#\s]*)(?:#([^)\s]+))?\)", page.read_text()):
         linked = page.parent / target if target else page
         assert linked.exists(), target
@@ -42,14 +42,14 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert anchor in {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def test_the_architecture_names_files_that_are_there() -> None:
+def test_files_named_in_the_architecture_page_exist() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text()
     named = set(re.findall(r"(?:[a-z_]+/)*[a-z_]+\.py\b", text))
     assert len(named) > 35
     assert [name for name in named if not any((ROOT / top / name).exists() for top in ("orchestrator", "."))] == []
 
 
-def test_the_first_commands_are_make_targets() -> None:
+def test_first_commands_of_the_readme_are_make_targets() -> None:
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert re.findall(r"^    make ([a-z-]+)", TEXT, re.MULTILINE)[:2] == ["demo", "test"]
     assert {"demo", "test", "lint", "test-lower", "test-gpu"} <= set(targets)

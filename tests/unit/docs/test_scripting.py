@@ -77,7 +77,7 @@ def check(name: str, printed: Any, params: Set[str] = frozenset()) -> Any:
     return one
 
 
-def test_every_verb_with_json_is_there() -> None:
+def test_every_verb_with_json_is_on_the_scripting_page() -> None:
     verbs = typer.main.get_command(app.app).commands  # type: ignore[attr-defined]
     with_json = [name for name, verb in verbs.items() if "as_json" in {param.name for param in verb.params}]
     assert len(with_json) > 20
@@ -85,7 +85,7 @@ def test_every_verb_with_json_is_there() -> None:
 
 
 @pytest.mark.usefixtures("no_page")
-def test_the_keys_and_files_are_those_of_real_runs(keys: Typed, tmp_path: Path) -> None:
+def test_documented_keys_and_files_match_real_runs(keys: Typed, tmp_path: Path) -> None:
     run = check("`run`", keys("run toy epochs=2 --local --name r"))
     space = f"{toy_published.__file__}:space"
     folder = Path(run["folder"])
@@ -121,7 +121,7 @@ def test_the_keys_and_files_are_those_of_real_runs(keys: Typed, tmp_path: Path) 
     assert recorded == {key: value for key, value in run.items() if key != "folder"}
 
 
-def test_the_keys_of_plans_and_lists(keys: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_documented_keys_match_plans_and_listings(keys: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
     check("`plan`", keys("plan run toy --local"))
     monkeypatch.setattr(describe, "broken", lambda: {"theirs": "it has a bug"})
     for row in keys("workloads"):
@@ -137,7 +137,7 @@ def test_the_keys_of_plans_and_lists(keys: Typed, monkeypatch: pytest.MonkeyPatc
     check("`clean --models`", keys("clean --models"))
 
 
-def test_the_keys_of_a_cluster_and_of_a_registry(
+def test_documented_keys_match_jobs_and_promotions(
     keys: Typed, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = Job("j", "running", None, "orchestrator run toy")

@@ -26,7 +26,7 @@ def test_every_setting_has_a_row_with_its_variable() -> None:
     assert {name: row[2] for name, row in ROWS.items()} == {name: variable for name, (variable, _) in NAMES.items()}
 
 
-def test_the_defaults_are_those_of_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_documented_defaults_match_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
     for variable, _ in NAMES.values():
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.delenv("ORCHESTRATOR_CACHE", raising=False)

@@ -17,19 +17,21 @@ from tests.support import wording
         ("code.py", '"""Cannot.\n\nWhoever asks.\n"""\n', [("whoever", 3)]),
     ],
 )
-def test_uses(name: str, text: str, seen: list[tuple[str, int]], tmp_path: Path) -> None:
+def test_uses_returns_the_words_with_their_lines(
+    name: str, text: str, seen: list[tuple[str, int]], tmp_path: Path
+) -> None:
     file = tmp_path / name
     file.write_text(text)
     assert sorted(wording.uses(text, file)) == sorted(seen)
 
 
-def test_code_and_pages_of_the_product_are_looked_at() -> None:
+def test_wording_check_covers_product_code_and_pages_but_not_unit_tests() -> None:
     names = {str(path.relative_to(wording.ROOT)) for path in wording.files()}
     assert {"README.md", "docs/errata.md", "orchestrator/api.py", "benchmarks/soak.py", "tests/support/toy.py"} <= names
     assert not any(name.startswith(("tests/unit", "benchmarks/results")) for name in names)
 
 
-def test_the_documentation_has_none_of_the_words() -> None:
+def test_documentation_uses_no_word_of_the_wording_check() -> None:
     pages = [path for path in wording.files() if path.suffix == ".md"]
     own = [path for path in pages if path.is_relative_to(wording.ROOT / "docs") or path.parent == wording.ROOT]
     assert [(path.name, use) for path in own for use in wording.uses(path.read_text(), path)] == []

@@ -1,4 +1,4 @@
-"""The example of a workload of one's own passes what every workload must pass, by its own test."""
+"""The example workload passes the conformance suite by its own test."""
 
 import sys
 

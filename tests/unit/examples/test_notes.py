@@ -1,4 +1,4 @@
-"""The notes' settings in examples/notes: each file is an experiment, and what the notes print is in it."""
+"""Experiment files in examples/notes: each is valid and trains, and has the settings that the notes print."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("workloads.encoders.sources._check_hub", lambda *_: None)
 
 
-def test_every_file_has_a_small_form() -> None:
+def test_every_notes_file_has_small_test_settings() -> None:
     assert {file.stem for file in NOTES} == SMALL.keys()
 
 
 @pytest.mark.parametrize("file", NOTES, ids=lambda file: file.stem)
-def test_a_file_is_an_experiment_that_trains(file: Path) -> None:
+def test_notes_file_is_valid_and_trains_one_step(file: Path) -> None:
     """As it stands it is valid; on generated data and from scratch it makes a step."""
     import torch
 
@@ -59,7 +59,7 @@ def test_a_file_is_an_experiment_that_trains(file: Path) -> None:
     assert metrics["loss"] == metrics["loss"], "not a number"
 
 
-def test_the_notes_values() -> None:
+def test_notes_files_have_the_settings_of_the_notes() -> None:
     """STS-B 6.6; VERA 6."""
     sts, vera = (read_experiment(ROOT / f"examples/notes/{name}.yaml").values for name in ("sts-b", "vera"))
     printed = {"batch_size": 32, "lr": 2e-5, "warmup": 0.1, "weight_decay": 0.01, "clip": 1.0, "max_length": 128}

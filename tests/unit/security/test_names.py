@@ -1,4 +1,4 @@
-"""Whatever a run, model, experiment, dataset or object is called, it stays in its folder."""
+"""Names of runs, models, experiments, datasets and objects cannot lead outside their folders."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ few = hypothesis_settings(max_examples=150, deadline=None, suppress_health_check
 @few
 @given(names)
 @example("..")
-def test_the_name_of_a_run(name: str) -> None:
+def test_run_name_creates_only_its_folder_or_is_refused(name: str) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         storage = Path(scratch) / "storage"
         storage.mkdir()
@@ -49,7 +49,7 @@ def test_the_name_of_a_run(name: str) -> None:
 
 @few
 @given(names)
-def test_a_reference_to_a_run_names_no_other_folder(name: str) -> None:
+def test_run_reference_finds_no_folder_outside_the_storage(name: str) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         storage = Path(scratch) / "storage"
         for place in (Path(scratch), storage / "a"):  # the parent looks like a run
@@ -64,7 +64,7 @@ def test_a_reference_to_a_run_names_no_other_folder(name: str) -> None:
 
 @few
 @given(names)
-def test_the_name_of_an_experiment_is_no_way_out_of_the_artifacts(name: str) -> None:
+def test_experiment_name_stays_below_the_artifact_folder(name: str) -> None:
     artifacts = Path("/artifacts")
     place = Path(f"{artifacts / fitting(name)}")
     assert ".." not in place.parts
@@ -76,7 +76,7 @@ def test_the_name_of_an_experiment_is_no_way_out_of_the_artifacts(name: str) -> 
 @few
 @given(names)
 @example(". .")
-def test_the_name_of_a_model(name: str) -> None:
+def test_accepted_model_name_has_no_separators_or_quotes(name: str) -> None:
     try:
         driver.Options(register=name)
     except UserError:
@@ -86,13 +86,13 @@ def test_the_name_of_a_model(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["rec-ml-100k", "My model, v2", "über", "a.b_c-d"])
-def test_a_name_that_a_model_may_have(name: str) -> None:
+def test_ordinary_model_names_are_accepted(name: str) -> None:
     check_name(name)
 
 
 @few
 @given(names)
-def test_an_alias(name: str) -> None:
+def test_accepted_alias_has_no_special_characters(name: str) -> None:
     try:
         check_alias(name)
     except UserError:
@@ -102,7 +102,7 @@ def test_an_alias(name: str) -> None:
 
 @few
 @given(names)
-def test_the_name_of_a_dataset_is_known_or_a_whole_path(name: str) -> None:
+def test_dataset_name_is_in_the_catalog_or_an_absolute_path(name: str) -> None:
     assume("\0" in name or not os.path.isdir(name))  # a user's own folder is looked into
     try:
         known = datasets.dataset(name)
@@ -113,14 +113,14 @@ def test_the_name_of_a_dataset_is_known_or_a_whole_path(name: str) -> None:
 
 @few
 @given(names)
-def test_the_name_of_an_object_in_a_bucket(name: str) -> None:
+def test_stored_object_name_stays_in_the_folder_of_the_run(name: str) -> None:
     if sync_state._travels(name):
         place = Path("/runs/run") / name
         assert place.is_relative_to("/runs/run")
         assert not {"..", ""} & set(name.split("/"))
 
 
-def test_links_are_not_stored(tmp_path: Path) -> None:
+def test_symbolic_links_are_not_stored(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("hunter2")
     run = tmp_path / "run"
     (run / "tables").mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Ray's token and the home are this user's alone from the moment that they exist, whatever the umask."""
+"""Ray's token, Ray's folder and the home are accessible to this user alone from their creation."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_token_is_never_readable_by_others(umask: int, begin: Callable[[], lis
     assert begin()[0][2] == text  # the next cluster's, too
 
 
-def test_a_token_that_is_there_stays_and_is_closed_first(
+def test_existing_ray_token_is_kept_and_gets_mode_0600(
     token: Path, begin: Callable[[], list[tuple[int, int, str]]]
 ) -> None:
     token.parent.mkdir(parents=True)
@@ -92,14 +92,14 @@ def test_a_token_that_is_there_stays_and_is_closed_first(
 @pytest.mark.parametrize(
     ("name", "value"), [("RAY_AUTH_MODE", "disabled"), ("RAY_AUTH_TOKEN", "t"), ("RAY_AUTH_TOKEN_PATH", "/elsewhere")]
 )
-def test_no_token_is_made_where_none_is_needed(
+def test_no_ray_token_is_created_if_ray_auth_is_configured(
     name: str, value: str, token: Path, begin: Callable[[], list[tuple[int, int, str]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(name, value)
     assert begin() == [(0, 0, "")]
 
 
-def test_clusters_that_start_at_once_have_one_token(token: Path) -> None:
+def test_concurrent_cluster_starts_create_one_ray_token(token: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
         for _ in range(32):
             pool.submit(connection.make_token)
@@ -139,7 +139,7 @@ def short() -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("variable", ["RAY_TMPDIR", "TMPDIR"])
-def test_no_other_user_enters_the_files_of_a_local_cluster(
+def test_folder_of_a_local_ray_cluster_has_mode_0700(
     variable: str, umask: int, begun_in: Callable[[], Path], short: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ray gives its own folders mode 0777, the one with its sockets too."""
@@ -155,7 +155,9 @@ def test_no_other_user_enters_the_files_of_a_local_cluster(
     assert variable == "RAY_TMPDIR" or "RAY_TMPDIR" not in os.environ
 
 
-def test_the_folder_leaves_room_for_the_names_of_ray_s_sockets(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ray_folder_falls_back_to_tmp_if_socket_paths_are_too_long(
+    short: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fits = short / ("d" * (session_folder.LONGEST - len(str(short / f"ray-{os.getuid()}")) - 1))
     for usual, folder in ((fits, fits / f"ray-{os.getuid()}"), (Path(f"{fits}d"), Path("/tmp", f"ray-{os.getuid()}"))):
         monkeypatch.setenv("RAY_TMPDIR", str(usual))
@@ -164,7 +166,7 @@ def test_the_folder_leaves_room_for_the_names_of_ray_s_sockets(short: Path, monk
         assert session_folder.folder() == folder
 
 
-def test_a_folder_of_this_user_alone_is_where_ray_writes(
+def test_private_temporary_folder_is_used_by_ray_directly(
     begun_in: Callable[[], Path], short: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("RAY_TMPDIR", raising=False)
@@ -173,7 +175,7 @@ def test_a_folder_of_this_user_alone_is_where_ray_writes(
     assert begun_in() == short
 
 
-def test_ray_writes_into_no_folder_of_another_user(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ray_folder_that_is_a_link_or_of_another_user_is_refused(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_TMPDIR", str(short))
     short.chmod(0o1777)
     (short / "mine").mkdir()
@@ -229,9 +231,7 @@ def no_schema(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_a_home_that_is_made_is_this_users_alone(
-    name: str, umask: int, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_created_home_has_mode_0700(name: str, umask: int, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     no_schema(monkeypatch)
     monkeypatch.setattr(disk.remote, "location_of", lambda _: None)
     monkeypatch.setenv("ORCHESTRATOR_HOME", str(home / "of" / "mine"))
@@ -241,7 +241,7 @@ def test_a_home_that_is_made_is_this_users_alone(
 
 
 @pytest.mark.parametrize("name", ["storage", "run", "space"])
-def test_a_home_that_is_there_stays_as_it_is(name: str, umask: int, home: Path) -> None:
+def test_existing_home_keeps_its_mode(name: str, umask: int, home: Path) -> None:
     home.mkdir()
     home.chmod(0o775)
     MAKERS[name]()
@@ -267,7 +267,7 @@ def write_files(storage: Path) -> set[tuple[str, int]]:
 
 
 @pytest.mark.parametrize("before", [None, 0o755])
-def test_files_of_a_home_are_this_users_alone(
+def test_files_of_a_home_have_mode_0600(
     before: int | None, umask: int, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     no_schema(monkeypatch)
@@ -278,7 +278,7 @@ def test_files_of_a_home_are_this_users_alone(
 
 
 @pytest.mark.parametrize(("before", "expected"), [(0o755, 0o600), (0o775, 0o666)])
-def test_a_file_from_an_object_storage_is_this_users_alone(
+def test_local_copy_of_an_object_has_the_mode_of_files_in_the_home(
     before: int, expected: int, umask: int, home: Path, tmp_path: Path
 ) -> None:
     """Records, logs and journals of the local copy are as those that are written in the home."""
@@ -291,25 +291,29 @@ def test_a_file_from_an_object_storage_is_this_users_alone(
     assert mode(file) == (expected if expected == 0o600 else expected & ~umask)
 
 
-def test_files_of_a_home_that_is_shared_are_shared(umask: int, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_of_a_group_writable_home_follow_the_umask(
+    umask: int, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     no_schema(monkeypatch)
     home.mkdir()
     home.chmod(0o775)
     assert write_files(resolve().storage) == {(name, 0o666 & ~umask) for name in FILES}
 
 
-def test_files_of_a_storage_elsewhere_are_shared(umask: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_of_a_storage_outside_the_home_follow_the_umask(
+    umask: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     no_schema(monkeypatch)
     found = write_files(tmp_path / "team")
     assert found == {(name, 0o666 & ~umask) for name in FILES[:-1]} | {("mlflow.db", 0o600)}
 
 
-def test_a_storage_elsewhere_is_shared_as_the_umask_says(umask: int, tmp_path: Path) -> None:
+def test_folder_of_a_storage_outside_the_home_follows_the_umask(umask: int, tmp_path: Path) -> None:
     disk.check_writable(tmp_path / "team" / "runs")
     assert mode(tmp_path / "team" / "runs") == 0o777 & ~umask
 
 
-def test_no_other_user_can_name_a_search_space_here(umask: int, home: Path) -> None:
+def test_folder_of_trusted_search_spaces_has_mode_0700(umask: int, home: Path) -> None:
     home.mkdir()
     name_a_space()
     assert mode(home / user_code.MARKS) == 0o700

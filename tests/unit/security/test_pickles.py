@@ -1,4 +1,4 @@
-"""A stranger's pickle, wherever a file is read: it is refused or passed over, and never run."""
+"""Malicious pickles in every kind of file that is read: refused or ignored, and never executed."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def canary(tmp_path: Path) -> Path:
     return tmp_path / "canary"
 
 
-def test_the_bomb_goes_off_where_it_is_unpickled(canary: Path) -> None:
+def test_malicious_pickle_runs_code_when_unpickled(canary: Path) -> None:
     pickle.loads(bomb(canary))
     assert canary.exists()
 
 
 @pytest.mark.slow
-def test_nothing_of_ours_unpickles() -> None:
+def test_product_code_unpickles_only_in_the_cifar_reader() -> None:
     found = set()
     for package in ("orchestrator", "workloads", "search_spaces"):
         for file in (ROOT / package).rglob("*.py"):
@@ -69,7 +69,7 @@ def test_nothing_of_ours_unpickles() -> None:
     assert found == EXCEPTED
 
 
-def test_a_checkpoint_whose_digests_are_right(tmp_path: Path, canary: Path) -> None:
+def test_pickle_in_a_checkpoint_with_valid_digests_is_refused(tmp_path: Path, canary: Path) -> None:
     folder = checkpoint.write(tmp_path / "checkpoint-00000001", checkpoint.Checkpoint({}, 1, {"x": torch.zeros(1)}))
     torch.save(Bomb(canary), folder / checkpoint.TENSORS)
     content = (folder / checkpoint.TENSORS).read_bytes()
@@ -84,7 +84,7 @@ def test_a_checkpoint_whose_digests_are_right(tmp_path: Path, canary: Path) -> N
 
 
 @pytest.mark.parametrize("ours", [True, False])
-def test_cma_es_whose_state_is_a_pickle_in_the_study(ours: bool, canary: Path) -> None:
+def test_cma_es_state_that_is_a_pickle_is_not_executed_by_our_sampler(ours: bool, canary: Path) -> None:
     """Optuna's own sampler, which runs it, shows that the attack is one."""
     study = optuna.create_study(sampler=sampler("cmaes", 0) if ours else CmaEsSampler(seed=0))
     unit = {name: FloatDistribution(0, 1) for name in ("x", "y")}
@@ -97,7 +97,7 @@ def test_cma_es_whose_state_is_a_pickle_in_the_study(ours: bool, canary: Path) -
 
 
 @pytest.mark.parametrize("inside", [False, True])
-def test_a_dataset_that_is_shipped_as_pickles(inside: bool, tmp_path: Path, canary: Path) -> None:
+def test_pickled_dataset_that_names_other_classes_is_refused(inside: bool, tmp_path: Path, canary: Path) -> None:
     batch = {"data": np.zeros((1, 3072), np.uint8), "labels": [0]}
     content = pickle.dumps(batch | {"extra": Bomb(canary)}) if inside else bomb(canary)
     meta = pickle.dumps({"label_names": ["cat"]})
@@ -111,7 +111,7 @@ def test_a_dataset_that_is_shipped_as_pickles(inside: bool, tmp_path: Path, cana
     assert not canary.exists()
 
 
-def test_a_table_with_an_extension_type_that_is_a_pickle(tmp_path: Path, canary: Path) -> None:
+def test_pickled_extension_type_of_a_table_is_not_executed(tmp_path: Path, canary: Path) -> None:
     """Arrow before 14.0.1 unpickled the type of a column (CVE-2023-47248)."""
     named = {b"ARROW:extension:name": b"arrow.py_extension_type", b"ARROW:extension:metadata": bomb(canary)}
     schema = pa.schema([pa.field(name, pa.int64(), metadata=named) for name in ("user", "item")])
@@ -128,7 +128,9 @@ def _object_array(path: Path, canary: Path) -> None:
     np.savez(path, order=array, sizes=array)
 
 
-def test_a_cache_of_arrays_of_objects(tmp_path: Path, canary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cached_object_arrays_are_recomputed_and_not_unpickled(
+    tmp_path: Path, canary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("ORCHESTRATOR_CACHE", str(tmp_path))
     made = cached_arrays("arrays", "identity", lambda: {"order": np.arange(3)})
     (file,) = (tmp_path / "arrays").glob("*.npz")

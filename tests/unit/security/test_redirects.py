@@ -1,4 +1,4 @@
-"""A login goes to the address that was named and to no other: two servers on loopback, one of which sends on."""
+"""Credentials are sent only to the configured address: two servers on loopback, one of which redirects."""
 
 from __future__ import annotations
 

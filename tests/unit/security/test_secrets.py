@@ -1,4 +1,4 @@
-"""A login in an address, or a token in an error: it is in no message, log, record or tag."""
+"""Passwords in addresses and tokens in errors appear in no message, log, record or tag."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ def call(words: list[str]) -> int:
 
 
 @pytest.mark.parametrize("address", ADDRESSES)
-def test_no_login_in_what_is_said(address: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_passwords_of_addresses_are_masked_in_messages_and_logs(
+    address: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     errors: list[Exception] = [
         UserError(f"Not at {address}", got=address, allowed=[address], fix=f"Try {address}"),
         RunFailed("run", f"OSError: {address}"),
@@ -63,11 +65,11 @@ def test_no_login_in_what_is_said(address: str, tmp_path: Path, capsys: pytest.C
 
 
 @pytest.mark.parametrize("text", HARMLESS)
-def test_what_is_no_login_stays(text: str) -> None:
+def test_texts_without_a_login_are_not_masked(text: str) -> None:
     assert mask(text) == scrub(text) == text
 
 
-def test_a_traceback_in_a_log_has_none(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_traceback_in_a_log_contains_no_password(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = resolve({"tracking": "none"})
     folder = records.create(settings.storage, "run", "toy", {}, "orchestrator run toy")
 
@@ -101,7 +103,7 @@ def test_a_password_on_the_command_line_is_refused(
 
 
 @pytest.mark.parametrize("verb", ["run", "sweep"])
-def test_nor_is_one_taken_as_a_parameter(
+def test_password_in_a_parameter_is_refused(
     verb: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, home: Path
 ) -> None:
     """A record and MLflow keep parameters as they are: what is resumed or repeated needs them."""
@@ -115,7 +117,7 @@ def test_nor_is_one_taken_as_a_parameter(
     assert not home.exists()
 
 
-def test_what_an_artifact_store_says_is_one_line_without_a_login(tmp_path: Path) -> None:
+def test_error_of_an_artifact_store_is_one_line_without_a_login(tmp_path: Path) -> None:
     from orchestrator.tracking.client import Client, Refused
 
     class Store:
@@ -138,7 +140,7 @@ def test_what_an_artifact_store_says_is_one_line_without_a_login(tmp_path: Path)
     ("address", "code"),
     [(f"http://me:a/{SECRET}@127.0.0.1:9", USAGE), (f"http://me:{SECRET}@127.0.0.1:9", UNAVAILABLE)],
 )
-def test_nor_is_one_of_the_environment_said(
+def test_password_of_the_environment_is_not_in_the_error_message(
     address: str, code: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"):
@@ -164,7 +166,7 @@ def test_the_record_of_a_run_has_no_login(home: Path, monkeypatch: pytest.Monkey
     assert SECRET not in str(record.tags(()))
 
 
-def test_a_job_is_not_sent_what_is_secret(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_of_a_submitted_job_contains_no_secret(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray has a job's environment on the command lines of its own processes."""
     monkeypatch.setenv("ORCHESTRATOR_NOTIFY", f"https://hooks.example/{SECRET}")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://mlflow.example")

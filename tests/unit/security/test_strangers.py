@@ -1,4 +1,4 @@
-"""A run's folder, a sweep's record, a spool or a model that a stranger has left: nothing of theirs is run or sent."""
+"""Run folders, records, spools and models of another user: no code of theirs is run, no file is sent."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_resume_does_not_run_the_search_space_of_a_record(theirs: Path, settin
     assert not canary.exists()
 
 
-def test_a_reproduction_does_not_run_it_either(theirs: Path, settings: Settings, canary: Path) -> None:
+def test_reproduction_does_not_run_the_search_space_of_a_record(theirs: Path, settings: Settings, canary: Path) -> None:
     def repeat(**trusted: str | None) -> Any:
         return repeat_run.run(
             settings, "theirs", check=True, script=False, tolerance=0, console=Console(json=True), trusted=trusted
@@ -81,7 +81,9 @@ def test_a_reproduction_does_not_run_it_either(theirs: Path, settings: Settings,
     repeat(space=f"{theirs.parents[2] / 'space.py'}:space")
 
 
-def test_who_names_the_file_has_read_it(theirs: Path, settings: Settings, canary: Path) -> None:
+def test_search_space_named_by_the_user_is_run_and_trusted_later(
+    theirs: Path, settings: Settings, canary: Path
+) -> None:
     folder = run_lookup.find(settings.storage, "theirs")
     again = ResumeOptions(more_trials=1, space=f"{theirs / 'attack.py'}:space")
     assert sweep.resume(folder, settings, Console(), again).status == "finished"
@@ -92,7 +94,7 @@ def test_who_names_the_file_has_read_it(theirs: Path, settings: Settings, canary
 # The spool, and what a record says is still to be delivered
 
 
-def test_a_spool_sends_files_of_its_own_folder_alone(
+def test_spool_uploads_only_files_of_its_own_folder(
     open_tracker: Callable[..., Tracker], database: Path, tmp_path: Path
 ) -> None:
     secret, own = tmp_path.parent / f"{tmp_path.name}-secret", tmp_path / "own.txt"
@@ -126,7 +128,7 @@ def test_a_model_in_a_folder_is_logged_only_with_code_that_is_installed(outcome:
 
 
 @pytest.mark.parametrize("name", ["encoders/served_text.py", "helper.pyc", "encoders/served_text.so"])
-def test_nor_with_a_further_file_of_code(outcome: Path, canary: Path, name: str) -> None:
+def test_model_with_an_additional_code_file_is_refused(outcome: Path, canary: Path, name: str) -> None:
     file = outcome / "model" / name
     file.parent.mkdir(exist_ok=True)
     file.write_text(source(canary))
@@ -136,7 +138,7 @@ def test_nor_with_a_further_file_of_code(outcome: Path, canary: Path, name: str)
     model_upload._check_files(outcome, "recommender")
 
 
-def test_bytecode_never_runs_in_the_place_of_source(outcome: Path) -> None:
+def test_bytecode_in_a_model_folder_is_removed(outcome: Path) -> None:
     bytecode = outcome / "model" / "__pycache__" / "predictor.cpython-311.pyc"
     bytecode.parent.mkdir()
     bytecode.write_bytes(b"")
@@ -145,7 +147,7 @@ def test_bytecode_never_runs_in_the_place_of_source(outcome: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["model/weights.safetensors", "tables/x.parquet", "outcome.json"])
-def test_a_link_in_a_folder_is_not_followed(outcome: Path, name: str, tmp_path: Path) -> None:
+def test_symbolic_link_in_an_outcome_folder_is_refused(outcome: Path, name: str, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("hunter2")
     (outcome / name).parent.mkdir(exist_ok=True)
     (outcome / name).unlink(missing_ok=True)
@@ -155,7 +157,7 @@ def test_a_link_in_a_folder_is_not_followed(outcome: Path, name: str, tmp_path: 
 
 
 @pytest.mark.parametrize("place", ["../../theirs", "/etc"])
-def test_what_a_record_owes_lies_in_its_folder(place: str, theirs: Path, settings: Settings) -> None:
+def test_outcome_path_outside_the_run_folder_is_refused(place: str, theirs: Path, settings: Settings) -> None:
     folder = run_lookup.find(settings.storage, "theirs")
     with pytest.raises(UserError, match="is outside its folder"):
         model_upload._complete(settings, folder, "run", {"outcome": place, "register": None})

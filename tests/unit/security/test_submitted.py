@@ -1,4 +1,4 @@
-"""What of a working directory reaches a cluster: the very package that Ray would upload is looked into."""
+"""Files of a working directory in the package that Ray uploads: code is sent, secrets and bulk data are not."""
 
 from __future__ import annotations
 
@@ -96,22 +96,22 @@ def project(tmp_path: Path) -> Path:
     return folder
 
 
-def test_code_is_sent_and_nothing_else(project: Path) -> None:
+def test_submitted_package_contains_only_code(project: Path) -> None:
     write(project, *BULK, *ENVIRONMENTS, *SECRETS)
     assert sent(project) == set(CODE)
 
 
 @pytest.mark.parametrize("path", SECRETS)
-def test_the_provenance_of_a_run_has_no_secret_file_either(path: str) -> None:
+def test_secret_files_are_recognised_by_their_paths(path: str) -> None:
     assert secret_file(path)
 
 
 @pytest.mark.parametrize("path", [*CODE, "a.env/x.py", "secretary.py"])
-def test_nor_does_it_lack_code(path: str) -> None:
+def test_code_files_are_not_taken_for_secret_files(path: str) -> None:
     assert not secret_file(path)
 
 
-def test_a_difference_leaves_out_the_files_that_a_package_lacks(project: Path) -> None:
+def test_source_diff_leaves_out_secret_files(project: Path) -> None:
     """git matches the patterns by itself: a file that is hidden in one way only would be left out unsaid, or kept."""
     write(project, *SECRETS)
     git = ["git", "-C", str(project), "-c", "user.name=a", "-c", "user.email=a@b"]
@@ -124,7 +124,7 @@ def test_a_difference_leaves_out_the_files_that_a_package_lacks(project: Path) -
     assert {line.partition(":")[0] for line in source.left_out} == set(SECRETS)
 
 
-def test_a_link_to_what_is_not_sent_stays(project: Path) -> None:
+def test_links_to_excluded_files_are_not_sent(project: Path) -> None:
     write(project, ".env", ".ssh/mykey", "data/big.bin", ".git/config", ".venv/pyvenv.cfg", ".venv/bin/x", "runs/a")
     links = {
         "settings.txt": ".env", "again.txt": "settings.txt", "keys": ".ssh", "key.bin": ".ssh/mykey",
@@ -140,29 +140,29 @@ def test_a_link_to_what_is_not_sent_stays(project: Path) -> None:
     assert secret == (".env", ".ssh/", "again.txt", "key.bin", "keys/", "settings.txt")
 
 
-def test_a_secret_behind_a_link_within_stays(project: Path) -> None:
+def test_secret_behind_a_link_within_the_project_is_not_sent(project: Path) -> None:
     write(project, "conf/kubeconfig", "conf/My-Credentials.json")
     (project / "alias").symlink_to(project / "conf")
     assert sent(project) == {*CODE, "alias/model.yaml"}
 
 
-def test_what_was_left_out_is_named(project: Path) -> None:
+def test_excluded_secret_files_are_listed(project: Path) -> None:
     write(project, "token.txt", "a/Server.PEM", ".aws/config", ".venv/pyvenv.cfg", ".venv/cacert.pem", "data/key.pem")
     assert excludes.find_excluded(project).secret == (".aws/", "a/Server.PEM", "token.txt")
 
 
-def test_runs_and_data_within_it_stay(project: Path) -> None:
+def test_storage_and_data_folders_in_the_project_are_not_sent(project: Path) -> None:
     write(project, "out/storage/run/record.json", "sets [1]/ratings.csv", "sets 1/code.py")
     assert sent(project, project / "out", project / "sets [1]") == {*CODE, "sets 1/code.py"}
 
 
-def test_what_gitignore_names_stays(project: Path) -> None:
+def test_files_ignored_by_git_are_not_sent(project: Path) -> None:
     write(project, "big/weights.bin")
     (project / ".gitignore").write_text("big/\n")
     assert sent(project) == {*CODE, ".gitignore"}
 
 
-def test_a_link_brings_nothing_from_elsewhere(project: Path, tmp_path: Path) -> None:
+def test_link_to_a_target_outside_the_project_is_not_sent(project: Path, tmp_path: Path) -> None:
     write(tmp_path, "home/.ssh/id_rsa", "home/plain.txt")
     (project / "notes").symlink_to(tmp_path / "home" / ".ssh")
     (project / "notes.txt").symlink_to(tmp_path / "home" / "plain.txt")

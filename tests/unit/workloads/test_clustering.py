@@ -13,7 +13,7 @@ from workloads.sampling.negatives import permutation
 
 
 @pytest.mark.parametrize("at_once", [2**26, 20])
-def test_kmeans_is_lloyds_algorithm(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kmeans_matches_lloyds_algorithm_in_numpy(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """In blocks of points, too."""
     monkeypatch.setattr(lloyd, "_AT_ONCE", at_once)
     points = torch.randn(60, 3, generator=torch.Generator().manual_seed(1))
@@ -26,7 +26,7 @@ def test_kmeans_is_lloyds_algorithm(at_once: int, monkeypatch: pytest.MonkeyPatc
     assert assigned.tolist() == members.tolist()
 
 
-def test_an_empty_cluster_keeps_its_centre() -> None:
+def test_kmeans_with_empty_clusters_has_finite_centres() -> None:
     centres, members = kmeans(torch.zeros(5, 2), 3, 1)
     assert centres.isfinite().all()
     assert members.tolist() == [0] * 5

@@ -429,14 +429,14 @@ SAME_SEED = "test_same_seed_same_metrics_with_evaluations_in_between"
         ("test_servable_is_plain", ServesNoTensors),
     ],
 )
-def test_the_suite_finds(check: str, faulty: type[Any]) -> None:
+def test_conformance_suite_fails_for_a_faulty_workload(check: str, faulty: type[Any]) -> None:
     suite = type("Suite", (TestToy,), {"workload": faulty})()
     call: Callable[..., Any] = getattr(suite, check)
     with pytest.raises((AssertionError, TypeError)):
         call()
 
 
-def test_a_suite_must_say_how_to_spoil_its_test_split() -> None:
+def test_suite_without_spoiled_test_raises_not_implemented_error() -> None:
     class Silent(Conformance):
         workload: ClassVar[type[Any]] = Toy
         params: ClassVar[Mapping[str, Any]] = {}
@@ -456,7 +456,7 @@ def test_a_suite_must_say_how_to_spoil_its_test_split() -> None:
         ("test_a_refit_trains_on_the_validation_part_too", RefitsOnTrain, "a refit trains on train"),
     ],
 )
-def test_a_failure_says_why_and_shows_the_values(check: str, faulty: type[Any], said: str) -> None:
+def test_failure_message_names_the_cause_and_the_values(check: str, faulty: type[Any], said: str) -> None:
     suite = type("Suite", (TestToy,), {"workload": faulty})()
     with pytest.raises((AssertionError, pytest.fail.Exception), match=said):
         getattr(suite, check)()
@@ -471,7 +471,7 @@ def test_the_test_split_may_be_read_when_it_is_evaluated() -> None:
     type("Suite", (TestToy,), {"workload": Late})().test_training_never_reads_the_test_split()
 
 
-def test_a_spoiled_test_that_spoils_nothing_is_found() -> None:
+def test_spoiled_test_without_an_effect_is_reported() -> None:
     class Gentle(TestToy):
         @contextmanager
         def spoiled_test(self) -> Iterator[None]:
@@ -503,7 +503,7 @@ def one_rank_flipped() -> dict[str, Any]:
     return {"units": {"ndcg": ndcg}, "metrics": {"ndcg": ndcg.mean(), "share_right": 0.51}}
 
 
-def test_a_rank_that_flips_between_processes_is_no_fault() -> None:
+def test_one_flipped_rank_between_processes_is_tolerated() -> None:
     Ranking()._assert_evaluated_alike(evaluated(), evaluated(**one_rank_flipped()))
 
 
@@ -518,6 +518,6 @@ def test_a_rank_that_flips_between_processes_is_no_fault() -> None:
         {**one_rank_flipped(), "metrics": {}},
     ],
 )
-def test_what_differs_between_processes_is_a_fault(other: dict[str, Any]) -> None:
+def test_different_evaluations_between_processes_fail_the_suite(other: dict[str, Any]) -> None:
     with pytest.raises(AssertionError):
         Ranking()._assert_evaluated_alike(evaluated(), evaluated(**other))

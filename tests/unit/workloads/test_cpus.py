@@ -21,7 +21,9 @@ from workloads import cpus
         ("", 16),
     ],
 )
-def test_the_quota_of_a_container(text: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_usable_cpus_follow_the_cgroup_2_quota_of_a_container(
+    text: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(16)))
     monkeypatch.setattr(cpus, "QUOTA", tmp_path / "cpu.max")
     monkeypatch.setattr(cpus, "QUOTA_1", (tmp_path / "quota", tmp_path / "period"))
@@ -31,7 +33,9 @@ def test_the_quota_of_a_container(text: str, number: int, tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize(("quota", "number"), [("300000", 3), ("-1", 16)])
-def test_the_quota_of_cgroup_1(quota: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_usable_cpus_follow_the_cgroup_1_quota(
+    quota: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(16)))
     monkeypatch.setattr(cpus, "QUOTA", tmp_path / "cpu.max")
     monkeypatch.setattr(cpus, "QUOTA_1", (tmp_path / "quota", tmp_path / "period"))

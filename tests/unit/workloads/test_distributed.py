@@ -58,7 +58,7 @@ def one_rank(rank: int, folder: str) -> None:
 
 
 @pytest.mark.slow
-def test_two_processes_are_one(tmp_path: Path) -> None:
+def test_two_processes_train_and_evaluate_as_one_process(tmp_path: Path) -> None:
     run_on_ranks(one_rank, str(tmp_path))
     ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
     for (_, params), first, second in zip(CASES, *ranks):
@@ -77,7 +77,7 @@ def test_a_case_ends_on_a_batch_smaller_than_the_world() -> None:
     assert Recommender(Params(), REFIT).data.pairs.shape[1] % 16530 == 1
 
 
-def test_alone_collectives_are_the_identity() -> None:
+def test_collectives_of_a_single_process_return_their_input() -> None:
     value = torch.ones(2)
     assert distributed.reduce_sum(value) is value
     assert distributed.broadcast("mine") == "mine"
@@ -104,6 +104,6 @@ def test_alone_collectives_are_the_identity() -> None:
         ("the download timed out", False, False),
     ],
 )
-def test_a_collective_that_failed_tells_a_death_from_a_time_limit(message: str, lost: bool, late: bool) -> None:
+def test_collective_errors_are_classified_as_lost_peer_or_timeout(message: str, lost: bool, late: bool) -> None:
     error = RuntimeError(message)
     assert (distributed.peer_lost(error), distributed.timed_out(error)) == (lost, late)

@@ -20,7 +20,7 @@ def _all_pairs(sample: torch.Tensor, x: torch.Tensor, ties: Ties) -> torch.Tenso
 @pytest.mark.parametrize("ties", ["le", "mid"])
 @given(rows=st.integers(1, 4), n=st.integers(1, 9), seed=st.integers(0, 2**20))
 @settings(max_examples=40, deadline=None)
-def test_it_is_the_share_of_the_row_that_is_no_larger(ties: Ties, rows: int, n: int, seed: int) -> None:
+def test_ecdf_matches_the_comparison_of_all_pairs(ties: Ties, rows: int, n: int, seed: int) -> None:
     source = torch.Generator().manual_seed(seed)
     scores = torch.randint(-3, 4, (rows, n), generator=source).double()  # ties abound
     torch.testing.assert_close(ecdf(scores, ties), _all_pairs(scores, scores, ties), rtol=0, atol=1e-15)
@@ -30,7 +30,7 @@ def test_it_is_the_share_of_the_row_that_is_no_larger(ties: Ties, rows: int, n: 
 
 
 @pytest.mark.parametrize("ties", ["le", "mid"])
-def test_long_rows_are_ordered(ties: Ties) -> None:
+def test_ecdf_of_long_rows_matches_the_comparison_of_all_pairs(ties: Ties) -> None:
     """Rows that are not compared pair by pair, with ties, both zeros and infinities."""
     source = torch.Generator().manual_seed(0)
     scores = torch.randint(-60, 60, (3, 2, 300), generator=source) / 8
@@ -42,7 +42,7 @@ def test_long_rows_are_ordered(ties: Ties) -> None:
 
 
 @pytest.mark.parametrize("anchors", [4, 512])
-def test_a_batch_of_256_has_the_bits_of_all_comparisons(anchors: int) -> None:
+def test_ecdf_of_a_batch_of_256_equals_all_comparisons_bit_for_bit(anchors: int) -> None:
     """N = 510, as thesis 6.6.3.2 trains: by sorting, what the authors' comparison of all pairs counts in float32."""
     source = torch.Generator().manual_seed(6)
     scores = torch.rand(anchors, 510, generator=source) * 2 - 1
@@ -51,7 +51,7 @@ def test_a_batch_of_256_has_the_bits_of_all_comparisons(anchors: int) -> None:
     assert torch.equal(ecdf(scores), torch.stack(counted))
 
 
-def test_ends_and_ties() -> None:
+def test_ecdf_values_with_ties_and_constant_rows_are_exact() -> None:
     scores = torch.tensor([[2.0, 1.0, 2.0, 5.0]])
     assert ecdf(scores).tolist() == [[0.75, 0.25, 0.75, 1.0]]
     assert ecdf(scores, "mid").tolist() == [[0.5, 0.125, 0.5, 0.875]]
@@ -60,12 +60,12 @@ def test_ends_and_ties() -> None:
     assert ecdf(torch.tensor([[7.0]])).item() == 1
 
 
-def test_a_monotone_map_changes_nothing() -> None:
+def test_ecdf_is_invariant_under_a_monotone_map() -> None:
     scores = torch.randn(8, 33, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     assert torch.equal(ecdf(scores), ecdf((scores / 0.1).exp()))
 
 
-def test_it_has_no_gradient_and_takes_any_layout() -> None:
+def test_ecdf_has_no_gradient_and_accepts_any_memory_layout() -> None:
     scores = torch.randn(5, 4, generator=torch.Generator().manual_seed(1)).requires_grad_()
     assert not ecdf(scores).requires_grad
     assert torch.equal(ecdf(scores.T), ecdf(scores.T.contiguous()))
@@ -73,6 +73,6 @@ def test_it_has_no_gradient_and_takes_any_layout() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_it_keeps_the_dtype(dtype: torch.dtype) -> None:
+def test_ecdf_keeps_the_dtype_of_the_scores(dtype: torch.dtype) -> None:
     assert ecdf(torch.tensor([[3, 1, 2, 4]], dtype=dtype)).tolist() == [[0.75, 0.25, 0.5, 1.0]]
     assert ecdf(torch.zeros(1, 2, dtype=dtype)).dtype == dtype

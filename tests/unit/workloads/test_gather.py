@@ -66,7 +66,7 @@ def one_rank(rank: int, folder: str) -> None:
     torch.save(trained(rank, 2), Path(folder, f"{rank}.pt"))
 
 
-def test_two_processes_are_one(tmp_path: Path) -> None:
+def test_loss_and_gradients_of_two_processes_equal_those_of_one(tmp_path: Path) -> None:
     run_on_ranks(one_rank, str(tmp_path))
     loss, gradients, state = trained(0, 1)
     assert len(gradients) == len(list(network().parameters()))
@@ -77,7 +77,7 @@ def test_two_processes_are_one(tmp_path: Path) -> None:
         torch.testing.assert_close(found[2], state, rtol=1e-9, atol=1e-12)
 
 
-def test_alone_nothing_is_exchanged() -> None:
+def test_single_process_exchanges_nothing() -> None:
     rows = torch.ones(3, 2)
     assert distributed.gather(rows, (3,)) is rows
     assert distributed.summed(rows) is rows
@@ -88,7 +88,7 @@ def test_alone_nothing_is_exchanged() -> None:
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("momentum", [0.1, None])
-def test_the_summed_normalisation_is_pytorchs(training: bool, momentum: float | None) -> None:
+def test_summed_batch_norm_matches_pytorch(training: bool, momentum: float | None) -> None:
     theirs = nn.BatchNorm2d(3, momentum=momentum).train(training)
     ours = SummedBatchNorm(3, momentum=momentum).train(training)
     x = torch.randn(4, 3, 2, 2, generator=torch.Generator().manual_seed(3)) * 5 + 2

@@ -69,7 +69,7 @@ def assert_close(name: str, cpu: Learned, cuda: Learned) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_gpu_learns_what_a_cpu_learns(name: str) -> None:
+def test_gpu_training_matches_cpu_training(name: str) -> None:
     assert_close(name, learned(CASES[name], CPU), learned(CASES[name], CUDA))
 
 
@@ -80,7 +80,7 @@ def test_a_permutation_is_the_same_on_every_device(n: int) -> None:
     assert torch.equal(permutation(key, n, CUDA).cpu(), permutation(key, n, CPU))
 
 
-def test_tf32_is_for_training_alone() -> None:
+def test_tf32_is_used_only_in_training() -> None:
     if torch.cuda.get_device_capability() < (8, 0):
         pytest.skip("the device has no TF32")
     source = torch.Generator().manual_seed(0)
@@ -101,7 +101,7 @@ def test_tf32_is_for_training_alone() -> None:
         assert max(errors()) < 1e-5
 
 
-def test_bf16_stays_close() -> None:
+def test_bf16_losses_are_close_to_float32() -> None:
     losses = []
     for precision in ("fp32", "bf16"):
         params = Recommender.Params(backbone="lightgcn", lr=0.01)
@@ -110,7 +110,7 @@ def test_bf16_stays_close() -> None:
     assert losses[0] == pytest.approx(losses[1], rel=2e-2)
 
 
-def test_trials_trained_together_learn_what_they_learn_apart() -> None:
+def test_packed_trials_match_separate_training() -> None:
     """Within rounding: atomics add a step's gradients in any order, apart as well."""
     rows = []
     for together in (False, True):

@@ -1,4 +1,4 @@
-"""Micro-batches with a gradient cache against the plain backward, and what they do to batch normalisation."""
+"""Micro-batches with a gradient cache against the plain backward, and their effect on batch normalisation."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def test_micro_batches_give_the_plain_loss_and_gradient(parts: int) -> None:
     torch.testing.assert_close(_backward(model, parts), _backward(model, 1), rtol=1e-10, atol=1e-12)
 
 
-def test_with_frozen_statistics_normalisation_is_no_exception() -> None:
+def test_micro_batches_match_with_frozen_batch_norm_statistics() -> None:
     model = _network(normalised=True).eval()
     torch.testing.assert_close(_backward(model, 4), _backward(model, 1), rtol=1e-10, atol=1e-12)
 
 
-def test_normalisation_sees_a_micro_batch_and_tracks_it_once() -> None:
+def test_batch_norm_uses_and_tracks_each_micro_batch_once() -> None:
     """The caveat: statistics are a micro-batch's, so loss and gradient are others; running ones move once a part."""
     cached, plain = _network(normalised=True), _network(normalised=True)
     assert not torch.isclose(_backward(cached, 4)[0], _backward(plain, 1)[0], rtol=1e-6)

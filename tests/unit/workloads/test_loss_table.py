@@ -1,4 +1,4 @@
-"""A loss is one row of its workload's table: everything that depends on its name follows from the row."""
+"""Loss tables of the workloads: parameters, errors, training and listings follow from a loss's row."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def added(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("added")
-def test_a_row_that_is_added_has_defaults_and_errors() -> None:
+def test_added_loss_has_parameter_defaults_and_errors() -> None:
     assert Params(loss="added").threshold == 1
     assert Params(loss="added").tau is None
     with pytest.raises(ValidationError, match=r"tau=0\.1 has no effect with loss=added"):
@@ -68,7 +68,7 @@ def test_a_row_that_is_added_has_defaults_and_errors() -> None:
 
 
 @pytest.mark.usefixtures("added")
-def test_a_row_that_is_added_is_trained_with_and_shown(
+def test_added_loss_is_trained_and_listed_by_the_commands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     row = ["loss=added", "threshold=0.5", "epochs=2"]
@@ -115,7 +115,7 @@ CALLED: list[str] = []
         ("text_ranker", "loss", "margin", of_pairs, {"batch_size": 2}),
     ],
 )
-def test_a_row_of_any_table_is_trained_with(
+def test_added_row_of_each_table_is_called_in_training(
     workload: str, parameter: str, like: str, function: Any, params: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = rows(workload, parameter)
@@ -136,5 +136,5 @@ def command(*words: str) -> int:
 
 
 @pytest.mark.parametrize("workload", WORKLOADS)
-def test_the_readme_has_the_table(workload: str) -> None:
+def test_workload_readme_contains_the_loss_table(workload: str) -> None:
     assert readme(workload).read_text() == written(workload), "run: python -m tests.support.loss_tables"

@@ -1,4 +1,4 @@
-"""What a process may use of a device's memory, and caches that hold no more."""
+"""Memory that a process may use on a device, and caches bounded by it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
         ({"fraction": 0.25, "allocated": 21 * GIB, "reserved": 21 * GIB}, 0),
     ],
 )
-def test_the_share_and_what_others_left(gpu: dict[str, float], changes: dict[str, float], expected: float) -> None:
+def test_available_gpu_memory_is_the_unused_share_or_the_free_memory(
+    gpu: dict[str, float], changes: dict[str, float], expected: float
+) -> None:
     gpu.update(changes)
     assert memory.available_bytes(GPU) == expected * GIB
 
@@ -49,17 +51,19 @@ def test_the_share_and_what_others_left(gpu: dict[str, float], changes: dict[str
 @pytest.mark.parametrize(
     ("share", "total", "expected"), [(0.5, 80, 39.5), (0.25, 16, 3.5), (0.05, 8, 0.2), (2, 16, 16)]
 )
-def test_a_share_has_room_for_the_context(gpu: dict[str, float], share: float, total: float, expected: float) -> None:
+def test_process_limit_of_a_share_leaves_room_for_the_context(
+    gpu: dict[str, float], share: float, total: float, expected: float
+) -> None:
     gpu["total"] = total * GIB
     memory.limit_to_share(share, GPU)
     assert memory.process_bytes(GPU) == pytest.approx(expected * GIB)
 
 
-def test_a_cpu_has_the_machines_memory() -> None:
+def test_available_cpu_memory_is_positive_and_within_process_memory() -> None:
     assert 0 < memory.available_bytes(CPU) <= memory.process_bytes(CPU)
 
 
-def test_a_container_has_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_memory_is_bounded_by_the_container_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = [tmp_path / name for name in ("memory.max", "memory.limit_in_bytes")]
     monkeypatch.setattr(memory, "CONTAINER_LIMITS", files)
     machine = memory.process_bytes(CPU)
@@ -69,7 +73,7 @@ def test_a_container_has_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert memory.process_bytes(CPU) == expected
 
 
-def test_what_only_caches_files_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_cache_of_a_container_counts_as_free_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ("meminfo", "memory.max", "memory.current", "memory.stat")
     machine, limit, used, parts = (tmp_path / name for name in names)
     monkeypatch.setattr(memory, "CONTAINER_PARTS", [parts])
@@ -88,7 +92,9 @@ def test_what_only_caches_files_is_free(tmp_path: Path, monkeypatch: pytest.Monk
     assert memory.free_bytes() == 1300
 
 
-def test_a_limit_of_one_version_goes_with_the_use_of_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_container_limit_and_use_are_read_from_one_cgroup_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for kind in ("limit", "used", "stat"):
         (tmp_path / f"{kind}1").write_text(
             "total_active_file 0\n" if kind == "stat" else {"limit": "9000", "used": "8000"}[kind]
@@ -112,7 +118,7 @@ class Data:
     names: tuple[str, ...] = ("a", "b")
 
 
-def test_bytes_are_counted_once_wherever_they_are(tmp_path: Path) -> None:
+def test_shared_buffers_are_counted_once(tmp_path: Path) -> None:
     table = torch.zeros(100)
     array = np.zeros(50)
     assert memory.bytes_by_device(Data(table, [array])) == {CPU: 400 + 400}
@@ -133,7 +139,7 @@ def test_bytes_are_counted_once_wherever_they_are(tmp_path: Path) -> None:
     assert memory.bytes_by_device(loop) == {CPU: 400}
 
 
-def test_a_cache_holds_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_drops_the_least_recently_used_value_above_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "_KEPT", OrderedDict())
     monkeypatch.setattr(memory, "process_bytes", lambda device: 1000)  # caches may hold 500 bytes
     made: list[int] = []
@@ -160,7 +166,7 @@ def test_a_cache_holds_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert table.__name__ == "table"
 
 
-def test_all_caches_together_hold_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_caches_share_one_memory_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three of 200 bytes are more than the 500: the one used longest ago is dropped, whichever function's it is."""
     monkeypatch.setattr(memory, "_KEPT", OrderedDict())
     monkeypatch.setattr(memory, "process_bytes", lambda device: 1000)

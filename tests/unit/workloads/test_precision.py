@@ -1,4 +1,4 @@
-"""TF32 in training alone, and deterministic algorithms by a key of the plan."""
+"""TF32 only in training, cuDNN's benchmark mode, and deterministic algorithms by a key of the plan."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Watched(Toy):
 
 
 @pytest.mark.parametrize(("precision", "allowed"), [("fp32", False), ("tf32", True), ("bf16", False)])
-def test_tf32_is_for_training_alone(precision: str, allowed: bool) -> None:
+def test_tf32_is_allowed_only_in_training(precision: str, allowed: bool) -> None:
     toy = Watched(Params(), Runtime(device=CPU, data=Path(), seed=0, epochs=2))
     plan = Plan(epochs=2, precision=precision, refit=False)
     for _ in run_epochs(toy, plan):
@@ -48,7 +48,7 @@ def test_tf32_is_for_training_alone(precision: str, allowed: bool) -> None:
     assert toy.seen == [("train", (allowed,) * 2), ("validation", (False,) * 2)] * 2
 
 
-def test_convolutions_are_compared_in_training_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fastest_convolutions_restores_cudnn_benchmark_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """And what the process had is there again, after an error too."""
     for before in (False, True):
         monkeypatch.setattr(torch.backends.cudnn, "benchmark", before)
@@ -62,7 +62,7 @@ def test_convolutions_are_compared_in_training_alone(monkeypatch: pytest.MonkeyP
         monkeypatch.undo()
 
 
-def test_simclr_leaves_the_process_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_simclr_restores_cudnn_benchmark_after_training(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[bool] = []
     loss = InBatch.loss
 
@@ -78,7 +78,7 @@ def test_simclr_leaves_the_process_as_it_was(monkeypatch: pytest.MonkeyPatch) ->
     assert not torch.backends.cudnn.benchmark
 
 
-def test_an_error_leaves_float32() -> None:
+def test_error_in_training_restores_float32() -> None:
     with pytest.raises(ValueError, match="stop"), training_precision("tf32"):
         raise ValueError("stop")
     assert tf32() == (False, False)
@@ -91,7 +91,7 @@ def _as_before() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_as_before", "toy_workload")
-def test_deterministic_is_of_the_trial_and_not_of_the_process() -> None:
+def test_deterministic_algorithms_are_reset_for_the_next_trial() -> None:
     spec = ExperimentSpec(workload="toy", params={}, plan=Plan(refit=False, deterministic=True))
     worker.experiment(spec, Path(), CPU)
     assert torch.are_deterministic_algorithms_enabled()
@@ -103,7 +103,7 @@ def test_deterministic_is_of_the_trial_and_not_of_the_process() -> None:
     assert torch.are_deterministic_algorithms_enabled(), "the user's own choice"
 
 
-def test_only_a_plan_that_says_so_has_another_fingerprint() -> None:
+def test_deterministic_and_precision_change_the_fingerprint() -> None:
     def fingerprint(**plan: object) -> str:
         return ExperimentSpec(workload="toy", params={}, plan=Plan(**plan)).fingerprint()  # type: ignore[arg-type]
 

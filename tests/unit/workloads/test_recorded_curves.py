@@ -14,7 +14,7 @@ RECORDED, RECORDED_UNITS = (json.loads(file.read_text()) for file in (FILE, UNIT
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_curve_is_the_recorded_one(name: str) -> None:
+def test_curve_matches_the_recorded_curve(name: str) -> None:
     rows, units = curve(CASES[name])
     assert [row[0] for row in rows] == pytest.approx([row[0] for row in RECORDED[name]], rel=1e-5), "loss by epoch"
     for column, metric in enumerate(METRICS, 1):

@@ -15,7 +15,7 @@ def stages(epochs: int, shares: tuple[float, ...]) -> list[int]:
     return [stage_of(epoch, ends) for epoch in range(1, epochs + 1)]
 
 
-def test_shares_of_all_epochs() -> None:
+def test_epochs_are_divided_among_stages_by_their_shares() -> None:
     assert stages(8, (0.5, 0.25, 0.25)) == [1, 1, 1, 1, 2, 2, 3, 3]
     assert stages(100, (2, 1, 1)).count(1) == 50
 
@@ -33,7 +33,7 @@ def test_a_stage_without_a_share_is_left_out() -> None:
     assert stages(2, (1, 0, 0)) == [1, 1]
 
 
-def test_beyond_the_last_epoch_is_the_last_stage() -> None:
+def test_epoch_beyond_the_last_belongs_to_the_last_stage() -> None:
     assert stage_of(9, stage_ends(4, (1, 1, 0))) == 2
 
 
@@ -56,11 +56,11 @@ def test_a_plateau_ends_a_stage() -> None:
     assert after([1, 0.5, 0.499, 0.499, 3, 3, 3, 3], (10, 12, 20)) == [1, 1, 1, 1, 2, 2, 3, 3]
 
 
-def test_a_falling_loss_lets_it_have_its_share_and_no_more() -> None:
+def test_stage_with_a_falling_loss_ends_at_its_share() -> None:
     assert after([9, 8, 7, 6, 5, 4], (2, 2, 4)) == [1, 1, 3, 3, 3, 3]
 
 
-def test_the_last_stage_stays() -> None:
+def test_last_stage_continues_after_a_plateau() -> None:
     assert after([1, 1, 1, 1, 1, 1], (2, 4, 4), patience=1) == [1, 1, 2, 2, 2, 2]
 
 

@@ -13,7 +13,7 @@ from workloads.losses.contrastive import infonce_loss
 
 @pytest.mark.parametrize("cached", [0, 2**21])
 @pytest.mark.parametrize("n", [1, 2, 5])
-def test_inner_products_and_their_gradient(n: int, cached: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_node_scores_and_gradient_match_inner_products(n: int, cached: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole and in blocks of a few columns, the last of them smaller; nodes occur several times."""
     monkeypatch.setattr(scores, "_CACHED", cached)
     monkeypatch.setattr(scores, "_BLOCK", 3 * (1 + n) * 4)
@@ -25,7 +25,7 @@ def test_inner_products_and_their_gradient(n: int, cached: int, monkeypatch: pyt
     assert torch.autograd.gradcheck(lambda rows: scores.node_scores(rows, nodes), table)
 
 
-def test_the_first_row_with_each_of_the_others() -> None:
+def test_dots_of_the_first_row_with_all_others_match_einsum() -> None:
     rows = torch.randn(4, 5, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True)
     torch.testing.assert_close(scores.dots(rows), torch.einsum("bd,nbd->nb", rows[0], rows[1:]))
     assert torch.autograd.gradcheck(scores.dots, rows)
@@ -38,7 +38,7 @@ def _nt_xent(first: torch.Tensor, second: torch.Tensor, temperature: float) -> t
     return infonce_loss(positive, negatives, temperature).mean()
 
 
-def test_two_views_are_the_definition() -> None:
+def test_two_view_scores_match_the_definition() -> None:
     """Every anchor against every k != i, written out: 2B - 1 terms, the positive among them (E-2.4)."""
     views = torch.randn(10, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     table = (views @ views.T).tolist()
@@ -52,7 +52,7 @@ def test_two_views_are_the_definition() -> None:
     torch.testing.assert_close(infonce_loss(positive, negatives), torch.tensor(losses, dtype=torch.float64))
 
 
-def test_some_anchors_are_rows_of_all() -> None:
+def test_two_view_scores_of_some_anchors_equal_rows_of_all_scores() -> None:
     views = torch.randn(8, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(2), requires_grad=True)
     anchors = torch.tensor([1, 2, 5, 6])
     for whole, part in zip(scores.two_view_scores(views, torch.arange(8)), scores.two_view_scores(views, anchors)):
@@ -76,7 +76,7 @@ def test_some_anchors_are_rows_of_all() -> None:
         ),
     ],
 )  # fmt: skip
-def test_nt_xent_in_values(
+def test_nt_xent_matches_expected_values(
     first: list[list[float]], second: list[list[float]] | None, temperature: float, expected: float
 ) -> None:
     """One image, which has no negatives; two views that are one; a temperature near 0."""
@@ -86,7 +86,7 @@ def test_nt_xent_in_values(
 
 
 @pytest.mark.parametrize("count", [16, 80])
-def test_places_in_a_batch_are_those_of_the_cube_to_the_bit(count: int) -> None:
+def test_ecdf_of_batch_negatives_equals_the_cubic_comparison(count: int) -> None:
     """The N³ comparison that defines them (6.30), as the authors' code has it; some images occur twice."""
     views = torch.randn(2 * count, 8, generator=torch.Generator().manual_seed(3))
     views[5] = views[6]

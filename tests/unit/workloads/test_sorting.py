@@ -11,7 +11,7 @@ from workloads.sorting import sort_with_positions
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (4, 9), (2, 3, 700), (2, 0)])
-def test_it_is_the_stable_order(shape: tuple[int, ...]) -> None:
+def test_sort_with_positions_matches_pythons_stable_order(shape: tuple[int, ...]) -> None:
     source = torch.Generator().manual_seed(0)
     scores = torch.randint(-20, 20, shape, generator=source) * torch.tensor(0.37)
     scores = torch.where(torch.rand(shape, generator=source) < 0.2, -0.0, scores)

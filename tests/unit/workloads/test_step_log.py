@@ -1,4 +1,4 @@
-"""Values within an epoch: their means, in a workload, in and in the engine's rows."""
+"""Values within an epoch: their means, in workloads, packs and the engine's rows."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from workloads.vera.workload import Vera
 RUNTIME = Runtime(device=torch.device("cpu"), data=Path(), seed=7, epochs=2, log_every=2)
 
 
-def test_a_value_is_the_mean_of_so_many_steps_and_of_the_rest_at_the_end() -> None:
+def test_logged_value_is_the_mean_over_its_steps_or_the_remaining_ones() -> None:
     log = StepLog(3, torch.device("cpu"))
     for step in range(1, 6):
         log.add(step, torch.tensor(float(step)), 0.5)
@@ -42,7 +42,7 @@ def test_a_value_is_the_mean_of_so_many_steps_and_of_the_rest_at_the_end() -> No
     assert unused.take() == []
 
 
-def test_micro_batches_are_of_one_step_and_members_of_a_pack_apart() -> None:
+def test_micro_batches_are_summed_per_step_and_pack_members_kept_apart() -> None:
     log = StepLog(1, torch.device("cpu"))
     log.add(4, torch.tensor(1.0), last=False)
     assert log.take() == []
@@ -64,7 +64,7 @@ def test_micro_batches_are_of_one_step_and_members_of_a_pack_apart() -> None:
         (Lifelong, SMALL_LIFELONG),
     ],
 )
-def test_the_values_of_an_epoch_have_its_mean_and_change_nothing(workload: Any, params: dict[str, Any]) -> None:
+def test_step_values_average_to_the_epoch_loss_and_do_not_change_it(workload: Any, params: dict[str, Any]) -> None:
     """Also with micro-batches, and in the second epoch, whose steps follow those of the first."""
     runtime = replace(RUNTIME, accumulate=2, epochs=3, log_every=1)
     built = workload(workload.Params(**params), runtime)
@@ -84,7 +84,7 @@ def test_the_values_of_an_epoch_have_its_mean_and_change_nothing(workload: Any, 
     assert mean == pytest.approx(metrics["loss"], rel=1e-5)
 
 
-def test_packed_trials_have_the_values_of_trials_apart() -> None:
+def test_packed_trials_log_the_step_values_of_separate_trials() -> None:
     def trials() -> list[Recommender]:
         return [
             Recommender(Recommender.Params(dim=8, batch_size=1000, lr=0.01 * seed), replace(RUNTIME, seed=seed))
@@ -109,12 +109,12 @@ def test_packed_trials_have_the_values_of_trials_apart() -> None:
         ({"backbone": "ease"}, "backbone=ease is fitted as a whole, which rules out log_every=2. Leave it out"),
     ],
 )
-def test_training_without_steps_refuses_them(params: dict[str, Any], words: str) -> None:
+def test_log_every_is_refused_for_training_without_steps(params: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         Recommender(Recommender.Params(**params), RUNTIME)
 
 
-def test_rows_carry_the_values_within_their_epoch() -> None:
+def test_engine_rows_contain_the_step_values_of_their_epoch() -> None:
     ranker = TextRanker(Params(**SMALL), RUNTIME)
     assert isinstance(ranker, StepLogged)
     rows = [row for report in run_epochs(ranker, Plan(epochs=2, refit=False, log_every=2)) for row in report.rows]
@@ -138,7 +138,7 @@ def test_rows_carry_the_values_within_their_epoch() -> None:
     assert plain.train_epoch(1) == ranker.train_epoch(1), "logging changes nothing"
 
 
-def test_a_workload_without_them_is_refused_and_they_do_not_change_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_every_is_refused_without_step_values_and_keeps_fingerprint(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(workload_loader, "code", lambda name: Toy)
         with pytest.raises(UserError, match="The workload toy reports no values within an epoch: got log_every=5"):

@@ -1,4 +1,4 @@
-"""Two ranks on one machine: what a function returns on each, from processes that stay."""
+"""Two ranks on one machine: results of a function on each, from processes that are reused."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def told(rank: int, word: str) -> list[object]:
     return [word, rank, total.item(), os.environ.get("A_WORD"), torch.get_num_threads(), os.getpid()]
 
 
-def test_results_by_rank_from_the_same_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_on_ranks_returns_results_by_rank_and_reuses_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("A_WORD", "of this test")
     first, second = run_on_ranks(told, "said")
     assert first[:-1] == ["said", 0, 3, "of this test", 1]

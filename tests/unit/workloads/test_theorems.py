@@ -102,7 +102,7 @@ def test_lemma_5_3_the_error_falls_with_n_and_m(n: int, m: int) -> None:
     assert (loss - supervised).abs().mean() < bound
 
 
-def test_lemma_5_2_the_dpl_loss_becomes_the_supervised_one() -> None:
+def test_lemma_5_2_dpl_loss_converges_to_the_supervised_loss() -> None:
     """Its error halves as M and N grow fourfold, and BPR on unlabelled samples keeps its bias."""
     above = torch.sigmoid(VALUES[:, None] - VALUES[None, :])
     supervised = -(POSITIVE @ (above @ NEGATIVE).log()).item()
@@ -135,7 +135,7 @@ def _unlabelled(phi: torch.Tensor, alpha: float, tau: float) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("alpha", "tau"), [(0.9, 0.1), (0.7, 0.4), (0.95, 0.02), (0.6, 0.7)])
-def test_theorem_6_1_the_weight_is_the_posterior(alpha: float, tau: float) -> None:
+def test_theorem_6_1_bcl_weight_is_the_posterior_of_a_true_negative(alpha: float, tau: float) -> None:
     """At β = .5, ω τ- = P(true negative | score): observed as often as it says."""
     phi, false = _places(_generator(int(1000 * alpha + tau)), alpha, tau, 200_000)
     weights = bcl_weights_at(_unlabelled(phi, alpha, tau), alpha=alpha, beta=0.5, tau=tau)
@@ -145,7 +145,7 @@ def test_theorem_6_1_the_weight_is_the_posterior(alpha: float, tau: float) -> No
     assert _calibration(weights * (1 - tau), ~false) > CALIBRATED
 
 
-def test_theorem_6_1_with_the_empirical_distribution() -> None:
+def test_theorem_6_1_holds_with_the_empirical_distribution() -> None:
     """The places taken from the anchor's own 2,000 samples, whatever the scores' distribution."""
     phi, false = _places(_generator(1), 0.85, 0.2, 100, 2000)
     for scores in (phi, torch.special.ndtri(phi), (3 * phi).exp()):
@@ -154,7 +154,7 @@ def test_theorem_6_1_with_the_empirical_distribution() -> None:
 
 
 @pytest.mark.parametrize(("alpha", "beta", "tau"), [(0.9, 0.5, 0.1), (0.8, 0.8, 0.3)])
-def test_importance_weights_reach_the_target(alpha: float, beta: float, tau: float) -> None:
+def test_importance_weights_give_the_mean_over_the_target(alpha: float, beta: float, tau: float) -> None:
     """(6.39)-(6.41): E_un ω e^x is the mean over the target, true negatives with their hard part raised (6.22)."""
     phi, _ = _places(_generator(2), alpha, tau, 100_000)
     weights = bcl_weights_at(_unlabelled(phi, alpha, tau), alpha=alpha, beta=beta, tau=tau)
@@ -166,7 +166,7 @@ def test_importance_weights_reach_the_target(alpha: float, beta: float, tau: flo
     assert _errors_of(phi.exp(), target) > 2 * SURE
 
 
-def test_theorem_6_2_bcl_becomes_the_supervised_loss() -> None:
+def test_theorem_6_2_bcl_loss_converges_to_the_supervised_loss() -> None:
     """Its estimate's error halves as N grows fourfold, its loss meets InfoNCE over true negatives, and that over all
     samples does not."""
     alpha, tau, anchors = 0.9, 0.2, 800
@@ -188,7 +188,7 @@ def test_theorem_6_2_bcl_becomes_the_supervised_loss() -> None:
 
 
 @pytest.mark.parametrize("alpha", [0.5, 0.65, 0.8, 1.0])
-def test_auc_is_not_alpha_but_gives_it(alpha: float) -> None:
+def test_alpha_is_recovered_from_the_auc_but_differs_from_it(alpha: float) -> None:
     """E-6.21: independent draws of the two classes have the AUC 1/2 + (2α - 1) / 3."""
     n = 20_000
     source = _generator(int(100 * alpha))
@@ -210,7 +210,7 @@ def _candidates(source: torch.Generator, users: int, n: int) -> tuple[torch.Tens
     return torch.where(false, pair.amax(0), pair.amin(0)), prior, false
 
 
-def test_unbias_is_the_posterior() -> None:
+def test_unbias_is_the_posterior_of_a_true_negative() -> None:
     """(4.14): the share of true negatives among candidates of equal unbias."""
     place, prior, false = _candidates(_generator(11), 100_000, 2)
     assert _calibration(unbias(place, prior), ~false) < CALIBRATED
@@ -218,7 +218,7 @@ def test_unbias_is_the_posterior() -> None:
 
 
 @pytest.mark.parametrize("lam", [0.5, 5.0])
-def test_theorem_4_1_the_rule_has_the_least_risk(lam: float) -> None:
+def test_theorem_4_1_bayesian_sampling_rule_has_the_least_risk(lam: float) -> None:
     """What a sample costs, by its label (4.24), is least on average with the rule of (4.26), whatever the other."""
     users, n = 40_000, 5
     place, prior, false = _candidates(_generator(12), users, n)
@@ -281,7 +281,7 @@ def _em(modes: Sequence[Mode]) -> list[float]:
     return likelihoods
 
 
-def test_em_climbs_with_the_posterior() -> None:
+def test_em_raises_the_likelihood_with_the_bayes_credence() -> None:
     """Lemma 3.2 where it holds (E-3.25): every round raises the likelihood if the credence is the posterior of the
     model that is fitted, mode ``bayes``. With a density in its place, mode ``thesis``, the next round can fall."""
     climbing: list[Mode] = ["bayes"] * 30
@@ -292,7 +292,7 @@ def test_em_climbs_with_the_posterior() -> None:
     assert after < before
 
 
-def test_a_common_constant_does_not_move_the_m_step() -> None:
+def test_mean1_credence_scales_the_m_step_gradient_by_a_constant() -> None:
     """(3.40): ĉ in mode ``mean1`` is that of ``thesis`` times one constant, so (3.29) keeps its maximiser."""
     source = _generator(22)
     w, h, other = (torch.randn(300, 6, generator=source, dtype=torch.float64, requires_grad=True) for _ in range(3))

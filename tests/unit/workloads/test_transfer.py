@@ -16,7 +16,7 @@ SENT = [
 ]
 
 
-def test_many_arrive_as_they_were_in_one_copy_without_waiting() -> None:
+def test_tensors_are_copied_unchanged_without_blocking() -> None:
     with virtual_cuda() as log:
         arrived = all_to_device(SENT, CUDA)
         assert not log.uploads
@@ -27,7 +27,7 @@ def test_many_arrive_as_they_were_in_one_copy_without_waiting() -> None:
             assert torch.equal(found.cpu(), sent)
 
 
-def test_on_the_cpu_they_stay_where_they_are() -> None:
+def test_tensors_are_not_copied_if_the_target_is_the_cpu() -> None:
     arrived = all_to_device(SENT, torch.device("cpu"))
     assert all(found is sent for found, sent in zip(arrived, SENT))
     assert to_device(SENT[0], torch.device("cpu")) is SENT[0]

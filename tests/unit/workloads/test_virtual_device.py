@@ -1,4 +1,4 @@
-"""Every workload on a virtual CUDA device: no mixing of devices, no more waiting than is listed, NCCL's rules."""
+"""Workloads on a virtual CUDA device: no mixed devices, no unlisted synchronisations, NCCL's rules."""
 
 from __future__ import annotations
 
@@ -68,12 +68,14 @@ def there(*shape: int) -> Tensor:
         (lambda: torch.multinomial(there(2), 1, generator=torch.Generator()), "multinomial: the generator is on cpu"),
     ],
 )
-def test_what_cuda_refuses(operation: Callable[[], Any], message: str, log: Log) -> None:
+def test_operations_that_cuda_does_not_support_raise_device_error(
+    operation: Callable[[], Any], message: str, log: Log
+) -> None:
     with pytest.raises(DeviceError, match=re.escape(message)):
         operation()
 
 
-def test_what_cuda_allows(log: Log) -> None:
+def test_operations_that_cuda_supports_run_on_the_device(log: Log) -> None:
     mixed = (there(2) * torch.tensor(3.0) + 1).to(torch.bfloat16)
     assert mixed.device == CUDA
     assert mixed.dtype == torch.bfloat16
@@ -90,7 +92,7 @@ def test_what_cuda_allows(log: Log) -> None:
         assert (there(2, 2) @ there(2, 2)).dtype == torch.bfloat16
 
 
-def test_what_is_compiled_runs(log: Log) -> None:
+def test_compiled_functions_run_on_the_virtual_device(log: Log) -> None:
     @torch.compile(dynamic=True)
     def twice(x: Tensor) -> Tensor:
         return x * 2
@@ -99,7 +101,7 @@ def test_what_is_compiled_runs(log: Log) -> None:
     assert torch.compile(nn.Linear(2, 2).to(CUDA))(there(2)).device == CUDA
 
 
-def test_a_step_does_not_wait(log: Log) -> None:
+def test_training_step_causes_no_synchronisation(log: Log) -> None:
     """Not the gradients, some of which C++ makes, nor their clipping, nor the optimiser."""
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)).to("cuda", torch.float32)
     optimizer = torch.optim.AdamW(model.parameters())
@@ -113,7 +115,7 @@ def test_a_step_does_not_wait(log: Log) -> None:
     assert not log.uploads
 
 
-def test_a_module_is_converted(log: Log) -> None:
+def test_module_is_moved_to_the_device_with_its_dtype(log: Log) -> None:
     model = nn.Linear(2, 2).to(torch.float64).to("cuda")
     assert {(each.dtype, each.device) for each in model.parameters()} == {(torch.float64, CUDA)}
 
@@ -141,7 +143,9 @@ def test_a_module_is_converted(log: Log) -> None:
         (lambda x: torch.cuda.synchronize(), "synchronize"),
     ],
 )
-def test_what_waits_is_counted_by_its_line(operation: Callable[[Tensor], Any], kind: str, log: Log) -> None:
+def test_synchronising_operation_is_counted_with_its_line(
+    operation: Callable[[Tensor], Any], kind: str, log: Log
+) -> None:
     given = there(2)
     log.clear()
     operation(given)
@@ -172,7 +176,7 @@ def line_of(operation: Callable[..., Any]) -> str:
     return f"{Path(__file__).relative_to(ROOT)}:{operation.__code__.co_firstlineno}"
 
 
-def test_what_does_not_wait(log: Log) -> None:
+def test_nonblocking_operations_are_not_counted(log: Log) -> None:
     given, index, mask = there(2), torch.tensor([0], device="cuda"), there(2) > 0
     log.clear()
     torch.repeat_interleave(given, given.long(), output_size=2)
@@ -188,7 +192,7 @@ def test_what_does_not_wait(log: Log) -> None:
     assert not log.uploads
 
 
-def test_the_place_is_the_workloads_function(log: Log) -> None:
+def test_synchronisation_is_attributed_to_the_workload_function(log: Log) -> None:
     """Also where Python 3.11 has a frame for a comprehension and 3.12 has none."""
     source = "class Workload:\n    def step(self, x):\n        return [value.item() for value in x]\n"
     names: dict[str, Any] = {}
@@ -197,7 +201,7 @@ def test_the_place_is_the_workloads_function(log: Log) -> None:
     assert dict(log.syncs) == {("item", "mine/workload.py:step"): 3}
 
 
-def test_refused_operations_can_be_listed_instead() -> None:
+def test_refused_operations_are_listed_without_strict_mode() -> None:
     with virtual_cuda(strict=False) as log:
         operation: Callable[[], Any] = lambda: there(2) + torch.ones(2)  # noqa: E731
         assert operation().tolist() == [2.0, 2.0]
@@ -206,7 +210,7 @@ def test_refused_operations_can_be_listed_instead() -> None:
     assert place == line_of(operation)
 
 
-def test_nothing_of_it_is_left() -> None:
+def test_virtual_device_removes_its_patches_also_after_an_error() -> None:
     patched = (torch, torch.cuda, torch.amp, torch.random, nn.functional, Tensor, nn.Parameter, torch.optim.Optimizer)
     with virtual_cuda():
         pass  # what it imports is there from now on
@@ -243,7 +247,7 @@ def marked(name: str) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", map(marked, CASES))
-def test_a_workload_mixes_no_devices_and_waits_no_more_than_before(name: str, log: Log) -> None:
+def test_workload_mixes_no_devices_and_has_only_listed_synchronisations(name: str, log: Log) -> None:
     case = CASES[name]
     built, waits = train(case, log)
     built.evaluate("validation")
@@ -256,7 +260,7 @@ def test_a_workload_mixes_no_devices_and_waits_no_more_than_before(name: str, lo
     _compare(name, waits)
 
 
-def test_a_pack_mixes_no_devices_and_waits_no_more_than_before(log: Log) -> None:
+def test_pack_mixes_no_devices_and_has_only_listed_synchronisations(log: Log) -> None:
     pack, members, waits = train_pack(log)
     _compare(PACK, waits)
     pack.evaluate(range(len(members)), "validation")
@@ -270,17 +274,17 @@ def _compare(name: str, waits: Waits) -> None:
     assert waits == listed, "fewer: run python -m tests.support.device_cases and commit syncs.toml"
 
 
-def test_every_case_and_nothing_else_is_listed() -> None:
+def test_list_of_synchronisations_has_exactly_the_cases() -> None:
     assert listed_waits().keys() == {*CASES, PACK}
 
 
-def test_no_case_waits_in_a_step_but_for_what_is_logged_within_an_epoch() -> None:
+def test_only_step_logging_synchronises_within_a_step() -> None:
     waiting = {name: waits.step for name, waits in listed_waits().items() if waits.step}
     copied = {"step_log.py:_copy (tolist)": 1}
     assert waiting == {f"{name}-steps": copied for name in ("mf", "bi-encoder", "vera", "lifelong")}
 
 
-def test_a_step_of_simclr_copies_its_rows_and_its_draws() -> None:
+def test_step_of_simclr_makes_at_most_two_copies_to_the_device() -> None:
     """Of both views and all their steps in one copy, and of all micro-batches."""
     copies = {name: waits.copies for name, waits in listed_waits().items() if name.startswith("simclr")}
     assert len(copies) >= 5
@@ -296,7 +300,7 @@ class WaitsInEachStep(CASES["mf"].workload):  # type: ignore[name-defined, misc]
         return losses, nodes
 
 
-def test_a_sync_in_a_step_is_told_from_one_in_an_epoch(log: Log) -> None:
+def test_synchronisation_in_a_step_is_distinguished_from_one_in_an_epoch(log: Log) -> None:
     """With the line in the workloads that it comes from."""
     before = listed_waits()["mf"]
     _, waits = train(device_cases.Case(WaitsInEachStep, CASES["mf"].params), log)
@@ -308,7 +312,9 @@ def test_a_sync_in_a_step_is_told_from_one_in_an_epoch(log: Log) -> None:
     )
 
 
-def test_the_list_grows_only_where_that_is_wished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_list_of_synchronisations_grows_only_with_the_grow_option(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(device_cases, "SYNCS", tmp_path / "syncs.toml")
     few = {"mf": Waits({}, {"a.py:f (item)": 1}, 2), "vera": Waits({"b.py:g (tolist)": 1}, {}, 1)}
     with pytest.raises(SystemExit, match=r"vera: b\.py:g"):
@@ -388,7 +394,7 @@ def _check(tensor: Tensor, collective: str) -> None:
 
 
 @pytest.mark.parametrize("tensor", [lambda: torch.ones(2, 3), lambda: there(2, 3).T, lambda: there(4)[::2]])
-def test_a_tensor_that_nccl_refuses_is_found(tensor: Callable[[], Tensor], log: Log) -> None:
+def test_tensor_that_nccl_refuses_raises_device_error(tensor: Callable[[], Tensor], log: Log) -> None:
     _check(there(2, 3), "all_reduce")
     with pytest.raises(DeviceError, match="all_reduce of"):
         _check(tensor(), "all_reduce")

@@ -1,4 +1,4 @@
-"""The abstention part of lifelong retrieval: what is held out, and that the served model abstains by its scores."""
+"""The abstention part of lifelong retrieval: queries held out from training, and scores of the served model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from workloads.lifelong.predictor import Predictor
 from workloads.lifelong.workload import Lifelong
 
 
-def test_served_scores_are_the_calibrated_ones_of_the_sessions_index() -> None:
+def test_served_abstention_scores_equal_the_calibrated_scores() -> None:
     workload = Lifelong(Params(**SMALL), replace(RUNTIME, abstention_part=0.3))
     assert workload.index.lineage != Lifelong(Params(**SMALL), RUNTIME).index.lineage
     workload.train_epoch(1)

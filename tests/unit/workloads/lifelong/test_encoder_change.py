@@ -1,4 +1,4 @@
-"""Readings of mixed rows, against slow references."""
+"""Search over index rows of an old and a new encoder, against slow references."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def ridge(source: np.ndarray, target: np.ndarray, weight: float) -> np.ndarray:
 
 
 @pytest.mark.parametrize("count", [2, 12])
-def test_the_map_has_the_ridge_that_predicts_left_out_pairs_best(count: int) -> None:
+def test_fit_map_selects_the_ridge_weight_by_leave_one_out_error(count: int) -> None:
     source, target = drawn(0, count, 4), drawn(1, count, 3)
     errors = []
     for weight in RIDGES:
@@ -59,7 +59,7 @@ def test_the_map_has_the_ridge_that_predicts_left_out_pairs_best(count: int) -> 
     np.testing.assert_allclose(fit_map(source, target), expected, rtol=1e-6, atol=1e-9)
 
 
-def test_a_linear_change_is_learnt() -> None:
+def test_fit_map_recovers_a_linear_change_of_vectors() -> None:
     source, change = drawn(0, 50, 4), drawn(1, 4, 6)
     np.testing.assert_allclose(fit_map(source, source @ change), change, atol=1e-2)
     with pytest.raises(ValueError, match="needs pairs"):
@@ -75,7 +75,7 @@ def test_scores_are_standardised_by_query() -> None:
     np.testing.assert_allclose(standardised(scores, reference), expected)
 
 
-def test_the_affine_map_is_that_of_least_squares_and_never_turns_the_order() -> None:
+def test_affine_map_is_the_least_squares_fit_with_nonnegative_slope() -> None:
     scores = drawn(0, 3, 7)
     target = 2 * scores + 0.3 * drawn(1, 3, 7) - 1
     np.testing.assert_allclose(fit_affine(scores, target), np.polyfit(scores.ravel(), target.ravel(), 1))
@@ -104,7 +104,7 @@ def slow(reading: str, queries: Spaces, row: np.ndarray, query: int, pairs: Spac
 
 
 @pytest.mark.parametrize("reading", [one for one in READINGS if one != "both and map"])
-def test_a_reading_scores_each_old_row(reading: str) -> None:
+def test_scores_of_old_rows_match_the_reference_of_each_reading(reading: str) -> None:
     queries, documents, pairs = spaces(0, 3), spaces(1, 6), spaces(2, 9)
     scores = old_scores(reading, queries, documents.old, pairs)
     for query in range(3):
@@ -130,15 +130,13 @@ def test_new_vectors_of_documents_that_were_not_embedded_again_are_not_used(read
 
 
 @pytest.mark.parametrize(("reading", "calibration"), COMBINATIONS)
-def test_with_every_document_embedded_again_the_order_is_that_of_the_new_encoder(
-    reading: str, calibration: str
-) -> None:
+def test_ranking_is_the_new_encoders_if_all_documents_are_embedded_again(reading: str, calibration: str) -> None:
     queries, documents, past = spaces(0, 4), spaces(1, 12), spaces(2, 7)
     scores = read(reading, calibration, queries, documents, np.ones(12, np.bool_), past, np.arange(5))
     assert (scores.argsort(1) == (queries.new @ documents.new.T).argsort(1)).all()
 
 
-def test_both_scales_agree_where_the_new_scores_are_those_of_the_old_on_another_scale() -> None:
+def test_mixed_rows_rank_as_before_if_the_encoder_only_rotates_vectors() -> None:
     """With an encoder that only turns the space, mixed rows are ranked as if nothing had changed."""
     old = unit(drawn(0, 40, 5))
     turn = np.linalg.qr(drawn(1, 5, 5))[0]
@@ -155,7 +153,7 @@ def test_both_scales_agree_where_the_new_scores_are_those_of_the_old_on_another_
         assert (scores.argsort(1) == expected).all()
 
 
-def test_unknown_names_are_refused() -> None:
+def test_unknown_reading_or_calibration_is_refused() -> None:
     one = spaces(0, 2)
     with pytest.raises(ValueError, match="no reading 'some'"):
         read("some", "raw", one, one, np.zeros(2, np.bool_), one, np.arange(0))
@@ -163,7 +161,7 @@ def test_unknown_names_are_refused() -> None:
         read("none", "some", one, one, np.zeros(2, np.bool_), one, np.arange(0))
 
 
-def test_parts_of_an_index_are_searched_together(tmp_path: Path) -> None:
+def test_search_over_index_parts_matches_scaled_scores_of_all_rows(tmp_path: Path) -> None:
     """The rows of each model with query vectors of their own, each on its scale, without deleted documents."""
     index = MutableIndex.create(tmp_path, "ours", 5)
     vectors = drawn(3, 2, 30, 5).astype(np.float32)

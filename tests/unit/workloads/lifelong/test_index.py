@@ -1,4 +1,4 @@
-"""The index: append only, memory-mapped, restored to what the checkpoint knows, never mixed."""
+"""The append-only index: memory-mapped files, restore from a checkpoint, damaged files, files of other runs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Path | None:
     return tmp_path / "index" if request.param == "files" else None
 
 
-def test_rows_stay_with_the_model_that_wrote_them(place: Path | None) -> None:
+def test_index_rows_keep_the_number_of_the_model_that_wrote_them(place: Path | None) -> None:
     index = grown(place)
     assert index.docs.tolist() == [2, 1, 0, 12, 11, 10]
     assert index.models.tolist() == [0, 0, 0, 1, 1, 1]
@@ -43,7 +43,7 @@ def test_rows_stay_with_the_model_that_wrote_them(place: Path | None) -> None:
         index.take(np.array([3]))
 
 
-def test_search_over_its_blocks_is_that_over_all_rows(place: Path | None) -> None:
+def test_search_over_index_blocks_equals_search_over_all_rows(place: Path | None) -> None:
     index, queries = grown(place), torch.from_numpy(rows(9, 5))
     scores, found = exact_topk(queries, index.blocks(), 4)
     expected = (queries @ torch.from_numpy(index.vectors()).T).topk(4)
@@ -51,7 +51,7 @@ def test_search_over_its_blocks_is_that_over_all_rows(place: Path | None) -> Non
     assert torch.equal(found, expected.indices)
 
 
-def test_a_process_that_does_not_write_maps_the_files_of_another(tmp_path: Path) -> None:
+def test_reader_process_maps_the_segment_files_of_the_writer(tmp_path: Path) -> None:
     written = grown(tmp_path / "index")
     reader = Index("ours", DIM, True, tmp_path / "index", writes=False)
     for session in range(2):
@@ -77,7 +77,7 @@ def test_a_document_that_arrives_twice_is_refused(place: Path | None) -> None:
     assert len(index) == 6
 
 
-def test_models_that_are_not_compatible_write_everything_anew(place: Path | None) -> None:
+def test_incompatible_models_replace_all_rows_of_the_index(place: Path | None) -> None:
     index = Index("ours", DIM, False, place)
     index.append(0, np.array([1, 2]), rows(0, 2))
     index.append(1, np.array([1, 2, 3]), rows(1, 3))
@@ -85,7 +85,7 @@ def test_models_that_are_not_compatible_write_everything_anew(place: Path | None
     np.testing.assert_array_equal(index.take(np.array([2])), rows(1, 3)[1:2])
 
 
-def test_a_session_that_the_checkpoint_does_not_know_is_rolled_back(place: Path | None) -> None:
+def test_restore_removes_a_session_later_than_the_checkpoint(place: Path | None) -> None:
     """Whoever wrote it died before its checkpoint; the session is then done again."""
     index = grown(place, sessions=1)
     state = index.state()
@@ -100,7 +100,7 @@ def test_a_session_that_the_checkpoint_does_not_know_is_rolled_back(place: Path 
     np.testing.assert_array_equal(again.vectors(), grown(None).vectors())
 
 
-def test_files_that_earlier_models_read_outlive_a_resume(tmp_path: Path) -> None:
+def test_restore_keeps_the_segment_files_of_earlier_models(tmp_path: Path) -> None:
     """Also where a later model wrote everything anew: the versions of then are registered."""
     index = grown(tmp_path, sessions=3, compatible=False)
     assert [one["session"] for one in index.manifest] == [2]
@@ -108,7 +108,7 @@ def test_files_that_earlier_models_read_outlive_a_resume(tmp_path: Path) -> None
     assert len(list(tmp_path.glob("session-*.arrow"))) == 3
 
 
-def test_another_index_in_the_folder_stays_and_the_state_knows_which_is_which(tmp_path: Path) -> None:
+def test_second_index_gets_its_own_folder_and_each_state_restores_its_own(tmp_path: Path) -> None:
     first, second = grown(tmp_path / "index"), grown(tmp_path / "index", sessions=1)
     assert (first.folder, second.folder) == (tmp_path / "index", tmp_path / "index-2")
     for index, length in ((first, 6), (second, 3)):
@@ -119,7 +119,7 @@ def test_another_index_in_the_folder_stays_and_the_state_knows_which_is_which(tm
 
 
 @pytest.mark.parametrize("old", [False, True])
-def test_a_state_of_another_folder_is_copied(tmp_path: Path, old: bool) -> None:
+def test_restore_from_a_state_of_another_folder_copies_its_segments(tmp_path: Path, old: bool) -> None:
     """Population based training hands states on, with other values of what names the folder."""
     theirs = grown(tmp_path / ("ours" if old else "theirs"), sessions=1)
     state = theirs.state()
@@ -138,7 +138,7 @@ def test_a_state_of_another_folder_is_copied(tmp_path: Path, old: bool) -> None:
     assert len(fresh) == 6
 
 
-def test_half_a_file_that_a_crash_left_is_no_segment(tmp_path: Path) -> None:
+def test_restore_removes_a_partial_segment_file_of_a_crash(tmp_path: Path) -> None:
     index = grown(tmp_path)
     (tmp_path / "session-0002.arrow").write_bytes((tmp_path / "session-0001.arrow").read_bytes()[:100])
     again = Index("ours", DIM, True, tmp_path)
@@ -148,7 +148,7 @@ def test_half_a_file_that_a_crash_left_is_no_segment(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("length", [0, 50, -8])
-def test_a_truncated_file_is_named(tmp_path: Path, length: int) -> None:
+def test_truncated_index_file_raises_an_error_that_names_it(tmp_path: Path, length: int) -> None:
     index, file = grown(tmp_path), tmp_path / "session-0001.arrow"
     content = file.read_bytes()
     file.write_bytes(content[:length])
@@ -158,7 +158,7 @@ def test_a_truncated_file_is_named(tmp_path: Path, length: int) -> None:
         Index("ours", DIM, True, tmp_path).restore(index.state())
 
 
-def test_a_flipped_bit_is_found(tmp_path: Path) -> None:
+def test_flipped_bit_in_an_index_file_raises_a_checksum_error(tmp_path: Path) -> None:
     grown(tmp_path)
     file = tmp_path / "session-0000.arrow"
     content = bytearray(file.read_bytes())
@@ -169,7 +169,7 @@ def test_a_flipped_bit_is_found(tmp_path: Path) -> None:
         read_segment(file)
 
 
-def test_a_file_of_another_run_is_not_mixed_in(tmp_path: Path) -> None:
+def test_restore_refuses_index_files_of_another_run(tmp_path: Path) -> None:
     state = grown(tmp_path).state()
     other = Index("ours", DIM, True, tmp_path / "other")
     other.append(0, np.array([2, 1, 0]), rows(5, 3))
@@ -182,7 +182,7 @@ def test_a_file_of_another_run_is_not_mixed_in(tmp_path: Path) -> None:
         Index("ours", DIM, True).restore(state)
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
+def test_missing_index_file_raises_data_error(tmp_path: Path) -> None:
     state = grown(tmp_path).state()
     (tmp_path / "session-0000.arrow").unlink()
     with pytest.raises(DataError, match="the index file is missing"):

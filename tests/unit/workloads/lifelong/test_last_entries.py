@@ -1,4 +1,4 @@
-"""The last entry that has a document, against a dictionary."""
+"""LastEntries: the position of the last entry that has a document, against a dictionary."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def expected(entries: list[np.ndarray]) -> list[int]:
     return [last.get(doc, -1) for doc in ASKED.tolist()]
 
 
-def test_added_entries_give_what_all_at_once_do() -> None:
+def test_entries_added_one_by_one_equal_entries_given_at_once() -> None:
     rng = np.random.default_rng(0)
     entries = [rng.permutation(50)[: rng.integers(0, 12)] for _ in range(30)]
     added = LastEntries()
@@ -26,5 +26,5 @@ def test_added_entries_give_what_all_at_once_do() -> None:
         assert added.count == at_once.count
 
 
-def test_without_entries_no_document_has_one() -> None:
+def test_every_position_is_minus_one_without_entries() -> None:
     assert LastEntries().positions(ASKED).tolist() == [-1] * len(ASKED)

@@ -53,7 +53,7 @@ def begun(folder: Path) -> LiveIndex:
     return LiveIndex.of_model(folder, LINEAGE, rows, OLD.dim, "search/3", "r1")
 
 
-def test_models_of_a_lineage_keep_their_session_and_others_get_a_number_that_they_refuse(tmp_path: Path) -> None:
+def test_models_of_another_lineage_join_under_separate_session_numbers(tmp_path: Path) -> None:
     index = begun(tmp_path)
     assert index.join("search/3", "r1", 4) == 2
     assert index.join("search/5", "r1", 4, {"id": "ours", "session": 4}) == 4
@@ -67,7 +67,7 @@ def test_models_of_a_lineage_keep_their_session_and_others_get_a_number_that_the
         _open(tmp_path, {**LINEAGE, "session": 9})
 
 
-def test_rows_that_were_replaced_do_not_matter_to_a_reader(tmp_path: Path) -> None:
+def test_reader_ignores_replaced_rows_of_another_lineage(tmp_path: Path) -> None:
     index = begun(tmp_path)
     own = {**LINEAGE, "session": 2}
     before = _open(tmp_path, own)
@@ -81,7 +81,7 @@ def test_rows_that_were_replaced_do_not_matter_to_a_reader(tmp_path: Path) -> No
     assert sorted(rows) == sorted(expected)
 
 
-def test_a_compaction_between_the_manifest_and_its_files_is_no_error(
+def test_open_succeeds_if_a_compaction_runs_after_the_manifest_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     index = begun(tmp_path)
@@ -97,7 +97,7 @@ def test_a_compaction_between_the_manifest_and_its_files_is_no_error(
     assert sum(len(docs) for docs, _ in _open(tmp_path, own)) == COUNT
 
 
-def test_a_share_is_embedded_again_in_its_order_and_gone_on_with(tmp_path: Path) -> None:
+def test_embedding_a_share_again_follows_the_order_and_resumes(tmp_path: Path) -> None:
     index = begun(tmp_path)
     session = index.join("other/1", "r2", 6)
     steps = index.embed(session, 0.5, "newest", NEW, of, 40)
@@ -143,7 +143,7 @@ def test_rows_in_two_spaces_are_ranked_by_standardised_scores(tmp_path: Path) ->
     np.testing.assert_allclose(scores, np.take_along_axis(expected, docs, 1), atol=1e-5)
 
 
-def test_texts_change_with_their_rows_and_go_with_them(tmp_path: Path) -> None:
+def test_added_texts_are_stored_updated_and_removed_with_their_rows(tmp_path: Path) -> None:
     index = begun(tmp_path)
     collection = {f"d{doc}": doc for doc in range(COUNT)}
     assert index.add(2, {"d7": "seven", "x": "ex"}, collection, OLD) == 1

@@ -1,4 +1,4 @@
-"""The index that changes: last rows, deletions, embedding again, compaction, and a kill before every write."""
+"""The mutable index: last rows, deletions, repeated embedding, compaction, and a kill before every write."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def searched(index: MutableIndex) -> np.ndarray:
     return index.docs()[exact_topk(queries, index.blocks(), len(index))[1].numpy()]
 
 
-def test_the_last_row_of_a_document_counts_and_a_deleted_one_is_not_returned(tmp_path: Path) -> None:
+def test_last_row_of_a_document_is_used_and_deleted_documents_are_not_found(tmp_path: Path) -> None:
     index = filled(tmp_path)
     index.put(1, np.array([30, 4]), embedded(1)(np.array([30, 4])))
     index.delete(np.array([5, 30, 99]))
@@ -78,7 +78,7 @@ def test_the_last_row_of_a_document_counts_and_a_deleted_one_is_not_returned(tmp
     assert rows_of(MutableIndex(tmp_path)) == rows_of(index)
 
 
-def test_a_compacted_index_is_the_one_built_at_once(tmp_path: Path) -> None:
+def test_compacted_index_equals_an_index_built_at_once(tmp_path: Path) -> None:
     index = filled(tmp_path / "changed")
     index.delete(np.array([7]))
     assert list(index.embed_again(1, embedded(1), np.array([3, 7, 20, 1]), batch=2)) == [1, 0]
@@ -118,7 +118,7 @@ def test_a_change_while_a_batch_is_embedded_is_kept(tmp_path: Path) -> None:
     assert calls == [COUNT, 1]
 
 
-def test_a_reader_searches_while_the_index_is_embedded_again_and_compacted(tmp_path: Path) -> None:
+def test_reader_sees_consistent_rows_during_embedding_and_compaction(tmp_path: Path) -> None:
     index = filled(tmp_path)
     reader = MutableIndex(tmp_path)
     for left in index.embed_again(1, embedded(1), batch=5):
@@ -178,7 +178,9 @@ def work(index: MutableIndex, text: int, stored: set[int]) -> None:
 
 
 @pytest.mark.slow
-def test_a_kill_before_every_write_loses_nothing(tmp_path: Path, kill: Callable[[int], list[str]]) -> None:
+def test_kill_before_any_storage_operation_loses_no_stored_row(
+    tmp_path: Path, kill: Callable[[int], list[str]]
+) -> None:
     done = kill(10**9)
     index = filled(tmp_path / "whole")
     done.clear()
@@ -216,7 +218,7 @@ def by_text(text: int, doc: int) -> list[tuple[int, tuple[float, ...]]]:
     return [(0, tuple(embedded(text)(np.array([doc]))[0].tolist()))]
 
 
-def test_an_append_only_index_is_taken_over_and_read_by_its_models(tmp_path: Path) -> None:
+def test_copy_of_an_append_only_index_is_changed_and_read_by_its_models(tmp_path: Path) -> None:
     old = Index("ours", DIM, True, tmp_path / "old")
     for session in (0, 1):
         docs = np.arange(3) + 3 * session
@@ -237,7 +239,7 @@ def test_an_append_only_index_is_taken_over_and_read_by_its_models(tmp_path: Pat
     assert len(list((tmp_path / "old").glob("*.arrow"))) == 2
 
 
-def test_what_cannot_be_stored_or_read_is_said(tmp_path: Path) -> None:
+def test_invalid_rows_and_damaged_or_missing_index_files_are_refused(tmp_path: Path) -> None:
     index = filled(tmp_path / "index")
     with pytest.raises(ValueError, match="occurs twice"):
         index.put(1, np.array([1, 1]), np.zeros((2, DIM), np.float32))
@@ -312,7 +314,9 @@ def test_a_killed_process_loses_no_batch(tmp_path: Path) -> None:
     assert rows_of(index) == by(1, np.setdiff1d(docs, deleted).tolist())
 
 
-def test_embedding_again_sorts_the_documents_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_embedding_again_does_not_rebuild_the_order_of_documents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The order of the documents is kept from batch to batch."""
     docs = np.arange(40)
     index = MutableIndex.create(tmp_path / "index", "lineage", DIM, rows=[(0, docs, embedded(0)(docs))])

@@ -1,4 +1,4 @@
-"""Lifelong retrieval's search spaces and tables: every row is an experiment."""
+"""Search spaces and published tables of lifelong retrieval: each row has valid parameters."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_search_spaces_draw_valid_parameters(preset: str) -> None:
 TABLES = [entry for entry in PUBLISHED if isinstance(entry, Table)]
 
 
-def test_the_savings_are_counted_and_have_a_formula() -> None:
+def test_counted_savings_match_the_formula() -> None:
     """Three quarters of the collection are embedded again in each session, on average, where the index is rebuilt."""
     assert SAVINGS in PUBLISHED
     cells = savings(quick=True).tables["saved"]
@@ -33,7 +33,7 @@ def test_the_savings_are_counted_and_have_a_formula() -> None:
 
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.id)
-def test_every_row_is_an_experiment(table: Table) -> None:
+def test_every_table_row_has_valid_and_distinct_parameters(table: Table) -> None:
     for dataset in table.datasets:
         rows = {row.method: Params(**row.settings.params) for row in table.rows(dataset)}
         assert table.reference in rows
@@ -42,7 +42,7 @@ def test_every_row_is_an_experiment(table: Table) -> None:
         assert all(row.settings.epochs > rows[row.method].split_sessions for row in table.rows(dataset))
 
 
-def test_the_ablation_changes_one_thing_at_a_time() -> None:
+def test_each_ablation_row_changes_one_parameter() -> None:
     rows = {row.method: Params(**row.settings.params).model_dump() for row in ABLATION.rows("classic-ir")}
     reference = rows.pop("L2R")
     depending = {
@@ -53,7 +53,7 @@ def test_the_ablation_changes_one_thing_at_a_time() -> None:
         assert len(different - depending) == 1 or (len(different) == 1 and different <= depending), method
 
 
-def test_the_reference_is_what_the_issue_compares_with() -> None:
+def test_reference_of_the_main_table_is_l2r_with_isd_memory_and_ranking() -> None:
     row = next(row for row in MAIN.rows("scifact") if row.method == MAIN.reference)
     found = Params(**row.settings.params)
     assert (found.new, found.memory, found.compatible, found.update) == ("l2r", "isd", "ranking", "continue")

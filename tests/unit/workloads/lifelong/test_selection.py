@@ -1,4 +1,4 @@
-"""What is trained on and remembered: PSS and ISD against the reference values, the baselines against closed forms."""
+"""Selection of new documents and memory: PSS and ISD against references, baselines against closed forms."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ ALONG_FIRST = torch.tensor([[1, 0, 0, 0]], dtype=torch.float64)
 """A query with which distances between whole numbers are exact, on any CPU."""
 
 
-def test_pss_is_the_signed_length_along_the_query() -> None:
+def test_pss_matches_reference_values() -> None:
     """E-L2; also where the positive lies behind the query."""
     found = pss(one(DOCS), PLUS, QUERY)[0]
     assert found[:5].tolist() == pytest.approx(PSS, abs=1e-9)
@@ -58,7 +58,7 @@ def test_pss_is_the_signed_length_along_the_query() -> None:
     assert not pss(one(DOCS), PLUS, torch.zeros(1, 4, dtype=torch.float64)).any()
 
 
-def test_isd_is_the_mean_distance_across_the_query() -> None:
+def test_isd_matches_reference_values() -> None:
     expected = [3.1845910560909547, 2.8665934757923117, 2.2588007681781925, 2.441694292607431, 3.0652613233214683]
     found = isd(one(DOCS), there(6), one(OTHERS), there(3), QUERY)[0]
     assert found[:5].tolist() == pytest.approx(expected, abs=1e-9)
@@ -67,7 +67,7 @@ def test_isd_is_the_mean_distance_across_the_query() -> None:
     assert not isd(one(DOCS), there(6), one(OTHERS), ~there(3), QUERY).any()
 
 
-def test_isd_of_whole_vectors_sees_what_is_along_the_query() -> None:
+def test_isd_of_whole_vectors_is_the_mean_distance_between_vectors() -> None:
     """The reader's objection (E-L4): the mean distance of the vectors themselves."""
     found = isd(one(DOCS), there(6), one(OTHERS), there(3), QUERY, whole=True)[0]
     others = [np.array(other) for other in OTHERS]
@@ -77,7 +77,7 @@ def test_isd_of_whole_vectors_sees_what_is_along_the_query() -> None:
     torch.testing.assert_close(scores, isd(one(DOCS), there(6), one(DOCS), there(6), QUERY, whole=True))
 
 
-def test_what_differs_along_the_query_only_is_alike() -> None:
+def test_isd_is_zero_for_documents_that_differ_only_along_the_query() -> None:
     """E-L4."""
     along_only = QUERY.unsqueeze(1) * torch.tensor([0.5, -2.0, 3.0], dtype=torch.float64).view(1, 3, 1)
     found = isd(along_only, there(3), along_only, there(3), QUERY)
@@ -87,7 +87,7 @@ def test_what_differs_along_the_query_only_is_alike() -> None:
 
 
 @pytest.mark.parametrize(("alpha", "places"), [(0.0, [5, 4, 1]), (0.5, [2, 4, 5]), (1.0, [2, 4, 5])])
-def test_new_documents_are_the_highest_at_once(alpha: float, places: list[int]) -> None:
+def test_new_documents_are_the_top_scores_without_greedy_selection(alpha: float, places: list[int]) -> None:
     """E-L1: not greedily."""
     scores = new_scores(one(DOCS), there(6), PLUS, QUERY, alpha)
     assert top_positions(scores, 3).tolist() == [places]
@@ -95,7 +95,7 @@ def test_new_documents_are_the_highest_at_once(alpha: float, places: list[int]) 
     assert scores[0, :5].tolist() == pytest.approx(mixed, abs=1e-9)
 
 
-def test_standardised_scores_do_not_depend_on_the_unit() -> None:
+def test_standardised_scores_do_not_depend_on_the_scale_of_vectors() -> None:
     once = new_scores(one(DOCS), there(6), PLUS, QUERY, 0.3, standardise=True)
     tenfold = new_scores(one(DOCS) * 10, there(6), PLUS * 10, QUERY, 0.3, standardise=True)
     torch.testing.assert_close(once, tenfold)
@@ -104,7 +104,7 @@ def test_standardised_scores_do_not_depend_on_the_unit() -> None:
     assert alike.tolist() == [[0, 0]]
 
 
-def test_superiority_that_differs_by_rounding_only_does_not_count() -> None:
+def test_superiority_that_differs_only_by_rounding_does_not_affect_order() -> None:
     source = torch.Generator().manual_seed(0)
     query = torch.nn.functional.normalize(torch.randn(1, 64, generator=source))
     off = torch.nn.functional.normalize(across(torch.randn(1, 8, 64, generator=source), query), dim=2)
@@ -115,7 +115,7 @@ def test_superiority_that_differs_by_rounding_only_does_not_count() -> None:
     assert scores.argsort().tolist() == diversity.argsort().tolist()
 
 
-def test_filling_is_never_chosen() -> None:
+def test_padding_documents_are_never_chosen() -> None:
     half = torch.tensor([[True, False, True, False, True, True]])
     scores = new_scores(one(DOCS), half, PLUS, QUERY, 0.5)
     kept = torch.tensor([[0, 2, 4, 5]])
@@ -126,7 +126,7 @@ def test_filling_is_never_chosen() -> None:
     assert gather_docs(torch.empty(1, 0, dtype=torch.int64), top_positions(torch.empty(1, 0), 2)).tolist() == [[-1, -1]]
 
 
-def test_ties_go_by_place() -> None:
+def test_tied_scores_are_ordered_by_position() -> None:
     assert top_positions(torch.tensor([[1.0, 2.0, 2.0, 1.0]]), 4).tolist() == [[1, 2, 0, 3]]
 
 
@@ -139,14 +139,14 @@ def table(rows: list[list[float]]):  # type: ignore[no-untyped-def]
     return lambda docs: padded[torch.from_numpy(np.asarray(docs))]
 
 
-def test_memory_is_what_is_least_like_the_new() -> None:
+def test_replay_takes_memory_documents_least_similar_to_the_new_ones() -> None:
     lookup = table(MEMORY + DOCS[:2])
     params = Params(n_memory=2)
     found = choose_memory(params, torch.arange(5)[None], torch.tensor([[5, 6]]), lookup, query_vectors())
     assert found.tolist() == [[1, 4]]
 
 
-def test_the_memory_keeps_the_most_diverse_of_new_and_old() -> None:
+def test_memory_keeps_the_most_diverse_of_new_and_old_documents() -> None:
     """E-L7, and a pool that is smaller than the memory is kept whole."""
     lookup = table(DOCS[:3] + BEFORE)
     params = Params(capacity=5, n_memory=2)
@@ -156,7 +156,7 @@ def test_the_memory_keeps_the_most_diverse_of_new_and_old() -> None:
     assert found.tolist() == [[0, 1, 2, -1, -1]]
 
 
-def test_of_equal_diversity_the_new_and_the_first_are_kept() -> None:
+def test_ties_in_diversity_keep_new_documents_then_the_first_old_ones() -> None:
     """E-L1, E-L7: documents that are all alike, whose ISD is 0."""
     lookup, alike = table([[2, 3, 0, 0]] * 6), query_vectors(ALONG_FIRST)
     old, new = torch.tensor([[5, 3, 4]]), torch.tensor([[2, 0, 1]])
@@ -166,7 +166,7 @@ def test_of_equal_diversity_the_new_and_the_first_are_kept() -> None:
     assert choose_new(params, np.array([[4, 1, 3, 0]]), lookup, alike).tolist() == [[4, 1]]
 
 
-def test_one_of_two_equal_pairs_is_the_new_one() -> None:
+def test_new_documents_replace_equal_old_ones_in_the_memory() -> None:
     """E-L7: the same two documents come again; the ISD of all four is 2.5."""
     lookup = table([[2, 3, 0, 0], [5, 0, 4, 0], [2, 3, 0, 0], [5, 0, 4, 0]])
     params = Params(capacity=2, n_memory=2)
@@ -174,7 +174,7 @@ def test_one_of_two_equal_pairs_is_the_new_one() -> None:
     assert update_memory(params, old, new, lookup, query_vectors(ALONG_FIRST), 0).tolist() == [[0, 1]]
 
 
-def test_choosing_new_documents_by_name() -> None:
+def test_new_documents_are_chosen_by_l2r_bm25_or_at_random() -> None:
     lookup, docs = table(DOCS), np.array([[0, 1, 2, 3, 4, 5]])
     assert choose_new(Params(n_new=3), docs, lookup, query_vectors()).tolist() == [[2, 4, 5]]
     assert draw_new(Params(n_new=3, new="bm25"), docs, 0, 1, first=True).tolist() == [[0, 1, 2]]
@@ -183,7 +183,7 @@ def test_choosing_new_documents_by_name() -> None:
     assert all(len(set(row)) == 3 for row in drawn)
 
 
-def test_a_query_without_candidates_gets_none() -> None:
+def test_query_without_candidates_gets_no_new_documents() -> None:
     """BM25 found nothing: all is filling."""
     nothing = np.full((1, 4), -1)
     params = Params(n_new=2)
@@ -193,19 +193,19 @@ def test_a_query_without_candidates_gets_none() -> None:
         assert torch.equal(draw_new(params, nothing, 0, 1, first=first), looked)
 
 
-def test_gradients_of_a_pair_are_those_of_its_loss() -> None:
+def test_pair_gradients_match_autograd_of_the_pair_loss() -> None:
     query = QUERY.clone().requires_grad_()
     pair_losses(one(DOCS), PLUS, query)[0, 2].backward()
     torch.testing.assert_close(pair_gradients(one(DOCS), PLUS, QUERY)[0, 2], query.grad[0])
     assert pair_losses(one([POSITIVE]), PLUS, QUERY).item() == pytest.approx(math.log(2))
 
 
-def test_mir_takes_the_largest_rise() -> None:
+def test_mir_selects_the_documents_with_the_largest_rise_in_loss() -> None:
     before, after = torch.tensor([[1.0, 5.0, 2.0, 0.0]]), torch.tensor([[2.0, 5.5, 4.0, 9.0]])
     assert top_positions(mir(before, after, torch.tensor([[True, True, True, False]])), 2).tolist() == [[2, 0]]
 
 
-def test_a_virtual_step_is_taken_back() -> None:
+def test_virtual_step_restores_the_weights() -> None:
     layer, rows = torch.nn.Linear(2, 1, bias=False), torch.tensor([[1.0, 2.0], [0.0, -1.0]])
     weight = layer.weight.detach().clone()
     before, after = virtual_step(layer, lambda: layer(rows)[:, 0], lambda: layer(rows[:1]).sum().backward(), lr=0.5)
@@ -222,7 +222,7 @@ def test_gss_prefers_gradients_in_new_directions() -> None:
     assert found[0].argsort(descending=True)[-1] == 1
 
 
-def test_ocs_adds_similarity_diversity_and_affinity_by_hand() -> None:
+def test_ocs_score_is_the_sum_of_similarity_diversity_and_affinity() -> None:
     gradients = torch.tensor([[[1.0, 0.0], [0.0, 2.0], [1.0, 1.0]]], dtype=torch.float64)
     kept = torch.tensor([[[0.0, 5.0]]], dtype=torch.float64)
     mean = torch.tensor([2.0, 3.0], dtype=torch.float64) / math.sqrt(13)
@@ -236,7 +236,7 @@ def test_ocs_adds_similarity_diversity_and_affinity_by_hand() -> None:
     assert ocs(gradients, there(3), kept, ~there(1))[0, 0].item() == pytest.approx(expected[0], abs=1e-12)
 
 
-def test_a_reservoir_is_a_uniform_sample_of_all_that_came() -> None:
+def test_random_memory_is_a_uniform_sample_of_all_documents_so_far() -> None:
     """In three sessions of 20, each document is kept with probability 1/6, whenever it came."""
     rows, capacity = 3000, 10
     memory = torch.full((rows, capacity), -1)

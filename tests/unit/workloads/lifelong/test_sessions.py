@@ -30,7 +30,7 @@ def collection(sizes: tuple[int, ...] = (40, 30, 20), empty: int = 0) -> Retriev
     return judged((ids, texts), (queries, queries), rows)
 
 
-def test_every_document_arrives_once_and_its_share_at_first() -> None:
+def test_every_document_arrives_once_and_half_of_each_topic_in_session_0() -> None:
     found = build(collection(), Stream(sessions=3))
     assert np.bincount(found.session).tolist() == [45, 15, 15, 15]
     assert [int(((found.session == 0) & (found.topic == topic)).sum()) for topic in range(3)] == [20, 15, 10]
@@ -38,7 +38,7 @@ def test_every_document_arrives_once_and_its_share_at_first() -> None:
     assert sorted(found.main[1:].tolist()) == [0, 1, 2]
 
 
-def test_a_session_is_mostly_of_its_own_topic_or_what_is_left_of_it() -> None:
+def test_session_takes_its_share_of_the_main_topic_or_all_that_is_left() -> None:
     found = build(collection((100, 100, 10)), Stream(sessions=3, main=0.6))
     shares = {}
     for session in (1, 2, 3):
@@ -62,7 +62,7 @@ def test_queries_arrive_with_the_documents_of_their_topic() -> None:
     assert not np.array_equal(arrived, arrivals(found, topics, seed=1))
 
 
-def test_a_query_of_a_topic_without_text_is_there_from_the_beginning() -> None:
+def test_query_of_a_topic_without_text_arrives_in_session_0() -> None:
     data = collection((10, 20, 20), empty=10)
     found = build(data, Stream(sessions=2))
     arrived = arrivals(found, query_topics(data, found.topic), seed=0)
@@ -70,19 +70,19 @@ def test_a_query_of_a_topic_without_text_is_there_from_the_beginning() -> None:
     assert np.array_equal(arrived[1:], arrivals(found, np.array([-1, 1, 2], np.int16), seed=0)[1:])
 
 
-def test_saved_embeddings_are_those_of_a_rebuilt_index() -> None:
+def test_saved_share_is_relative_to_the_embeddings_of_a_rebuilt_index() -> None:
     assert saved([8, 2, 2, 2, 2], [8, 2, 2, 2, 2]).tolist() == pytest.approx(
         [0, 1 - 10 / 18, 1 - 12 / 30, 1 - 14 / 44, 1 - 1 / 3.75]
     )
     assert not saved([8, 10, 12], [8, 2, 2]).any()
 
 
-def test_the_seed_decides_and_nothing_else() -> None:
+def test_sessions_are_determined_by_the_seed() -> None:
     first, again, other = (build(collection(), Stream(seed=seed)) for seed in (1, 1, 2))
     assert first.fingerprint == again.fingerprint != other.fingerprint
 
 
-def test_more_sessions_than_topics_go_round() -> None:
+def test_topics_repeat_if_there_are_more_sessions_than_topics() -> None:
     found = build(collection((40, 40)), Stream(sessions=4))
     assert sorted(found.main[1:].tolist()) == [0, 0, 1, 1]
 
@@ -125,7 +125,7 @@ def test_a_query_has_the_topic_of_its_relevant_documents() -> None:
     assert query_topics(data, topics_of(data, Stream())).tolist() == [0, 1, 2]
 
 
-def test_forgetting_and_forward_transfer_by_hand() -> None:
+def test_forgetting_and_forward_transfer_match_hand_computed_values() -> None:
     nan = np.nan
     matrix = np.array([[0.5, 0.2, nan], [0.8, 0.1, nan], [0.6, 0.4, 0.9]])
     assert forgetting(matrix) == pytest.approx(((0.8 - 0.6) + (0.2 - 0.4)) / 2)
@@ -171,7 +171,7 @@ def test_lotte_and_multi_cpr_are_read_as_topics_of_one_collection(tmp_path: Path
     assert len(known.files) == 8
 
 
-def test_one_folder_alone_keeps_its_ids(tmp_path: Path) -> None:
+def test_document_ids_of_a_single_folder_have_no_topic_prefix(tmp_path: Path) -> None:
     known = own_topical("x", written(tmp_path, **CPR))
     assert known.reader(tmp_path).doc_ids.to_pylist() == ["1", "2"]
     assert not is_topical(tmp_path / "nowhere")
@@ -185,14 +185,14 @@ def test_one_folder_alone_keeps_its_ids(tmp_path: Path) -> None:
         ({"qas__forum__jsonl": "{}\n"}, "line 1: the line holds no answers"),
     ],
 )
-def test_a_damaged_line_is_named(tmp_path: Path, files: dict[str, str], message: str) -> None:
+def test_damaged_line_raises_data_error_with_its_number(tmp_path: Path, files: dict[str, str], message: str) -> None:
     folder = written(tmp_path, **{**LOTTE, **files})
     with pytest.raises(DataError, match=message):
         own_topical("x", folder).reader(folder)
 
 
 @pytest.mark.data("classic-ir")
-def test_the_classic_collections() -> None:
+def test_classic_ir_has_the_expected_sizes_topics_and_session_shares() -> None:
     data = CLASSIC_IR.reader(CLASSIC_IR.folder_in(default_data_root()))
     assert (len(data.docs), int(data.answered.sum())) == (7520, 465)
     found = build(data, Stream())

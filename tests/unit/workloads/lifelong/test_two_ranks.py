@@ -19,7 +19,7 @@ def trained(rank: int, folder: str) -> tuple[Any, list[bool]]:
     return workload.rankings[-1], [not segment.vectors.flags.writeable for segment in workload.index._segments]
 
 
-def test_both_map_the_files_of_one(tmp_path: Any) -> None:
+def test_two_ranks_map_the_same_index_files_and_rank_alike(tmp_path: Any) -> None:
     (first, first_mapped), (second, second_mapped) = run_on_ranks(trained, str(tmp_path / "index"))
     assert (first == second).all()
     assert first_mapped == second_mapped

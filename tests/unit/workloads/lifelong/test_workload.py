@@ -1,4 +1,4 @@
-"""Lifelong retrieval: sessions in order, what is embedded when, the methods by name, serving, and bad input."""
+"""The lifelong workload: order of sessions, embedding per session, update methods, serving, and invalid input."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_compatible_index_is_only_ever_appended_to(finished: Lifelong) -> None
     assert finished.evaluate("test").metrics["documents_embedded"] == len(sessions.until(2))
 
 
-def test_encoders_apart_begin_equal_and_part() -> None:
+def test_separate_encoders_start_equal_and_diverge_in_training() -> None:
     """The stored documents are the document encoder's, and queries are ranked and served by the query encoder."""
     began = build(encoders="apart")
     tied = build()
@@ -89,7 +89,7 @@ def test_encoders_apart_begin_equal_and_part() -> None:
 @pytest.mark.parametrize(
     "params", [{"compatible": "frozen", "memory": "none"}, {"update": "retrain"}, {"memory": "mir"}]
 )
-def test_encoders_apart_go_with_every_update(params: dict[str, Any]) -> None:
+def test_separate_encoders_train_with_a_frozen_index_retraining_and_mir(params: dict[str, Any]) -> None:
     """Also where a batch embeds no document: those of a frozen index whose queries have no new ones."""
     found = trained(encoders="apart", **params)
     assert found.evaluate("validation").metrics["sessions_ended"] == 3
@@ -97,7 +97,7 @@ def test_encoders_apart_go_with_every_update(params: dict[str, Any]) -> None:
     torch.testing.assert_close(vectors.detach(), found.index_encoder.queries(found.data.train[:2]))
 
 
-def test_retraining_starts_each_session_from_the_other_models_encoders() -> None:
+def test_retraining_starts_each_session_from_the_loaded_weights() -> None:
     other = trained(epochs=1, encoders="apart").servable()
     model = build(encoders="apart", update="retrain")
     weights = {**other.weights, **other.training}
@@ -128,7 +128,7 @@ def test_queries_count_from_the_session_in_which_they_arrive(finished: Lifelong)
     assert "arriving_mrr_at_10" not in finished.evaluate("test").metrics
 
 
-def test_a_lineage_does_not_depend_on_defaults_that_came_later() -> None:
+def test_lineage_digest_ignores_defaults_of_parameters_added_later() -> None:
     params = Params(**SMALL)
     free = {name for name, field in Params.model_fields.items() if field.json_schema_extra == MID_RUN}
     later = {"encoders", "split_queries", "diversity"}
@@ -139,7 +139,7 @@ def test_a_lineage_does_not_depend_on_defaults_that_came_later() -> None:
     assert lineage_of(Params(**SMALL, encoders="apart"), RUNTIME, "sessions") != lineage_of(params, RUNTIME, "sessions")
 
 
-def test_without_compatibility_all_is_embedded_anew() -> None:
+def test_incompatible_models_embed_all_documents_in_each_session() -> None:
     found = trained(compatible="no")
     sessions = found.data.sessions
     assert set(found.index.models.tolist()) == {2}
@@ -149,7 +149,7 @@ def test_without_compatibility_all_is_embedded_anew() -> None:
     np.testing.assert_allclose(found.index.vectors(), anew, atol=1e-5)
 
 
-def test_epochs_belong_to_sessions_and_the_engine_is_told_their_ends() -> None:
+def test_epochs_are_divided_among_sessions_and_their_ends_are_test_epochs() -> None:
     workload = build(replace(RUNTIME, epochs=8))
     assert workload.ends == workload.objective.test_epochs == (4, 6, 8)
     assert values(workload.train_epoch(1))["session"] == 0
@@ -161,7 +161,7 @@ def test_epochs_belong_to_sessions_and_the_engine_is_told_their_ends() -> None:
     assert workload.evaluate("validation").metrics["sessions_ended"] == 1
 
 
-def test_the_objective_grows_with_every_session_and_ends_as_the_mean(finished: Lifelong) -> None:
+def test_objective_rises_with_each_session_to_the_mean_over_sessions(finished: Lifelong) -> None:
     averages = []
     for epochs in (1, 2):
         found = trained(epochs).evaluate("validation").metrics
@@ -175,7 +175,7 @@ def test_the_objective_grows_with_every_session_and_ends_as_the_mean(finished: L
         assert last.units[name].mean() == pytest.approx(last.metrics[name])
 
 
-def test_a_ranking_is_measured_against_what_is_indexed_by_then(finished: Lifelong) -> None:
+def test_mrr_of_a_session_counts_only_documents_indexed_by_then(finished: Lifelong) -> None:
     """MRR@10 of session 1 by hand."""
     data, split = finished.data, finished.data.queries.test
     arrived = data.sessions.session
@@ -192,7 +192,7 @@ def test_a_ranking_is_measured_against_what_is_indexed_by_then(finished: Lifelon
 
 
 @pytest.mark.slow
-def test_the_training_queries_find_their_documents() -> None:
+def test_training_raises_mrr_of_the_training_queries() -> None:
     """Of all sessions: in the later ones the stored documents are found by queries that were trained on since."""
 
     def found(**params: Any) -> float:
@@ -215,7 +215,7 @@ def test_labels_of_later_sessions_are_never_trained_on(finished: Lifelong) -> No
         assert (arrived[docs[docs >= 0]] == session).all()
 
 
-def test_the_memory_holds_earlier_negatives(finished: Lifelong) -> None:
+def test_replayed_negatives_come_from_earlier_sessions(finished: Lifelong) -> None:
     arrived = finished.data.sessions.session
     held = finished.replayed[finished.replayed >= 0].numpy()
     assert len(held)
@@ -235,13 +235,13 @@ def test_the_memory_holds_earlier_negatives(finished: Lifelong) -> None:
         {"update": "retrain"},
     ],
 )
-def test_every_method_trains(params: dict[str, Any]) -> None:
+def test_every_method_trains_to_finite_test_metrics(params: dict[str, Any]) -> None:
     found = trained(**params)
     assert found.session == 2
     assert np.isfinite(list(found.evaluate("test").metrics.values())).all()
 
 
-def test_mir_takes_its_virtual_step_back() -> None:
+def test_mir_restores_the_weights_after_its_virtual_step() -> None:
     workload = trained(2, memory="mir")
     before = {name: value.clone() for name, value in workload.encoder.state_dict().items()}
     workload._begin(2, 3)
@@ -275,7 +275,7 @@ def test_no_update_leaves_the_model_of_session_0() -> None:
     assert len(last.index) == len(last.data.sessions.until(2))
 
 
-def test_retraining_begins_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_retraining_starts_each_session_from_the_initial_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     begun = []
 
     def spoil(workload: Lifelong, session: int, epoch: int) -> tuple[float, float]:
@@ -291,7 +291,7 @@ def test_retraining_begins_from_the_start(monkeypatch: pytest.MonkeyPatch) -> No
     assert torch.equal(begun[0], begun[2])
 
 
-def test_an_index_in_files_is_that_in_memory_and_goes_on_after_a_crash(tmp_path: Path, finished: Lifelong) -> None:
+def test_index_in_files_equals_index_in_memory_after_a_crash_and_resume(tmp_path: Path, finished: Lifelong) -> None:
     halfway = build(index=str(tmp_path))
     halfway.train_epoch(1)
     state = copy.deepcopy(halfway.state_dict())
@@ -311,7 +311,7 @@ def test_an_index_in_files_is_that_in_memory_and_goes_on_after_a_crash(tmp_path:
 
 
 @pytest.mark.slow
-def test_runs_that_share_a_folder_leave_each_other_s_index_alone(tmp_path: Path) -> None:
+def test_runs_that_share_a_folder_write_separate_indexes(tmp_path: Path) -> None:
     """Of one lineage: the same run again, and one that differs only in what may change mid-run."""
     first = trained(index=str(tmp_path))
     query = pd.DataFrame({"query": ["said0x1 said0x2"]})
@@ -344,7 +344,7 @@ def test_the_served_model_ranks_as_the_trained_one(finished: Lifelong) -> None:
     assert len(served_by(finished).predict(pd.DataFrame(example), k=2)) == 4
 
 
-def test_a_large_index_is_searched_by_lists_with_its_recall(
+def test_large_index_is_searched_approximately_with_the_reported_recall(
     finished: Lifelong, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From a number of rows on; the model's own index alone."""
@@ -366,7 +366,7 @@ def test_a_large_index_is_searched_by_lists_with_its_recall(
         served.predict(frame, recall=0.0)
 
 
-def test_a_lineage_goes_with_the_model(finished: Lifelong) -> None:
+def test_servable_model_has_its_lineage_in_config_and_tags(finished: Lifelong) -> None:
     lineage = finished.servable().config["lineage"]
     assert (lineage["session"], lineage["parent"], lineage["sessions_seen"]) == (2, 1, [0, 1, 2])
     assert build(lr=5e-4).index.lineage == finished.index.lineage  # may change mid-run
@@ -389,7 +389,7 @@ def test_an_index_of_other_models_is_refused(tmp_path: Path, finished: Lifelong)
 
 
 @pytest.mark.parametrize("compatible", ["ranking", "no"])
-def test_a_model_of_a_session_keeps_its_own_part_of_a_growing_index(tmp_path: Path, compatible: str) -> None:
+def test_model_of_a_session_searches_only_its_part_of_a_growing_index(tmp_path: Path, compatible: str) -> None:
     workload = build(index=str(tmp_path), compatible=compatible)
     workload.train_epoch(1)
     workload.train_epoch(2)
@@ -418,7 +418,7 @@ def test_a_model_of_a_session_keeps_its_own_part_of_a_growing_index(tmp_path: Pa
         loaded(early)
 
 
-def test_what_the_predictor_is_not_given(finished: Lifelong) -> None:
+def test_invalid_prediction_inputs_are_refused(finished: Lifelong) -> None:
     served = served_by(finished)
     with pytest.raises(ValueError, match="needs the column 'query'"):
         served.predict(pd.DataFrame({"text": ["a"]}))
@@ -429,7 +429,7 @@ def test_what_the_predictor_is_not_given(finished: Lifelong) -> None:
     assert len(served.predict(pd.DataFrame({"query": ["", "said0x1"]}), k=3)) == 3
 
 
-def test_queries_without_a_hit_are_counted_and_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_queries_without_negatives_are_counted_and_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     workload = build(memory="none", compatible="frozen")
     nothing = tuple(np.full_like(docs, -1) for docs in workload.data.candidates)
     workload.data = replace(workload.data, candidates=nothing)
@@ -445,7 +445,7 @@ def test_a_checkpoint_of_other_sessions_is_refused(finished: Lifelong) -> None:
         build(n_new=3).load_state_dict(finished.state_dict())
 
 
-def test_what_is_refused_at_the_start() -> None:
+def test_settings_that_do_not_fit_the_sessions_or_workers_are_refused() -> None:
     with pytest.raises(ValueError, match="epochs=2 are too few for 3 sessions"):
         build(replace(RUNTIME, epochs=2))
     with pytest.raises(ValueError, match="the nearest that does is 15"):
@@ -472,12 +472,12 @@ def test_what_is_refused_at_the_start() -> None:
         ({"encoder": "/nowhere"}, "there is no encoder"),
     ],
 )
-def test_what_can_not_be_meant_is_refused(given: dict[str, Any], message: str) -> None:
+def test_contradictory_or_invalid_parameters_are_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         Params(**given)
 
 
-def test_what_is_left_open_goes_with_the_choices() -> None:
+def test_default_parameters_follow_from_the_given_ones() -> None:
     assert Params().compatible == "ranking"
     assert Params(update="retrain").compatible == "no"
     assert Params(update="none").memory == "none"
@@ -485,12 +485,12 @@ def test_what_is_left_open_goes_with_the_choices() -> None:
     assert Params(**Params(memory="mir").model_dump()) == Params(memory="mir")
 
 
-def test_the_stream_is_one_object_in_a_process() -> None:
+def test_prepared_stream_is_cached_within_a_process() -> None:
     params = Params(**SMALL)
     assert prepare(params, Path(), True) is prepare(params.model_copy(update={"lr": 0.1}), Path(), True)
 
 
-def test_vectors_that_are_too_many_for_checkpoints_need_a_folder(
+def test_index_too_large_for_checkpoints_requires_an_index_folder(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     size = 4 * build().index.dim * len(build().data.data.docs)
@@ -502,7 +502,7 @@ def test_vectors_that_are_too_many_for_checkpoints_need_a_folder(
     build(index=str(tmp_path))
 
 
-def test_the_device_holds_a_part_of_the_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_documents_are_embedded_in_parts_with_equal_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = build().index_encoder
     docs = np.arange(50)[::-1]
     at_once = encoder.embed(docs).numpy()
@@ -533,7 +533,7 @@ def test_queries_search_the_index_in_parts(monkeypatch: pytest.MonkeyPatch, fini
     assert sizes == [7] * (queries // 7) + [queries % 7] * (queries % 7 > 0)
 
 
-def test_bm25_is_computed_once_a_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_bm25_rankings_are_cached_on_the_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("ORCHESTRATOR_CACHE", str(tmp_path))
     params = Params(**SMALL)
     dataset._prepare.cache_clear()
@@ -553,7 +553,7 @@ def test_bm25_is_computed_once_a_machine(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert np.array_equal(np.where(found < 0, -1, first.sessions.until(0)[found]), first.bm25[0])
 
 
-def test_a_truncated_index_ends_a_resume(tmp_path: Path) -> None:
+def test_resume_from_a_truncated_index_raises_data_error(tmp_path: Path) -> None:
     workload = build(index=str(tmp_path))
     workload.train_epoch(1)
     state = workload.state_dict()
@@ -565,7 +565,7 @@ def test_a_truncated_index_ends_a_resume(tmp_path: Path) -> None:
         build(index=str(tmp_path)).load_state_dict(state)
 
 
-def test_a_topic_that_no_query_of_the_split_has_is_left_out() -> None:
+def test_topics_without_queries_in_the_split_are_left_out_of_evaluation() -> None:
     """With as many sessions as this every topic has its turn, and validation has queries of some of them only."""
     workload = build(replace(RUNTIME, epochs=5), split_sessions=4, split_topics=8)
     for epoch in range(1, 6):
@@ -577,7 +577,7 @@ def test_a_topic_that_no_query_of_the_split_has_is_left_out() -> None:
     assert np.isfinite(list(found.metrics.values())).all()
 
 
-def test_the_engine_seals_test_after_every_session_and_selects_the_last_epoch() -> None:
+def test_engine_seals_test_metrics_per_session_and_selects_the_last_epoch() -> None:
     workload = build(replace(RUNTIME, epochs=6))
     reports = list(run_epochs(workload, Plan(epochs=6, refit=False), on_test_epoch=lambda *_: None))
     rows = [row for report in reports for row in report.rows]
@@ -592,7 +592,7 @@ def test_the_engine_seals_test_after_every_session_and_selects_the_last_epoch() 
 
 
 @pytest.mark.parametrize("vector", [0.0, torch.nan])  # an empty text's, a diverged model's
-def test_a_query_without_a_direction_ranks_nothing(
+def test_query_with_zero_or_nan_vector_gets_no_documents(
     finished: Lifelong, monkeypatch: pytest.MonkeyPatch, vector: float
 ) -> None:
     encoder = finished.index_encoder

@@ -38,7 +38,7 @@ def _steps(part: ImagePart, epoch: int, buffer: int | None, **runtime: Any) -> l
     return list(batches(part, RECIPE, 16, replace(RUNTIME, **runtime), epoch, buffer))
 
 
-def test_batches_follow_from_the_buffer_and_not_from_ranks_or_virtual_epochs() -> None:
+def test_batches_depend_on_the_buffer_and_not_on_ranks_or_virtual_epochs() -> None:
     part = _part(1000)
     whole = _steps(part, 2, 256)
     places = torch.cat([batch.places for batch in whole])
@@ -56,7 +56,7 @@ def test_batches_follow_from_the_buffer_and_not_from_ranks_or_virtual_epochs() -
         assert not torch.equal(torch.cat([batch.places for batch in other]), places)
 
 
-def test_a_set_that_fits_is_shuffled_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dataset_that_fits_in_memory_is_shuffled_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """The order of all results that are recorded."""
     order = torch.randperm(900, generator=torch.Generator().manual_seed(module.generator(3, "order", 1).initial_seed()))
     places = torch.cat([batch.places for batch in _steps(_part(1000), 1, None)])
@@ -72,7 +72,7 @@ def test_a_set_that_fits_is_shuffled_as_a_whole(monkeypatch: pytest.MonkeyPatch)
         assert buffer_size(given, data, CPU) == buffer
 
 
-def test_a_buffer_holds_two_batches() -> None:
+def test_shuffle_buffer_smaller_than_two_batches_is_refused() -> None:
     with pytest.raises(
         ValidationError, match=r"shuffle_buffer=511 holds less than two batches .* Set it to 512 or more"
     ):
@@ -80,7 +80,9 @@ def test_a_buffer_holds_two_batches() -> None:
 
 
 @pytest.mark.slow
-def test_a_run_is_resumed_in_its_order_on_another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resume_keeps_the_shuffle_order_on_a_machine_with_other_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Trained and evaluated from a file; two epochs are one, a checkpoint, and one where all images fit."""
     class_folders(tmp_path / "pictures", {"a": 60, "b": 60})
     given = {"dataset": str(tmp_path / "pictures"), "encoder": "tiny", "projection": 8, "batch_size": 8}

@@ -1,4 +1,4 @@
-"""SimCLR where there is a CUDA device: the numbers of a CPU, compiled or not, resumed from a state on the host."""
+"""SimCLR on a CUDA device: results match those of a CPU, with and without compilation, and after a resume."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _built(runtime: Runtime, **params: Any) -> SimCLR:
 
 
 @pytest.mark.parametrize("loss", ["infonce", "hcl", "bcl"])
-def test_a_gpu_learns_what_a_cpu_learns(loss: str) -> None:
+def test_gpu_training_matches_cpu_training(loss: str) -> None:
     seen = []
     for runtime in (CPU, CUDA):
         workload = _built(runtime, loss=loss)
@@ -40,7 +40,7 @@ def test_a_gpu_learns_what_a_cpu_learns(loss: str) -> None:
 
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize("params", [{"compile": True}, {"channels_last": False}])
-def test_options_of_speed_change_no_numbers(params: dict[str, Any], accumulate: int) -> None:
+def test_compilation_and_memory_format_do_not_change_the_loss(params: dict[str, Any], accumulate: int) -> None:
     """In micro-batches, too, whose embeddings are computed once without and once with a graph."""
     runtime = replace(CUDA, accumulate=accumulate)
     plain, quick = _built(runtime), _built(runtime, **params)
@@ -51,7 +51,7 @@ def test_options_of_speed_change_no_numbers(params: dict[str, Any], accumulate: 
     {}, {"loss": "bcl", "alpha": "auc"}, {"method": "byol"}, {"method": "moco", "queue": 256},
     {"method": "protonce", "clusters": 8, "granularities": 1},
 ], ids=str)  # fmt: skip
-def test_replayed_steps_learn_what_others_learn(params: dict[str, Any]) -> None:
+def test_cuda_graph_steps_match_uncompiled_steps(params: dict[str, Any]) -> None:
     """A compiled step of one GPU is replayed as a CUDA graph, between evaluations, too."""
     seen = []
     for compiled in (False, True):
@@ -66,13 +66,13 @@ def test_replayed_steps_learn_what_others_learn(params: dict[str, Any]) -> None:
     assert replayed_metrics == pytest.approx(plain_metrics, rel=1e-2)  # as of a GPU and a CPU
 
 
-def test_bf16_stays_close() -> None:
+def test_bf16_loss_is_close_to_float32() -> None:
     whole, half = _built(CUDA), _built(replace(CUDA, precision="bf16"))
     assert half.train_epoch(1)["loss"] == pytest.approx(whole.train_epoch(1)["loss"], rel=1e-2)
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd", "lars"])
-def test_a_state_from_the_host_goes_on(optimizer: str) -> None:
+def test_gpu_training_resumes_from_a_state_on_the_cpu(optimizer: str) -> None:
     """As a checkpoint gives it back: on the CPU, contiguous."""
     whole = _built(CUDA, optimizer=optimizer)
     whole.train_epoch(1)

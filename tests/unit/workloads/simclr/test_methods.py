@@ -45,7 +45,7 @@ def _weights(built: SimCLR) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("loss", ["infonce", "decoupled", "dcl", "hcl", "bcl"])
-def test_the_loss_of_moco_is_that_of_its_queue(loss: str) -> None:
+def test_moco_loss_matches_reference_with_queue_negatives(loss: str) -> None:
     """One query an image, its key by the momentum encoder as the positive, the queue as negatives. Thesis 2.2.4.1."""
     given = {"alpha": 0.9} if loss == "bcl" else {}
     built = _built(**MOCO, loss=loss, temperature=0.2, **given)
@@ -68,7 +68,7 @@ def test_the_loss_of_moco_is_that_of_its_queue(loss: str) -> None:
     assert row["negatives"] == 80
 
 
-def test_keys_replace_the_oldest_and_the_momentum_encoder_follows() -> None:
+def test_new_keys_replace_the_oldest_and_momentum_encoder_is_updated() -> None:
     built = _built(**MOCO)
     assert isinstance(built.method, Queue)
     before = built.method.queue.clone()
@@ -93,7 +93,7 @@ def test_keys_replace_the_oldest_and_the_momentum_encoder_follows() -> None:
     torch.testing.assert_close(built.method.queue.norm(dim=1), torch.ones(80))
 
 
-def test_the_oracle_takes_true_negatives_only() -> None:
+def test_supervised_loss_uses_true_negatives_only() -> None:
     """In the batch, and in the queue, whose random beginnings have no class."""
     pairs = functional.normalize(torch.randn(4, 2, 16, generator=torch.Generator().manual_seed(1)), dim=2)
     labels = torch.tensor([0, 1, 0, -1])
@@ -127,7 +127,7 @@ def test_the_oracle_takes_true_negatives_only() -> None:
     assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
 
 
-def test_only_the_oracle_reads_labels() -> None:
+def test_only_the_supervised_loss_reads_labels() -> None:
     def trained(flipped: bool = False, **params: Any) -> float:
         built = _built(**params)
         train = built.data.train
@@ -141,7 +141,7 @@ def test_only_the_oracle_reads_labels() -> None:
             assert same == (loss == "infonce")
 
 
-def test_byol_predicts_the_other_view() -> None:
+def test_byol_loss_and_target_momentum_match_reference() -> None:
     """The mean of both directions, and a momentum that rises by half a cosine. Thesis 2.2.4.2; BYOL, 3.1."""
     built = _built(method="byol", predictor=8, target_momentum=0.8)
     assert isinstance(built.method, Bootstrap)
@@ -174,7 +174,7 @@ PROTONCE: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("concentration", ["estimated", "constant"])
-def test_prototypes_are_classes_after_the_warm_up(concentration: str) -> None:
+def test_prototype_loss_after_the_warm_up_matches_reference(concentration: str) -> None:
     built = _built(**PROTONCE, concentration=concentration, instance_weight=0.5)
     assert isinstance(built.method, Prototypes)
     assert built.train_epoch(1)["prototypes"] == 0
@@ -203,7 +203,7 @@ def test_prototypes_are_classes_after_the_warm_up(concentration: str) -> None:
     assert row["loss"] == pytest.approx(sum(terms) / 2, rel=1e-4)
 
 
-def test_the_term_of_instances_is_added_with_its_weight() -> None:
+def test_instance_loss_is_added_with_its_weight() -> None:
     losses = {}
     for weight in (0.0, 0.5, 1.0):
         built = _built(**{**PROTONCE, "prototype_warmup": 0.0}, instance_weight=weight)
@@ -213,7 +213,7 @@ def test_the_term_of_instances_is_added_with_its_weight() -> None:
 
 
 @pytest.mark.parametrize("params", [MOCO, {"method": "byol", "predictor": 8}, {**PROTONCE, "prototype_warmup": 0.0}])
-def test_micro_batches_without_batch_statistics_are_the_batch(
+def test_micro_batches_equal_the_batch_without_batch_normalisation(
     params: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With normalisation of each image in their place the gradient is that of the batch, and so is the queue."""
@@ -232,7 +232,7 @@ def test_micro_batches_without_batch_statistics_are_the_batch(
 
 
 @pytest.mark.parametrize(("params", "accumulate"), [({}, 1), ({}, 2), (MOCO, 2), ({"method": "byol"}, 1)])
-def test_what_an_encoder_drops_follows_from_the_seed(params: dict[str, Any], accumulate: int) -> None:
+def test_encoder_dropout_is_determined_by_the_seed_also_after_a_resume(params: dict[str, Any], accumulate: int) -> None:
     """As of some models of timm; also after a resume, and in both passes of a gradient cache."""
     runtime = replace(RUNTIME, accumulate=accumulate)
     runs = []
@@ -257,7 +257,7 @@ def _dropping(runtime: Runtime, params: dict[str, Any]) -> SimCLR:
     return built
 
 
-def test_both_passes_of_a_gradient_cache_drop_the_same() -> None:
+def test_both_passes_of_a_gradient_cache_use_equal_dropout_masks() -> None:
     built = _dropping(replace(RUNTIME, accumulate=2), {})
     seen: list[torch.Tensor] = []
     *_, dropout = built.model.encoder.layers.children()

@@ -1,4 +1,4 @@
-"""The served encoder: the features of evaluation, every form of an image, clear refusals, and nothing of ours."""
+"""The served SimCLR encoder: features match evaluation, forms of image input, invalid input, imports."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _picture(height: int = 16, width: int = 16) -> Image.Image:
 
 
 @pytest.mark.slow
-def test_equal_to_evaluation(trained: SimCLR, served: Predictor) -> None:
+def test_served_features_and_labels_match_evaluation(trained: SimCLR, served: Predictor) -> None:
     """Features of the test images are those that evaluation judges, and the classifier is as often right."""
     part, rows = trained.data.test, torch.arange(64)
     images = [image.permute(1, 2, 0).numpy() for image in part.take(rows)]
@@ -66,7 +66,7 @@ def test_equal_to_evaluation(trained: SimCLR, served: Predictor) -> None:
     assert (hits == judged).mean() > 0.95, "two near-equal classes may change places, of a few images"
 
 
-def test_the_example_is_answered(trained: SimCLR, served: Predictor) -> None:
+def test_prediction_for_the_servable_example_matches_its_features(trained: SimCLR, served: Predictor) -> None:
     servable = trained.servable()
     answer = served.predict(pd.DataFrame(dict(servable.example)), **servable.params)
     expected = trained.features(trained.data.train, torch.arange(2))
@@ -74,12 +74,12 @@ def test_the_example_is_answered(trained: SimCLR, served: Predictor) -> None:
 
 
 @pytest.mark.parametrize(("size", "at_once"), [(16, 256), (64, 128), (224, 10)])
-def test_fewer_large_images_are_encoded_at_once(size: int, at_once: int) -> None:
+def test_default_batch_size_of_serving_falls_with_the_image_size(size: int, at_once: int) -> None:
     params = Params(dataset_size=size, encoder="tiny", batch_size=128, eval_probe="never")
     assert SimCLR(params, RUNTIME).servable().params["batch_size"] == at_once
 
 
-def test_every_form_of_an_image_is_the_same_image(served: Predictor) -> None:
+def test_every_input_form_of_an_image_gives_the_same_embedding(served: Predictor) -> None:
     picture = _picture()
     array = np.asarray(picture)
     nested = np.empty(16, dtype=object)  # as Parquet gives nested lists back
@@ -103,7 +103,7 @@ def test_every_form_of_an_image_is_the_same_image(served: Predictor) -> None:
     ],
     ids=lambda picture: f"{picture.mode} {picture.size}",
 )  # fmt: skip
-def test_a_file_is_read_as_in_training(picture: Image.Image) -> None:
+def test_image_file_is_decoded_as_in_training(picture: Image.Image) -> None:
     content = _encoded(picture, "TIFF" if picture.mode == "CMYK" else "PNG")
     expected = square(decode(content), 16).transpose(1, 2, 0)
     assert np.array_equal(predictor._pixels(content, 0, 16), expected)
@@ -124,7 +124,7 @@ def test_images_are_encoded_in_full_float32(served: Predictor, monkeypatch: pyte
     assert torch.backends.cudnn.allow_tf32
 
 
-def test_embeddings_of_length_one(served: Predictor) -> None:
+def test_unit_length_option_normalises_embeddings(served: Predictor) -> None:
     images = pd.DataFrame({"image": [_encoded(_picture()), _encoded(_picture(20, 20))]}, index=[7, 3])
     plain, unit = served.predict(images), served.predict(images, unit_length=True)
     assert plain.index.tolist() == [7, 3]
@@ -135,7 +135,7 @@ def test_embeddings_of_length_one(served: Predictor) -> None:
     assert unit["probability"].tolist() == pytest.approx(plain["probability"].tolist())
 
 
-def test_no_rows_and_no_classifier(trained: SimCLR) -> None:
+def test_predictor_accepts_no_rows_and_no_classifier(trained: SimCLR) -> None:
     servable = trained.servable()
     weights = {name: value.numpy() for name, value in servable.weights.items() if not name.startswith("classifier")}
     bare = Predictor(weights, dict(servable.config))
@@ -143,7 +143,7 @@ def test_no_rows_and_no_classifier(trained: SimCLR) -> None:
     assert len(bare.predict(pd.DataFrame({"image": []}))) == 0
 
 
-def test_whatever_pillow_raises_is_told_by_the_row(served: Predictor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_error_of_pillow_is_reported_with_the_row(served: Predictor, monkeypatch: pytest.MonkeyPatch) -> None:
     """As its readers of AVIF and DDS do."""
     inputs = pd.DataFrame({"image": pd.Series([_encoded(_picture())])})
     monkeypatch.setattr("PIL.PngImagePlugin.PngImageFile.load", lambda _: 1 / 0)
@@ -166,20 +166,20 @@ def test_whatever_pillow_raises_is_told_by_the_row(served: Predictor, monkeypatc
         (np.zeros((0, 4, 3), np.uint8), r"row 1 .* got \(0, 4, 3\)"),
     ],
 )
-def test_what_is_no_image_is_refused_by_its_row(served: Predictor, image: Any, message: str) -> None:
+def test_invalid_image_is_refused_with_its_row(served: Predictor, image: Any, message: str) -> None:
     inputs = pd.DataFrame({"image": pd.Series([_encoded(_picture()), image])})
     with pytest.raises(ValueError, match=message):
         served.predict(inputs)
 
 
-def test_bad_calls_are_refused(served: Predictor) -> None:
+def test_missing_image_column_or_zero_batch_size_is_refused(served: Predictor) -> None:
     with pytest.raises(ValueError, match="needs a column 'image' with images, got"):
         served.predict(pd.DataFrame({"picture": []}))
     with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
         served.predict(pd.DataFrame({"image": []}), batch_size=0)
 
 
-def test_the_files_import_nothing_of_ours() -> None:
+def test_predictor_files_import_no_project_package() -> None:
     sources = predictor_sources(Path(predictor.__file__))
     assert sources.keys() == {"predictor.py", "encoders/image.py"}
     for file in sources.values():

@@ -1,4 +1,4 @@
-"""The numerical experiment of thesis 6.6.1 against its formulas and the errata's values, and what is published."""
+"""The numerical experiment of thesis 6.6.1 against its formulas and the errata's values; published tables."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _generator(seed: int) -> torch.Generator:
         (1.0, [1.0, 0.0, 0.8], [0.0, 1.0, 0.2]),
     ],
 )
-def test_acceptance_in_values(alpha: float, true: list[float], false: list[float]) -> None:
+def test_acceptance_probabilities_match_expected_values(alpha: float, true: list[float], false: list[float]) -> None:
     place = torch.tensor([0.0, 1.0, 0.2], dtype=torch.float64)
     assert accept_true(place, alpha).tolist() == pytest.approx(true, abs=1e-9)
     assert accept_false(place, alpha).tolist() == pytest.approx(false, abs=1e-9)
@@ -63,12 +63,14 @@ def test_places_have_the_densities_of_true_and_false_negatives(alpha: float) -> 
     ("accept", "low", "high", "mean"),
     [(accept_true, -0.449, 0.4871, 0.9145742807898811), (accept_false, -0.554, 0.5778, 1.6076911822520326)],
 )
-def test_means_of_the_classes_in_closed_form(accept: Accept, low: float, high: float, mean: float) -> None:
+def test_mean_scores_of_true_and_false_negatives_match_closed_form(
+    accept: Accept, low: float, high: float, mean: float
+) -> None:
     scores = ((low + (high - low) * places((200_000,), accept, 0.9, _generator(2))) / 0.5).exp()
     assert abs(scores.mean().item() - mean) < 4 * scores.std().item() / math.sqrt(200_000)
 
 
-def test_estimators_are_their_formulas() -> None:
+def test_estimators_match_their_formulas() -> None:
     drawn = observe(Setting(anchors=5, negatives=9, tau=0.4), _generator(3))
     for row in range(5):
         x, true, extra = (part[row].tolist() for part in drawn)
@@ -98,7 +100,7 @@ def test_an_anchor_without_true_negatives_is_left_out() -> None:
     assert all(len(values) == len(target) for values in found.values())
 
 
-def test_errors_are_those_of_the_errata() -> None:
+def test_squared_errors_match_the_errata() -> None:
     """E-6.6.1b at h = .5: BCL .0010, DCL .0027 (K = 3) and .0019 (K = 10), biased .0042; at h = 4 BCL is the lowest."""
     found = squared_errors(Setting(anchors=4000), _generator(5))
     expected = {"biased": 0.0042, "DCL, K = 3": 0.0027, "DCL, K = 10": 0.0018, "BCL": 0.0010}
@@ -108,7 +110,7 @@ def test_errors_are_those_of_the_errata() -> None:
     assert wide["DCL, K = 3"] > wide["biased"]  # with few positives its noise is worse than the bias
 
 
-def test_alpha_for_the_auc_is_worse_than_alpha_and_better_than_one() -> None:
+def test_auc_as_alpha_has_an_error_between_true_alpha_and_alpha_one() -> None:
     """E-6.21 at true α = .9, whose AUC is .767: MSE .0011 with α, .0016 with the AUC in its place, .0026 with 1."""
     drawn = observe(Setting(anchors=4000), _generator(6))
     target = supervised(drawn)
@@ -122,7 +124,7 @@ def test_errors_shrink_with_the_number_of_negatives() -> None:
 
 
 @pytest.mark.parametrize("one", [one for one in PUBLISHED if isinstance(one, Computation)], ids=lambda one: one.id)
-def test_a_computation_gives_curves_and_tables(one: Computation) -> None:
+def test_published_computation_gives_deterministic_finite_curves(one: Computation) -> None:
     drawn = one.compute(True)
     again = one.compute(True)
     assert [curve.y for curve in drawn.curves] == [curve.y for curve in again.curves]
@@ -136,7 +138,7 @@ def test_a_computation_gives_curves_and_tables(one: Computation) -> None:
 
 
 @pytest.mark.parametrize("table", [one for one in TABLES if not one.values], ids=lambda table: table.id)
-def test_every_row_of_ours_is_an_experiment_on_few_images(table: Table) -> None:
+def test_rows_without_published_values_are_distinct_subset_experiments(table: Table) -> None:
     rows = {row.method: Params(**row.settings.params) for row in table.rows("cifar-10-subset")}
     assert table.datasets == ("cifar-10-subset",)
     assert table.reference in rows
@@ -146,7 +148,7 @@ def test_every_row_of_ours_is_an_experiment_on_few_images(table: Table) -> None:
 
 
 @pytest.mark.parametrize("table", [one for one in TABLES if one.values], ids=lambda table: table.id)
-def test_every_row_is_an_experiment(table: Table) -> None:
+def test_rows_with_published_values_use_the_published_settings(table: Table) -> None:
     for place in table.places:
         for row in table.rows(*place):
             params = Params(**row.settings.params)
@@ -157,7 +159,7 @@ def test_every_row_is_an_experiment(table: Table) -> None:
     assert "cifar-10-subset" not in table.datasets
 
 
-def test_published_values_and_their_settings() -> None:
+def test_thesis_table_6_4_has_the_published_values_and_settings() -> None:
     table = next(table for table in TABLES if table.id == "thesis-6.4")
     rows: Mapping[str, float] = {row.method: row.published["probe_top1"] for row in table.rows("cifar-10")}
     assert rows == {"SimCLR": 0.911, "DCL": 0.921, "HCL": 0.919, "BCL": 0.925}
@@ -173,7 +175,7 @@ def test_published_values_and_their_settings() -> None:
     assert "6.6.5" not in {doubt.tag for doubt in table.why(table.rows("cifar-10")[-1])}
 
 
-def test_figures_of_runs_are_experiments() -> None:
+def test_lines_of_published_figures_have_valid_parameters() -> None:
     for figure in (one for one in PUBLISHED if isinstance(one, Figure)):
         for line in (line for panel in figure.panels for line in panel.lines):
             Params(**line.method.params)

@@ -1,4 +1,4 @@
-"""The SimCLR workload: parameters, optimisers, batches, evaluation, what is refused, and what is served."""
+"""The SimCLR workload: parameters, optimisers, batches, evaluation, refused input, and serving."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _built(runtime: Runtime = RUNTIME, **params: Any) -> SimCLR:
     return SimCLR(Params(**{**TINY, **params}), runtime)
 
 
-def test_what_is_read_and_not_given_goes_with_the_choices() -> None:
+def test_default_parameters_follow_from_the_given_ones() -> None:
     assert (Params().encoder, Params().stem, Params().projection) == ("tiny", None, 128)
     real = Params(dataset="cifar-10", loss="bcl", optimizer="sgd")
     assert (real.encoder, real.momentum) == ("resnet18", 0.9)
@@ -121,7 +121,9 @@ def test_bad_parameters_are_refused(given: dict[str, Any], message: str) -> None
         ),
     ],
 )
-def test_what_can_not_be_trained_is_refused(params: dict[str, Any], runtime: dict[str, Any], message: str) -> None:
+def test_batch_sizes_and_clusters_that_cannot_be_trained_are_refused(
+    params: dict[str, Any], runtime: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         _built(replace(RUNTIME, **runtime), **params)
 
@@ -158,7 +160,7 @@ def test_too_few_images_are_refused_before_a_start(params: dict[str, Any], holdo
         Params(**params).check_data(Path(), holdout=holdout)
 
 
-def test_one_class_is_refused_before_a_start(tmp_path: Path) -> None:
+def test_dataset_with_too_few_classes_or_images_is_refused_before_a_start(tmp_path: Path) -> None:
     class_folders(tmp_path / "pictures", {"a": 20})
     one = {"dataset": str(tmp_path / "pictures"), "batch_size": 4, "encoder": "tiny"}
     with pytest.raises(ValueError, match=r"tau=classes needs a dataset of several classes, .* has 1"):
@@ -175,7 +177,7 @@ def test_one_class_is_refused_before_a_start(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_to_look_at_the_data_takes_no_pytorch() -> None:
+def test_data_check_does_not_import_pytorch() -> None:
     code = (
         "from pathlib import Path; from workloads.simclr.params import Params; Params().check_data(Path()); import sys"
     )
@@ -203,7 +205,7 @@ def test_images_that_were_skipped_are_counted_and_named(monkeypatch: pytest.Monk
 
 
 @pytest.mark.slow
-def test_skipped_images_of_another_set_are_counted_and_named(tmp_path: Path) -> None:
+def test_skipped_images_of_the_probe_dataset_are_counted_and_named(tmp_path: Path) -> None:
     class_folders(tmp_path / "pictures", {"a": 4, "b": 4})
     (tmp_path / "pictures" / "b" / "1.png").write_bytes(b"")
     params = {**TINY, "probe_dataset": str(tmp_path / "pictures"), "dataset_corrupt": "skip"}
@@ -217,7 +219,7 @@ def test_skipped_images_of_another_set_are_counted_and_named(tmp_path: Path) -> 
     assert skipped_images_warning(own, tmp_path) == told, "the same images are counted once"
 
 
-def test_defaults_by_the_number_of_classes() -> None:
+def test_loss_defaults_follow_from_the_number_of_classes() -> None:
     def settings(params: Params, classes: int) -> dict[str, Any]:
         return loss_settings(params.dataset, params.of_loss(), classes)
 
@@ -242,7 +244,7 @@ def test_every_loss_falls_in_training(loss: str) -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.5, 0.1])
-def test_the_loss_is_that_of_all_views_as_anchors(temperature: float) -> None:
+def test_loss_is_nt_xent_over_all_views_as_anchors(temperature: float) -> None:
     """NT-Xent by cross entropy over all 2b anchors: second views are anchors, too. Thesis 2.2.4.1."""
     pairs = nn.functional.normalize(torch.randn(6, 2, 16, generator=torch.Generator().manual_seed(1)), dim=2)
     views = torch.cat([pairs[:, 0], pairs[:, 1]])
@@ -254,7 +256,7 @@ def test_the_loss_is_that_of_all_views_as_anchors(temperature: float) -> None:
     assert found.item() == pytest.approx(each.mean().item(), rel=1e-5)
 
 
-def test_directclr_compares_the_first_features() -> None:
+def test_directclr_embedding_is_the_normalised_first_features() -> None:
     """Without a head: the direction of the first d of the encoder's features. Thesis 2.2.4.2."""
     model = Model(Params(encoder="tiny", subvector=8), 3).eval()
     images = torch.rand(5, 3, 32, 32, generator=torch.Generator().manual_seed(1))
@@ -273,7 +275,7 @@ def test_alpha_is_calibrated_by_the_auc_of_validation() -> None:
     assert _built(loss="bcl", alpha=0.8).train_epoch(1)["alpha"] == 0.8
 
 
-def test_how_ties_count_reaches_the_loss() -> None:
+def test_ties_parameter_changes_the_loss_of_equal_embeddings() -> None:
     """Embeddings that are all equal: by the definition their negatives weigh about half of what they do by halves."""
     losses = []
     for ties in ("le", "mid"):
@@ -289,7 +291,7 @@ def test_how_ties_count_reaches_the_loss() -> None:
     [({}, 32, "cifar"), ({"dataset_size": 96}, 96, "imagenet"), ({"dataset_size": 96, "view_size": 32}, 32, "cifar"),
      ({"dataset_size": 96, "stem": "cifar"}, 96, "cifar")],
 )  # fmt: skip
-def test_large_views_have_a_stem_that_pools(params: dict[str, Any], side: int, stem: str) -> None:
+def test_large_views_use_the_imagenet_stem_by_default(params: dict[str, Any], side: int, stem: str) -> None:
     built = SimCLR(Params(encoder="resnet18", **params), RUNTIME)
     assert (built.params.stem, built.recipe.size) == (stem, side)
     assert built.model.encoder.layers.conv1.kernel_size == ((7, 7) if stem == "imagenet" else (3, 3))
@@ -306,7 +308,9 @@ def test_views_may_be_smaller_than_the_images() -> None:
 
 
 @pytest.mark.parametrize(("size", "at_once"), [(8, 512), (32, 512), (64, 128), (96, 56), (224, 32)])
-def test_large_images_are_encoded_fewer_at_once(size: int, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_encoding_batch_size_falls_with_the_image_size(
+    size: int, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     built = _built()
     seen: list[int] = []
     built.data = replace(built.data, size=size)
@@ -318,7 +322,7 @@ def test_large_images_are_encoded_fewer_at_once(size: int, at_once: int, monkeyp
 
 
 @pytest.mark.parametrize(("asked", "encoder", "resets"), [(True, "tiny", 1), (None, "tiny", 0), (False, "resnet18", 0)])
-def test_what_was_compiled_before_does_not_count(
+def test_compiler_is_reset_before_a_model_is_compiled(
     asked: bool | None, encoder: str, resets: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     called: list[str] = []
@@ -335,7 +339,7 @@ def test_what_was_compiled_before_does_not_count(
         (False, "resnet18", "cuda", 1, False), (None, "tiny", "cuda", 1, False), (None, "resnet18", "cpu", 1, False),
     ],
 )  # fmt: skip
-def test_a_resnet_is_compiled_on_one_gpu(
+def test_resnet_is_compiled_by_default_only_on_one_gpu(
     asked: bool | None, encoder: str, device: str, workers: int, expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runtime = replace(RUNTIME, device=torch.device(device), world_size=workers)
@@ -358,7 +362,7 @@ def test_a_compiler_needs_the_headers_of_python(monkeypatch: pytest.MonkeyPatch,
 
 @pytest.mark.faults
 @pytest.mark.long
-def test_two_workers_train_a_resnet() -> None:
+def test_loss_of_a_compiled_resnet_on_two_workers_equals_one_worker() -> None:
     """Two steps at 32 pixels; the loss is that of one worker. The model is compiled inside DDP."""
     alone = _resnet(RUNTIME, None).train_epoch(1)["loss"]
     losses = run_on_ranks(_train_resnet)
@@ -380,7 +384,7 @@ def _resnet(runtime: Runtime, asked: bool | None) -> SimCLR:
     return SimCLR(params, replace(runtime, steps_per_epoch=2))
 
 
-def test_training_reads_no_label_but_for_the_calibration(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_with_hcl_does_not_depend_on_labels(monkeypatch: pytest.MonkeyPatch) -> None:
     first = _built(loss="hcl").train_epoch(1)
 
     def relabelled(*args: Any, **kwargs: Any) -> ImageData:
@@ -391,7 +395,7 @@ def test_training_reads_no_label_but_for_the_calibration(monkeypatch: pytest.Mon
     assert _built(loss="hcl").train_epoch(1) == first
 
 
-def test_a_refit_trains_on_all_and_has_no_validation() -> None:
+def test_refit_trains_on_all_images_and_has_no_validation_split() -> None:
     built = _built(replace(RUNTIME, holdout=False), loss="bcl")
     assert len(built.data.train) == 1024
     assert 0.5 <= built.train_epoch(1)["alpha"] <= 1
@@ -399,7 +403,7 @@ def test_a_refit_trains_on_all_and_has_no_validation() -> None:
         built.evaluate("validation")
 
 
-def test_evaluation_in_units_and_tables() -> None:
+def test_evaluation_has_units_and_tables_consistent_with_its_metrics() -> None:
     found = _built(eval_probe="always").evaluate("test")
     assert list(found.units) == ["id", "knn_top1", "knn_top5", "probe_top1", "probe_top5"]
     for name, column in list(found.units.items())[1:]:
@@ -412,7 +416,7 @@ def test_evaluation_in_units_and_tables() -> None:
 
 
 @pytest.mark.slow
-def test_another_set_is_probed_with_the_classifier(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_transfer_accuracy_on_the_training_dataset_equals_probe_accuracy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its own training images, scaled to the size of those that train, are the classifier's; test is judged on test."""
     built = _built(probe_dataset="synthetic-images")
     found = built.evaluate("test").metrics
@@ -429,7 +433,7 @@ def test_another_set_is_probed_with_the_classifier(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("holdout", [True, False])
-def test_another_set_that_cannot_be_probed_is_refused_by_name(tmp_path: Path, holdout: bool) -> None:
+def test_unusable_probe_dataset_is_refused_with_its_name(tmp_path: Path, holdout: bool) -> None:
     class_folders(tmp_path / "single", {"a": 1, "b": 1})
     class_folders(tmp_path / "damaged", {"a": 4, "b": 4})
     (tmp_path / "damaged" / "b" / "1.png").write_bytes(b"")
@@ -447,7 +451,7 @@ def test_another_set_that_cannot_be_probed_is_refused_by_name(tmp_path: Path, ho
     assert _built(runtime, probe_dataset=str(tmp_path / "enough")).evaluate("test").metrics["transfer_top1"] >= 0
 
 
-def test_features_that_have_collapsed_are_warned_of() -> None:
+def test_evaluation_warns_of_collapsed_features() -> None:
     built = _built()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -468,12 +472,14 @@ def test_features_that_have_collapsed_are_warned_of() -> None:
         ({"encoder_weights": "weights.safetensors"}, "a path of a file must be absolute. Use /"),
     ],
 )
-def test_encoders_that_do_not_exist_are_refused(given: dict[str, Any], message: str) -> None:
+def test_invalid_encoder_settings_are_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         Params(**given)
 
 
-def test_what_an_encoder_needs_is_checked_before_a_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_timm_or_weights_file_is_refused_before_a_start(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(data_checks, "find_spec", lambda name: None)
     with pytest.raises(
         ValueError, match=r"needs the package timm, which is not installed. Install it: pip .*\[images\]"
@@ -494,7 +500,7 @@ def test_damaged_weights_are_refused_before_a_start(damage: str, tmp_path: Path)
         Params(encoder_weights=str(file)).check_data(tmp_path)
 
 
-def test_to_look_at_weights_takes_no_pytorch(tmp_path: Path) -> None:
+def test_check_of_encoder_weights_does_not_import_pytorch(tmp_path: Path) -> None:
     file = tmp_path / "weights.safetensors"
     save_file({"weight": torch.zeros(64)}, file)
     code = f"from workloads.simclr.data_checks import check_encoder; check_encoder(None, {str(file)!r}); import sys"
@@ -522,7 +528,7 @@ def test_a_vit_of_timm_is_trained_and_served(tmp_path: Path) -> None:
         _built(**{**small, "projection": None}, subvector=193)
 
 
-def test_weights_that_are_no_numbers_are_wrong_and_have_no_plane() -> None:
+def test_nan_weights_give_zero_accuracy_and_no_plane() -> None:
     built = _built(eval_probe="always")
     with torch.no_grad():
         next(built.model.encoder.parameters()).fill_(torch.nan)
@@ -532,7 +538,7 @@ def test_weights_that_are_no_numbers_are_wrong_and_have_no_plane() -> None:
     assert list(found.tables) == ["scores"]
 
 
-def test_a_run_that_diverges_says_so() -> None:
+def test_diverging_run_raises_diverged() -> None:
     wild = _built(optimizer="sgd", lr=100, weight_decay=1, schedule="constant", batch_size=64)
     with pytest.raises(Diverged, match="is nan at epoch"):
         list(run_epochs(wild, Plan(epochs=4)))
@@ -543,7 +549,7 @@ def test_a_resnet_has_the_listed_number_of_features() -> None:
 
 
 @pytest.mark.parametrize("preset", sorted(presets("simclr")))
-def test_every_preset_has_a_model(preset: str) -> None:
+def test_every_preset_builds_a_model_at_both_ends_of_its_ranges(preset: str) -> None:
     """At both ends of its ranges, too."""
     for end in ("low", "high"):
         drawn = presets("simclr")[preset](_End(end))
@@ -568,7 +574,7 @@ class _End:
 
 
 @pytest.mark.slow
-def test_the_probe_is_fitted_when_it_is_asked_for() -> None:
+def test_probe_is_fitted_only_for_the_splits_of_eval_probe() -> None:
     asked = {when: _built(eval_probe=when) for when in ("always", "test", "never")}
     fitted = {
         (when, split): "probe_top1" in built.evaluate(split).metrics  # type: ignore[arg-type]
@@ -588,7 +594,7 @@ def test_bf16_is_close_to_fp32() -> None:
     assert {value.dtype for value in half.state_dict()["model"].values()} == {torch.float32, torch.int64}
 
 
-def test_a_batch_is_the_ranks_side_by_side() -> None:
+def test_batches_of_two_ranks_concatenate_to_the_batch_of_one() -> None:
     """Images and draws of two ranks are those of one, and micro-batches of a rank those of its batch."""
     built = _built()
     part, recipe = built.data.train, built.recipe
@@ -609,7 +615,7 @@ def test_a_batch_is_the_ranks_side_by_side() -> None:
     assert not torch.equal(*alone[0].views(recipe, layout).chunk(2))
 
 
-def test_a_pass_takes_an_image_once_at_most() -> None:
+def test_pass_uses_each_image_at_most_once() -> None:
     built = _built()
     marked = replace(built.data.train, images=torch.arange(1024).view(-1, 1, 1, 1).expand(-1, 3, 8, 8))
     whole = steps_per_pass(len(marked), 128)
@@ -621,7 +627,9 @@ def test_a_pass_takes_an_image_once_at_most() -> None:
 
 
 @pytest.mark.parametrize(("ranks", "images"), [(2, 80), (3, 80), (3, 75), (4, 33)])
-def test_features_are_shared_out_in_any_parts(ranks: int, images: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_features_encoded_by_several_ranks_equal_those_of_one(
+    ranks: int, images: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Five blocks over three ranks, a last block that is smaller, ranks without a block: one result, in order."""
     monkeypatch.setattr(module, "ENCODED", 16)
     built, rows = _built(), torch.arange(images).flip(0)
@@ -640,7 +648,7 @@ def test_features_are_shared_out_in_any_parts(ranks: int, images: int, monkeypat
     assert torch.equal(torch.cat(shares), alone)
 
 
-def test_learning_rates_of_the_steps() -> None:
+def test_learning_rate_warms_up_and_decays_or_stays_constant() -> None:
     params = Params(lr=2.0, warmup=0.2)
     rates = [learning_rate(params, step, 100) for step in range(100)]
     assert rates[0] == pytest.approx(0.1)
@@ -652,7 +660,7 @@ def test_learning_rates_of_the_steps() -> None:
     assert {learning_rate(constant, step, 100) for step in range(100)} == {2.0}
 
 
-def test_lars_is_its_formula() -> None:
+def test_lars_step_matches_its_formula() -> None:
     torch.manual_seed(0)
     layer = nn.Linear(3, 2).double()
     optimizer = optimizer_of(layer, Params(optimizer="lars", momentum=0.5, weight_decay=0.1))
@@ -672,7 +680,7 @@ def test_lars_is_its_formula() -> None:
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd", "lars"])
-def test_an_optimiser_goes_on_from_its_state(optimizer: Any) -> None:
+def test_optimiser_resumes_from_its_state(optimizer: Any) -> None:
     def steps(layer: nn.Module, inner: torch.optim.Optimizer, count: int) -> None:
         for _ in range(count):
             torch.autograd.backward(layer(torch.ones(1, 3)).square().sum())
@@ -720,7 +728,7 @@ def test_classifiers_learn_from_a_bounded_bank(monkeypatch: pytest.MonkeyPatch) 
     assert torch.equal(every.bank().labels, bank.labels)
 
 
-def test_places_are_spread_evenly() -> None:
+def test_evenly_spaced_selects_rows_at_regular_intervals() -> None:
     assert evenly_spaced(10, 100).tolist() == list(range(10))
     assert evenly_spaced(9, 3).tolist() == [0, 4, 8]
     assert len(evenly_spaced(10_000, 2048).unique()) == 2048

@@ -1,4 +1,4 @@
-"""The ranker's abstention part: what is held out, and that the served model abstains by its calibrated scores."""
+"""The ranker's abstention part: queries held out from training, and abstention by the calibrated scores."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from workloads.text_ranker.workload import TextRanker
 HELD = replace(RUNTIME, abstention_part=0.25)
 
 
-def test_the_loss_at_10_counts_what_a_shorter_list_lacks() -> None:
+def test_ndcg_at_10_counts_relevant_documents_missing_from_a_short_list() -> None:
     """Three of ten relevant documents, first in a list of three: the value that the evaluation measures."""
     sides = (np.zeros((1, 3), np.int64), np.array([[3.0, 2.0, 1.0]], np.float32), np.ones((1, 3), np.float32))
     lists = Lists(np.array([0]), *sides, np.ones((1, 10), np.float32))
@@ -33,7 +33,7 @@ def test_the_loss_at_10_counts_what_a_shorter_list_lacks() -> None:
     assert systems(lists, scores, 0.5).rankings[""].ndcg == pytest.approx([measured])
 
 
-def test_served_scores_are_the_calibrated_ones_with_and_without_bm25() -> None:
+def test_served_abstention_scores_equal_calibrated_ones_with_or_without_bm25() -> None:
     ranker = TextRanker(Params(**{**SMALL, "scoring": "bi"}), HELD)
     served = ranker.servable()
     predictor = Predictor(
@@ -76,7 +76,7 @@ def test_served_scores_are_the_calibrated_ones_with_and_without_bm25() -> None:
         predictor.predict(frame.drop(columns="bm25"), risk=0.97, promise="crc", abstain_by="bm25")
 
 
-def test_a_refit_holds_out_the_same_queries_and_trusts_no_loss_of_its_validation_part() -> None:
+def test_refit_holds_out_the_same_queries_and_stores_no_validation_losses() -> None:
     params = Params(**{**SMALL, "scoring": "bi", "bm25_weight": 0.5})
     selected, refitted = (TextRanker(params, replace(HELD, holdout=holdout)) for holdout in (True, False))
     first, second = (one.data for one in (selected, refitted))
@@ -88,7 +88,7 @@ def test_a_refit_holds_out_the_same_queries_and_trusts_no_loss_of_its_validation
 
 
 @pytest.mark.parametrize("settings", [{"scoring": "bi"}, {"scoring": "cross", "loss": "margin", "learnable": True}])
-def test_a_run_starts_from_a_ranker_that_abstains(settings: dict[str, Any]) -> None:
+def test_run_loads_the_weights_of_a_ranker_with_an_abstention_part(settings: dict[str, Any]) -> None:
     donor = TextRanker(Params(**{**SMALL, **settings}), HELD).servable()
     assert any(name.startswith("abstention.") for name in donor.weights)
     ranker = TextRanker(Params(**{**SMALL, **settings}), replace(HELD, seed=HELD.seed + 1))

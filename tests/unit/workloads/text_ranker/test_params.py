@@ -41,12 +41,12 @@ from workloads.text_ranker.published import LOSS_PLOTS, LOSSES
         ({"dataset": "ml-100k"}, "dataset 'ml-100k' holds another kind of data: got interactions; expected retrieval"),
     ],
 )
-def test_parameters_that_make_no_sense(params: dict[str, Any], message: str) -> None:
+def test_contradictory_or_invalid_parameters_are_refused(params: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         Params(**params)
 
 
-def test_parameters_have_the_values_that_go_with_the_choice() -> None:
+def test_default_parameters_follow_from_loss_and_scoring() -> None:
     found = Params(loss="margin", scoring="bi")
     assert (found.margin, found.sigma, found.ties, found.pooling, found.temperature) == (1.0, None, None, "mean", 0.05)
     assert Params(**json.loads(Params().model_dump_json())) == Params()
@@ -70,12 +70,12 @@ def test_a_learned_margin_or_sigma_starts_within_its_bounds(preset: str) -> None
         assert drawn.learnable
 
 
-def test_a_run_that_is_not_there_is_refused_before_a_start(tmp_path: Path) -> None:
+def test_missing_first_stage_file_is_refused_before_a_start(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"first_stage=.*none\.trec is not a file on this machine"):
         Params(first_stage=str(tmp_path / "none.trec")).check_data(tmp_path)
 
 
-def test_the_notes_plots() -> None:
+def test_loss_plots_have_the_values_of_the_ranknet_formulas() -> None:
     """σ punishes a wrong order more and a right one less (E-R2); S = 0 is least at 0."""
     drawn = LOSS_PLOTS.compute(quick=True)
     curves = {(curve.panel, curve.name): curve for curve in drawn.curves}
@@ -90,7 +90,7 @@ def test_the_notes_plots() -> None:
 
 
 @pytest.mark.parametrize("dataset", ["scifact", "cran"])
-def test_every_row_of_the_table_of_losses_is_an_experiment(dataset: str) -> None:
+def test_every_row_of_the_loss_table_has_valid_parameters(dataset: str) -> None:
     rows = LOSSES.rows(dataset)
     assert len(rows) == len(LOSSES.methods)
     assert {Params(**row.settings.params).dataset for row in rows} == {dataset}

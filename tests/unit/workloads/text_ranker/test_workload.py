@@ -1,4 +1,4 @@
-"""The text ranker: conformance, what its groups hold, its losses by name, serving, and bad input."""
+"""The text ranker: conformance, documents of a group, losses, passages, serving, and invalid input."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def build(**params: Any) -> TextRanker:
     return TextRanker(Params(**{**SMALL, **params}), RUNTIME)
 
 
-def test_training_beats_what_it_begins_with() -> None:
+def test_training_raises_ndcg_on_validation() -> None:
     ranker = build(eval_candidates=50)
     before = ranker.evaluate("validation").metrics["ndcg_at_10"]
     for epoch in (1, 2, 3):
@@ -122,7 +122,7 @@ def test_a_document_has_the_score_of_its_best_passage(scoring: str) -> None:
     np.testing.assert_allclose(again, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_the_best_of_passages_has_the_gradient() -> None:
+def test_gradient_flows_only_through_the_best_passage() -> None:
     scores = torch.tensor([0.1, 0.9, 0.3, 0.2], requires_grad=True)
     mask = torch.tensor([[True, True, True], [True, False, False]])
     found = best(scores, mask)
@@ -133,7 +133,7 @@ def test_the_best_of_passages_has_the_gradient() -> None:
     assert best(scores, None) is scores
 
 
-def test_documents_that_are_cut_are_fewer_in_passages() -> None:
+def test_truncated_share_is_zero_if_passages_cover_all_documents() -> None:
     """A document that goes on after its last passage counts as cut."""
     split = {"long_documents": "best_passage", "passage_words": 6, "passage_stride": 6}
     longest = max(len(text.split()) for text in build().data.data.docs.to_pylist())
@@ -142,7 +142,7 @@ def test_documents_that_are_cut_are_fewer_in_passages() -> None:
     assert build(**split, passages=1).evaluate("validation").metrics["truncated"] > 0.5
 
 
-def test_another_systems_list_is_reranked(tmp_path: Path) -> None:
+def test_first_stage_run_replaces_bm25_candidates_and_metrics(tmp_path: Path) -> None:
     """Its documents in the place of BM25's, as candidates and hard negatives, and its metrics next to the model's."""
     from orchestrator.report.samples import evaluated_on  # a GPU machine may lack what it imports
 
@@ -178,13 +178,13 @@ def test_another_systems_list_is_reranked(tmp_path: Path) -> None:
         {"loss": "lambdarank", "learnable": True}, {"ties": "all", "pooling": "max"},
     ],
 )  # fmt: skip
-def test_every_loss_trains(params: dict[str, Any]) -> None:
+def test_every_loss_trains_with_finite_metrics(params: dict[str, Any]) -> None:
     metrics = values(build(positives=2, **params).train_epoch(1))
     assert metrics["loss"] > 0
     assert np.isfinite(list(metrics.values())).all()
 
 
-def test_groups_hold_relevant_documents_and_others_of_bm25() -> None:
+def test_groups_contain_relevant_documents_and_bm25_negatives() -> None:
     group_sampler = GroupSampler(build().data, Params(**SMALL, positives=2, negatives=4))
     groups = group_sampler.groups(seed=1, number=1)
     found = group_sampler.data.candidates.docs
@@ -200,7 +200,7 @@ def test_groups_hold_relevant_documents_and_others_of_bm25() -> None:
     assert not np.array_equal(groups.docs, other.docs)
 
 
-def test_any_document_stands_in_where_bm25_finds_too_few() -> None:
+def test_groups_are_filled_with_other_documents_if_bm25_finds_too_few() -> None:
     group_sampler = GroupSampler(build().data, Params(**{**SMALL, "pool": 2}, negatives=6))
     groups = group_sampler.groups(seed=1, number=1)
     there = groups.docs >= 0
@@ -217,7 +217,7 @@ def groups_of(grades: list[list[float]], judged: list[list[bool]]) -> Groups:
     return Groups(np.arange(shape[0]), docs, np.maximum(grades, 0).astype(np.float32), np.array(judged))
 
 
-def test_pairs_by_how_ties_count() -> None:
+def test_compared_pairs_follow_the_ties_parameter() -> None:
     groups = groups_of([[2, 1, 1, 0, -1]], [[True, True, True, False, False]])
     preferred = [[0, 0, 1], [0, 0, 2], [0, 0, 3], [0, 1, 3], [0, 2, 3]]
     assert pairs(groups, "none").T.tolist() == preferred
@@ -230,7 +230,7 @@ def test_pairs_by_how_ties_count() -> None:
     assert groups.alike.tolist() == [False]
 
 
-def test_every_query_weighs_alike_whatever_its_pairs() -> None:
+def test_query_loss_is_the_mean_over_its_pairs() -> None:
     grades = torch.tensor([[1.0, 0.0, 0.0], [1.0, 0.0, 0.0]])
     scores = torch.tensor([[0.2, 0.5, -1.0], [0.2, 0.5, -torch.inf]], requires_grad=True)
     compared = torch.tensor([[0, 0, 1], [0, 0, 0], [1, 2, 1]])
@@ -264,7 +264,7 @@ def test_interpolation_standardises_each_query() -> None:
     assert found[2].tolist() == [-torch.inf] * 3
 
 
-def test_a_model_that_is_nan_is_not_measured_as_its_first_stage() -> None:
+def test_metrics_of_a_nan_model_are_nan_and_not_those_of_bm25() -> None:
     ranker = build()
     with torch.no_grad():
         next(ranker.model.encoder.parameters()).fill_(torch.nan)
@@ -274,7 +274,7 @@ def test_a_model_that_is_nan_is_not_measured_as_its_first_stage() -> None:
     assert math.isnan(metrics["fused_ndcg_at_10"])
 
 
-def test_the_weight_is_the_best_on_validation_and_is_kept_in_the_state() -> None:
+def test_bm25_weight_is_the_best_on_validation_and_kept_in_the_state() -> None:
     ranker = build(eval_candidates=50)
     ranker.train_epoch(1)
     scores, _ = ranker._ranked("validation")
@@ -294,7 +294,7 @@ def test_the_weight_is_the_best_on_validation_and_is_kept_in_the_state() -> None
     assert started.bm25_weight == ranker.bm25_weight
 
 
-def test_a_pretrained_bi_encoder_is_measured_untouched_with_its_own_weight_of_bm25(tmp_path: Path) -> None:
+def test_bm25_weight_of_a_pretrained_bi_encoder_is_chosen_before_training(tmp_path: Path) -> None:
     """Epoch 0 may be the model: then its weight of BM25 must be the best one, too. A cross-encoder's head is new."""
     scratch = build(scoring="bi")
     scratch.model.encoder.model.save_pretrained(tmp_path)
@@ -311,13 +311,13 @@ def test_a_pretrained_bi_encoder_is_measured_untouched_with_its_own_weight_of_bm
     assert values(ranker.evaluate("validation")) == untouched
 
 
-def test_bm25_alone_and_the_model_alone_are_the_ends_of_the_weight() -> None:
+def test_fused_ndcg_is_that_of_bm25_at_weight_1_and_of_the_model_at_0() -> None:
     for weight, system in ((1.0, "bm25_"), (0.0, "")):
         metrics = build(bm25_weight=weight).evaluate("test").metrics
         assert metrics["fused_ndcg_at_10"] == pytest.approx(metrics[f"{system}ndcg_at_10"])
 
 
-def test_a_measure_of_more_than_the_candidates_is_left_out() -> None:
+def test_metrics_at_100_are_left_out_with_fewer_candidates() -> None:
     metrics = {depth: build(eval_candidates=depth).evaluate("test").metrics for depth in (5, 20, 100)}
     assert "recall_at_100" in metrics[100]
     assert metrics[100].keys() - metrics[20].keys() == {
@@ -364,7 +364,7 @@ def test_the_predictor_scores_as_the_workload_does(params: dict[str, Any]) -> No
         assert not expected[:-1].any()
 
 
-def test_bad_input_of_the_predictor() -> None:
+def test_invalid_prediction_inputs_are_refused() -> None:
     servable = build().servable()
     predictor = Predictor({name: tensor.numpy() for name, tensor in servable.weights.items()}, dict(servable.config))
     good = pd.DataFrame({"query": ["a", "a"], "document": ["", "x " * 99]})
@@ -385,7 +385,7 @@ def test_bad_input_of_the_predictor() -> None:
             predictor.predict(inputs)
 
 
-def test_a_refit_can_not_choose_the_weight() -> None:
+def test_refit_without_a_given_bm25_weight_is_refused() -> None:
     with pytest.raises(ValueError, match="a refit trains on the validation part, where bm25_weight would be chosen"):
         TextRanker(Params(**SMALL), replace(RUNTIME, holdout=False))
     refit = TextRanker(Params(**SMALL, bm25_weight=0.3), replace(RUNTIME, holdout=False))
@@ -395,12 +395,12 @@ def test_a_refit_can_not_choose_the_weight() -> None:
     assert refit.evaluate("test").metrics["ndcg_at_10"] > 0
 
 
-def test_a_batch_that_does_not_divide() -> None:
+def test_batch_size_that_does_not_divide_over_workers_is_refused() -> None:
     with pytest.raises(ValueError, match=r"batch_size=8 .* does not divide over 3 workers; the nearest that does is 9"):
         TextRanker(Params(**SMALL), replace(RUNTIME, world_size=3))
 
 
-def test_a_state_of_another_model() -> None:
+def test_state_of_another_scoring_is_refused() -> None:
     with pytest.raises(ValueError, match="the checkpoint does not fit encoder 'tiny' with scoring=cross"):
         build().load_state_dict(build(scoring="bi").state_dict())
 
@@ -416,7 +416,7 @@ def collection(tmp_path: Path, docs: list[str], queries: list[str], judged: str)
     return str(folder)
 
 
-def test_empty_texts_long_ones_and_queries_that_find_nothing(tmp_path: Path) -> None:
+def test_empty_and_long_texts_and_queries_without_candidates_are_evaluated(tmp_path: Path) -> None:
     """They count: an empty query and one that BM25 finds nothing for score 0, a long document is cut."""
     docs = ["cats purr", "", "dogs bark", "cats bark " * 100, "dogs purr"]
     queries = ["cats", "", "unheard", "dogs", "purr", "bark"]
@@ -432,7 +432,7 @@ def test_empty_texts_long_ones_and_queries_that_find_nothing(tmp_path: Path) -> 
     assert counted == pytest.approx(len(without))
 
 
-def test_a_collection_whose_grades_are_all_equal_trains_on_what_was_not_judged(tmp_path: Path) -> None:
+def test_collection_with_equal_grades_trains_against_unjudged_documents(tmp_path: Path) -> None:
     docs = ["cats purr", "dogs bark", "cats bark"]
     name = collection(tmp_path, docs, ["cats", "dogs", "bark", "purr"], "q0 c0 2;q1 c1 2;q2 c2 2;q3 c0 2")
     ranker = build(dataset=name, loss="adaptive_ranknet")
@@ -461,7 +461,7 @@ def test_mined_negatives_are_those_with_the_highest_scores_below_the_margin() ->
     assert values(again.train_epoch(2)) == values(ranker.train_epoch(2))
 
 
-def test_a_margin_needs_hard_negatives() -> None:
+def test_hard_margin_without_hard_negatives_is_refused() -> None:
     with pytest.raises(ValueError, match="hard_margin=1 has no effect without hard negatives"):
         Params(hard_margin=1, hard=0)
     with pytest.raises(ValueError, match=r"hard=0.1 of negatives=3 is none. Set hard to 0.333 or more"):

@@ -1,4 +1,4 @@
-"""VERA's abstention part: what is held out, and that the served model abstains by the scores it was calibrated with."""
+"""VERA's abstention part: queries held out from training, and abstention by the calibrated scores."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def predictor(served: Servable) -> Predictor:
         ),
     ],
 )  # fmt: skip
-def test_served_scores_and_decisions_are_the_calibrated_ones(params: dict[str, Any], kinds: list[str]) -> None:
+def test_served_abstention_scores_equal_the_calibrated_scores(params: dict[str, Any], kinds: list[str]) -> None:
     vera = trained(**params)
     served = vera.servable()
     config = served.config[KEY]
@@ -72,7 +72,7 @@ def test_served_scores_and_decisions_are_the_calibrated_ones(params: dict[str, A
     assert 0 < losses[0].mean() < 1
 
 
-def test_labels_that_are_held_out_change_nothing_but_the_table() -> None:
+def test_held_out_labels_change_only_the_abstention_losses() -> None:
     usual = trained()
     data = usual.data
     held = data.pool.family[data.abstention]
@@ -97,7 +97,7 @@ def test_labels_that_are_held_out_change_nothing_but_the_table() -> None:
     assert different == {"abstention.losses"}
 
 
-def test_without_a_part_a_risk_is_refused() -> None:
+def test_risk_is_refused_without_an_abstention_part() -> None:
     vera = build()
     served = vera.servable()
     assert "risk" not in served.params

@@ -1,4 +1,4 @@
-"""What VERA and its baselines say of success: against known probabilities, after maps, on validation."""
+"""Confidence of VERA and its baselines: known probabilities, recalibration maps, and evaluation."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def ranked(scores: list[list[float]], alpha: float = 1.0, beta: float = 1.0) -> 
     return Ranked(block, Evidence(torch.full_like(block, alpha), torch.full_like(block, beta)))
 
 
-def test_ndcg_at_10_counts_what_a_shorter_list_lacks() -> None:
+def test_ndcg_at_10_counts_relevant_documents_missing_from_a_short_list() -> None:
     of_three = ranked([[3.0, 2.0, 1.0]] * 4)
     labelled = LabelledQueries(np.arange(4), torch.ones(4, 3), torch.ones(4, 10))
     source = torch.Generator().manual_seed(0)
@@ -35,7 +35,7 @@ def test_ndcg_at_10_counts_what_a_shorter_list_lacks() -> None:
 
 
 @pytest.mark.faults  # long
-def test_c_recovers_the_known_probabilities() -> None:
+def test_confidence_recovers_the_planted_probabilities() -> None:
     """The planted probabilities are .3, .5, .75 and .95; whoever knows their mean alone errs by .225."""
     with pytest.MonkeyPatch.context() as patch:
         known = replace(SYNTHETIC_QUESTIONS, version="many", reader=lambda _: generate(Planted(topics=600)))
@@ -56,7 +56,7 @@ def test_c_recovers_the_known_probabilities() -> None:
         assert c[(true - probability).abs() < 1e-6].mean().item() == pytest.approx(probability, abs=0.08)
 
 
-def test_k_is_the_least_with_a_base_rate_between() -> None:
+def test_chosen_k_is_the_least_with_an_intermediate_success_rate() -> None:
     grades = torch.zeros(10, 6)
     grades[:2, 0] = 1
     grades[2:6, 1] = 1
@@ -97,7 +97,7 @@ def test_platt_scaling_has_smoothed_targets(hits: int) -> None:
     assert (true.logit() * (mapped - target)).mean().item() == pytest.approx(0, abs=1e-4)
 
 
-def test_temperature_of_a_softmax_is_that_of_its_scores() -> None:
+def test_fitted_softmax_temperature_recovers_the_scale_of_the_scores() -> None:
     source = torch.Generator().manual_seed(0)
     scores = torch.randn(3000, 5, generator=source, dtype=torch.float64)
     answer = torch.multinomial(scores.softmax(1), 1, generator=source)
@@ -107,7 +107,7 @@ def test_temperature_of_a_softmax_is_that_of_its_scores() -> None:
     assert found.values.item() == pytest.approx(4, rel=0.15)
 
 
-def test_mc_dropout_is_the_mean_over_masks_and_repeats() -> None:
+def test_mc_dropout_is_repeatable_and_changes_nll_but_not_mrr() -> None:
     vera = build(method="softmax", confidence="mc_dropout", dropout=0.5, **BASELINE)
     first, second = (vera.evaluate("validation").metrics for _ in range(2))
     assert first == second
@@ -125,7 +125,7 @@ def test_mc_dropout_is_the_mean_over_masks_and_repeats() -> None:
         {"stage_share": (0.0, 0.0, 1.0)},
     ],
 )  # fmt: skip
-def test_every_method_trains_and_is_measured(params: dict[str, Any]) -> None:
+def test_every_method_trains_and_has_consistent_finite_metrics(params: dict[str, Any]) -> None:
     vera = build(replace(RUNTIME, epochs=2), **params)
     for epoch in (1, 2):
         metrics = values(vera.train_epoch(epoch))

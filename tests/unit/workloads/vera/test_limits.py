@@ -1,4 +1,4 @@
-"""VERA at its limits: queries and parameters that leave little or nothing to learn."""
+"""VERA with extreme data and parameters: few candidates, no positives, large scores, refused settings."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def own(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_an_answer_that_is_no_candidate_is_none_of_them(own: Path) -> None:
+def test_queries_whose_answer_is_not_a_candidate_count_as_no_positive(own: Path) -> None:
     file = own / "questions.jsonl"
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     for row in rows[1:3]:
@@ -59,7 +59,7 @@ def test_an_answer_that_is_no_candidate_is_none_of_them(own: Path) -> None:
 @pytest.mark.parametrize(
     "params", [{}, {"groups": "type"}, {"method": "edl", **BASELINE}, {"method": "softmax", **BASELINE}]
 )
-def test_one_candidate_fewer_than_k_all_positive_and_a_group_of_one(own: Path, params: dict[str, Any]) -> None:
+def test_metrics_are_finite_with_fewer_candidates_than_k_and_single_groups(own: Path, params: dict[str, Any]) -> None:
     vera = build(dataset=str(own), eval_candidates=1, eval_k=3, batch_size=4, **params)
     lengths = vera.data.pool.lengths
     assert lengths.min() == 1
@@ -72,7 +72,7 @@ def test_one_candidate_fewer_than_k_all_positive_and_a_group_of_one(own: Path, p
     assert found.metrics["success"] == 1
 
 
-def test_queries_without_a_positive_or_without_candidates_count_with_zero(tmp_path: Path) -> None:
+def test_queries_without_positives_or_candidates_have_zero_success(tmp_path: Path) -> None:
     docs = [{"_id": f"d{number}", "title": "", "text": f"word{number} common"} for number in range(12)]
     queries = [{"_id": f"q{number}", "text": f"word{number}" if number % 4 else "unheard"} for number in range(12)]
     queries[1]["text"] = "word2"  # finds what does not answer it
@@ -93,7 +93,7 @@ def test_queries_without_a_positive_or_without_candidates_count_with_zero(tmp_pa
     assert np.isfinite(list(vera.evaluate("test").metrics.values())).all()
 
 
-def test_validation_without_candidates_calibrates_nothing(own: Path) -> None:
+def test_calibration_on_validation_without_candidates_is_refused(own: Path) -> None:
     data = build(dataset=str(own), batch_size=4).data
     indptr = np.zeros_like(data.pool.indptr)
     blind = replace(data, pool=replace(data.pool, indptr=indptr))
@@ -102,7 +102,7 @@ def test_validation_without_candidates_calibrates_nothing(own: Path) -> None:
     assert len(split_training(data, Params(calibration_part="validation"), 0)[1]) == 30
 
 
-def test_a_head_beyond_its_largest_still_learns() -> None:
+def test_evidence_beyond_the_linear_limit_grows_and_has_a_gradient() -> None:
     side = torch.tensor([-1.0, 0.5, LINEAR_FROM, LINEAR_FROM + 2, 100.0], requires_grad=True)
     outputs = grown(side, LINEAR_FROM)
     torch.testing.assert_close(outputs[1:3], side[1:3].expm1())
@@ -113,7 +113,7 @@ def test_a_head_beyond_its_largest_still_learns() -> None:
     assert side.grad[2:].tolist() == pytest.approx([math.exp(LINEAR_FROM)] * 3, rel=1e-5)
 
 
-def test_the_least_clip_of_z_leaves_the_loss_finite() -> None:
+def test_loss_is_finite_at_the_least_eps() -> None:
     """In float32, where a clip below 3e-8 would leave a p of 1."""
     eps = Params(query_target="eps", eps=1e-7).eps
     assert eps is not None
@@ -121,7 +121,7 @@ def test_the_least_clip_of_z_leaves_the_loss_finite() -> None:
     assert vera_loss(torch.full((2,), -0.5), clipped, clipped).isfinite().all()
 
 
-def test_scores_too_large_for_a_product(own: Path) -> None:
+def test_training_stays_finite_with_very_large_scores(own: Path) -> None:
     vera = build(dataset=str(own), eval_candidates=50, batch_size=8)
     with torch.no_grad():
         vera.model.ranking.weight.mul_(1e6)
@@ -182,7 +182,7 @@ def test_scores_too_large_for_a_product(own: Path) -> None:
         ({"query_target": "eps", "eps": 1e-8}, "greater than or equal to 0.0000001"),
     ],
 )
-def test_parameters_are_refused_with_what_to_do(params: dict[str, Any], message: str) -> None:
+def test_contradictory_or_invalid_parameters_are_refused(params: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         Params(**params)
 
@@ -194,12 +194,14 @@ def test_parameters_are_refused_with_what_to_do(params: dict[str, Any], message:
         ({"holdout": False}, {}, "Set refit=false"),
     ],
 )
-def test_a_run_that_can_not_be_is_refused(runtime: dict[str, Any], params: dict[str, Any], message: str) -> None:
+def test_refit_and_batch_size_that_does_not_divide_are_refused(
+    runtime: dict[str, Any], params: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         build(replace(RUNTIME, **runtime), **params)
 
 
-def test_a_state_of_an_earlier_head_is_refused() -> None:
+def test_state_of_an_earlier_version_of_vera_is_refused() -> None:
     vera = build()
     state = {name: side for name, side in vera.state_dict().items() if name != "head"}
     with pytest.raises(ValueError, match=r"another version of VERA.* Start a new run"):
@@ -211,7 +213,7 @@ def test_a_state_of_another_width_is_refused() -> None:
         build().load_state_dict(build(hidden=4).state_dict())
 
 
-def test_softplus_evidence_is_as_printed() -> None:
+def test_softplus_evidence_matches_its_formula() -> None:
     """α = λ+ + softplus(a), β = λ- + softplus(b): note 2."""
     vera = build(evidence_map="softplus", evidence_context=False)
     z = torch.randn(5, vera.params.hidden, generator=torch.Generator().manual_seed(1)) * 30
@@ -264,7 +266,7 @@ def test_k_is_chosen_before_the_first_loss_that_uses_it() -> None:
     assert values(fresh.train_epoch(1))["k"] == chosen
 
 
-def test_a_model_that_is_started_from_abstains_as_it_did() -> None:
+def test_loaded_weights_keep_k_and_the_abstention_threshold() -> None:
     vera = build(eval_candidates=8)
     for epoch in range(1, 5):
         vera.train_epoch(epoch)

@@ -1,4 +1,4 @@
-"""VERA searched, published and served."""
+"""VERA's search spaces, published tables and served predictor."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from workloads.vera.published import ABLATION, MAIN, RELIABILITY
 from workloads.vera.workload import Vera
 
 
-def test_search_spaces_and_published_rows_are_experiments() -> None:
+def test_search_spaces_and_published_rows_have_valid_parameters() -> None:
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
     for preset in (spaces.space, spaces.evidential, spaces.softmax):
         for _ in range(10):
@@ -33,14 +33,14 @@ def test_search_spaces_and_published_rows_are_experiments() -> None:
                 assert Params(**{**row.settings.params, "encoder": "tiny"}).dataset == name
 
 
-def test_a_search_that_calibrates_by_validation_chooses_no_share() -> None:
+def test_search_with_calibration_on_validation_draws_no_calibration_share() -> None:
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
     found = suggest(spaces.space, study.ask(), {"calibration_part": "validation"})
     assert Params(**found).calibration_share is None
     assert Params(**suggest(spaces.space, study.ask(), {})).calibration_share is not None
 
 
-def test_the_figure_runs_each_dataset_as_the_table_does() -> None:
+def test_reliability_figure_uses_the_settings_of_the_main_table() -> None:
     for dataset in MAIN.datasets:
         rows = {row.method: row.settings for row in MAIN.rows(dataset)}
         for line in RELIABILITY.panels[0].lines:
@@ -62,7 +62,7 @@ def test_the_figure_runs_each_dataset_as_the_table_does() -> None:
         {"dataset": "synthetic-retrieval", "recalibration": "temperature", "batch_size": 8},
     ],
 )  # fmt: skip
-def test_served_ranking_is_the_trained_one(params: dict[str, Any]) -> None:
+def test_served_scores_and_confidences_equal_those_of_the_trained_model(params: dict[str, Any]) -> None:
     vera = build(eval_k=2, **params)
     for epoch in range(1, 5):
         vera.train_epoch(epoch)
@@ -99,7 +99,7 @@ def inputs_of(vera: Vera, queries: Any) -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True)
 
 
-def test_what_a_predictor_refuses() -> None:
+def test_invalid_prediction_inputs_are_refused() -> None:
     vera = build()
     served = vera.servable()
     predictor = Predictor({name: side.numpy() for name, side in served.weights.items()}, dict(served.config))
@@ -114,7 +114,7 @@ def test_what_a_predictor_refuses() -> None:
     assert predictor.predict(frame.assign(relation="never seen"))["confidence"].between(0, 1).all()
 
 
-def test_who_calibrates_by_validation_is_compared_there_with_its_like_alone() -> None:
+def test_evaluated_on_differs_on_validation_if_calibrated_by_validation() -> None:
     from orchestrator.report.samples import evaluated_on  # a GPU machine may lack what it imports
 
     plain, kept, flattered = (
@@ -125,7 +125,7 @@ def test_who_calibrates_by_validation_is_compared_there_with_its_like_alone() ->
     assert evaluated_on(plain, "test") == evaluated_on(flattered, "test")
 
 
-def test_columns_may_share_the_name_of_a_category(tmp_path: Path) -> None:
+def test_category_name_in_two_columns_has_separate_numbers(tmp_path: Path) -> None:
     graph, rows = [], []
     for number in range(40):
         first, second = (f"a{number}", "child", f"b{number}"), (f"b{number}", "random", f"c{number}")

@@ -1,4 +1,4 @@
-"""VERA: conformance, what each stage and each loss trains, and which queries are kept back."""
+"""VERA: conformance, weights trained by each stage and loss, and queries held back for calibration."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def weights(vera: Vera, part: str) -> torch.Tensor:
 
 
 @pytest.mark.slow
-def test_an_encoder_is_trained_with_the_backbone_alone() -> None:
+def test_encoder_is_trained_only_in_the_stages_of_the_backbone() -> None:
     """In the first stage; the vectors of all texts are those of its present weights."""
     plain, trained = build(), build(encoder_lr=1e-3)
     encoder = trained.model.backbone.encoder
@@ -110,14 +110,14 @@ def test_an_encoder_is_trained_with_the_backbone_alone() -> None:
     ]), "other trials keep theirs"  # fmt: skip
 
 
-def test_pooling_makes_the_vectors_of_a_text() -> None:
+def test_pooling_parameter_determines_the_text_vectors() -> None:
     mean, first = (build(pooling=pooling).data for pooling in ("mean", "cls"))
     tokens = mean.tokenizer(list(mean.pool.texts))
     assert torch.equal(first.texts, normalised(encode(first.encoder, tokens)))
     assert not torch.allclose(first.texts, mean.texts)
 
 
-def test_each_stage_trains_what_it_should() -> None:
+def test_each_stage_trains_only_its_own_weights() -> None:
     vera = build(replace(RUNTIME, epochs=3), stage_share=(1.0, 1.0, 1.0))
     parts = ("backbone", "ranking", "evidence")
     changed = []
@@ -129,7 +129,7 @@ def test_each_stage_trains_what_it_should() -> None:
     assert changed == [[True, True, False], [False, False, True], [False, False, True]]
 
 
-def test_each_stage_sees_its_own_queries(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_stage_draws_batches_from_its_own_queries(monkeypatch: pytest.MonkeyPatch) -> None:
     """The ranking learns from those that are not kept back, the calibration from those that are."""
     vera = build(replace(RUNTIME, epochs=3), stage_share=(1.0, 1.0, 1.0))
     seen: list[NDArray[np.int64]] = []
@@ -147,7 +147,7 @@ def test_each_stage_sees_its_own_queries(monkeypatch: pytest.MonkeyPatch) -> Non
         assert set(np.concatenate(seen)) <= set(own)
 
 
-def test_a_frozen_backbone_drops_no_units() -> None:
+def test_dropout_is_off_in_a_frozen_backbone() -> None:
     vera = build(replace(RUNTIME, epochs=3, steps_per_epoch=1), stage_share=(1.0, 1.0, 1.0), dropout=0.5)
     drops: list[bool] = []
     vera.model.backbone.dropout.register_forward_hook(lambda module, *_: drops.append(module.training))
@@ -172,7 +172,7 @@ def test_a_frozen_backbone_drops_no_units() -> None:
         ({"cons_to_ranking": True}, "cons", {"evidence", "ranking", "backbone"}),
     ],
 )
-def test_which_loss_trains_which_head(params: dict[str, Any], loss: str, reached: set[str]) -> None:
+def test_each_loss_has_gradients_only_for_its_own_modules(params: dict[str, Any], loss: str, reached: set[str]) -> None:
     vera = build(query_target="eps", **params)
     block = vera.data.block(vera.ranked_by[:16])
     one = Stage(3, **{name: float(name == loss) for name in ("rank", "cand", "query", "cons")})
@@ -184,7 +184,7 @@ def test_which_loss_trains_which_head(params: dict[str, Any], loss: str, reached
     assert got == reached
 
 
-def test_one_matrix_a_query_is_the_formula() -> None:
+def test_interaction_by_query_equals_the_interaction_formula() -> None:
     vera = build()
     block = vera.data.block(vera.ranked_by[:9])
     query, candidate = torch.randn(9, 8), torch.randn(len(block.row), 8)
@@ -195,7 +195,7 @@ def test_one_matrix_a_query_is_the_formula() -> None:
 
 
 @pytest.mark.parametrize("params", [{"dropout": 0.5}, {"query_to_backbone": True}])
-def test_a_frozen_backbone_is_read_once_and_trains_the_same(params: dict[str, Any]) -> None:
+def test_cached_outputs_of_a_frozen_backbone_train_equal_weights(params: dict[str, Any]) -> None:
     """An epoch that reads each query three times, with z kept and with z read anew in every step."""
     runtime = replace(RUNTIME, steps_per_epoch=6)
     kept, anew = build(runtime, **params), build(runtime, **params)
@@ -217,7 +217,7 @@ def test_micro_batches_give_the_same_weights() -> None:
         torch.testing.assert_close(parts.model.state_dict()[name], side, atol=2e-5, rtol=1e-4, msg=name)
 
 
-def test_stages_end_on_a_plateau_and_the_state_knows() -> None:
+def test_stages_end_on_a_plateau_also_after_a_restore_of_their_state() -> None:
     vera = build(
         replace(RUNTIME, epochs=30),
         calibration_share=0.0,
@@ -236,7 +236,7 @@ def test_stages_end_on_a_plateau_and_the_state_knows() -> None:
     assert seen == [1, 1, 2, 2, 3, 3]
 
 
-def test_the_state_says_the_stage_without_a_plateau_too() -> None:
+def test_state_contains_the_stage_with_a_fixed_schedule() -> None:
     vera = build(replace(RUNTIME, epochs=3), stage_share=(1.0, 1.0, 1.0))
     seen = [vera.state_dict()["stages"]["stage"]]
     for epoch in (1, 2, 3):
@@ -259,7 +259,7 @@ def test_the_learning_rate_falls_over_each_stage() -> None:
     assert constant.optimizer.param_groups[0]["lr"] == 1e-3
 
 
-def test_a_stage_that_ends_early_starts_the_next_at_its_full_rate() -> None:
+def test_stage_after_an_early_end_starts_at_its_full_learning_rate() -> None:
     vera = build(
         replace(RUNTIME, epochs=8), stage_switch="plateau", stage_patience=1, stage_share=(1.0, 0.0, 1.0), lr=1e-9
     )
@@ -269,14 +269,14 @@ def test_a_stage_that_ends_early_starts_the_next_at_its_full_rate() -> None:
     assert (third.number, third.left(2), third.left(8)) == (3, 1, 0)
 
 
-def test_losses_without_a_weight_are_zero_and_keys_stay() -> None:
+def test_losses_without_a_weight_are_reported_as_zero() -> None:
     vera = build()
     first, third = (values(vera.train_epoch(epoch)) for epoch in (1, 4))
     assert first.keys() == third.keys()
     assert first["loss_query"] == 0 < third["loss_query"]
 
 
-def test_calibration_keeps_families_whole() -> None:
+def test_queries_held_back_for_calibration_do_not_split_families() -> None:
     pool = build().data.pool
     pool = replace(pool, family=np.arange(len(pool.queries)) // 4)
     queries = np.arange(400)
@@ -287,7 +287,7 @@ def test_calibration_keeps_families_whole() -> None:
     assert all(np.array_equal(side, queries) for side in hold_back(pool, queries, 0, 7))
 
 
-def test_validation_calibrates_in_the_place_of_what_is_kept_back() -> None:
+def test_calibration_on_validation_trains_the_ranking_on_all_of_train() -> None:
     vera = build(calibration_part="validation")
     parts = vera.data.parts
     assert np.array_equal(vera.ranked_by, parts.train)
@@ -298,7 +298,7 @@ def test_validation_calibrates_in_the_place_of_what_is_kept_back() -> None:
     assert not all(torch.equal(*sides) for sides in zip(before, vera.model.evidence.parameters()))
 
 
-def test_a_backbone_that_is_nan_has_no_rank() -> None:
+def test_ranking_metrics_of_a_nan_backbone_are_nan() -> None:
     vera = build()
     with torch.no_grad():
         next(vera.model.backbone.parameters()).fill_(torch.nan)
