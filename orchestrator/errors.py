@@ -130,7 +130,11 @@ def one_line(error: BaseException) -> str:
 
     if isinstance(error, ValidationError):  # its first line is only the number of problems
         return "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
-    lines = (line.strip() for line in str(error).splitlines())
+    try:
+        text = str(error)
+    except Exception as failure:  # of a user's class
+        return f"no message, its __str__ raises {type(failure).__name__}"
+    lines = (line.strip() for line in text.splitlines())
     return mask(next((line for line in lines if line), "no message"))
 
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from orchestrator.config.objectives import Unreported
-from orchestrator.errors import FAILED
+from orchestrator.errors import FAILED, one_line
 from workloads.contract import Evaluation, Metrics, Servable, State, Workload
 
 
@@ -112,7 +112,8 @@ def exits_as_errors() -> Iterator[None]:
     """Raise RuntimeError in the place of a workload's SystemExit, which would end the command with its status.
 
     An exit by which Ray ends a worker process is passed on. A StopIteration, which a generator replaces by an error
-    without the workload's line, is named with that line.
+    without the workload's line, is named with that line. An error whose ``__str__`` raises is named by its class: Ray,
+    and what describes an error, need its text.
     """
     try:
         yield
@@ -122,8 +123,12 @@ def exits_as_errors() -> Iterator[None]:
         status = "" if error.code is None else repr(error.code)
         named = RuntimeError(f"the workload called sys.exit({status})")
         raise named.with_traceback(error.__traceback__) from None  # a failure is reported with its innermost line
-    except (StopIteration, RuntimeError) as error:
-        ended = error.__cause__ if str(error) == "generator raised StopIteration" else error
+    except Exception as error:
+        try:
+            ended = error.__cause__ if str(error) == "generator raised StopIteration" else error
+        except Exception:
+            named = RuntimeError(f"the workload raised {type(error).__name__}: {one_line(error)}")
+            raise named.with_traceback(error.__traceback__) from None
         if not isinstance(ended, StopIteration):
             raise
         named = RuntimeError("the workload raised StopIteration: next() of an iterator that has ended")

@@ -87,6 +87,14 @@ def test_any_error_is_one_line(error: Exception, text: str) -> None:
     assert one_line(error) == text
 
 
+def test_an_error_whose_text_cannot_be_made_is_one_line() -> None:
+    class Textless(Exception):
+        def __str__(self) -> str:
+            raise AttributeError("code")
+
+    assert one_line(Textless()) == "no message, its __str__ raises AttributeError"
+
+
 def test_one_line_includes_all_errors_of_a_failed_validation() -> None:
     class Model(BaseModel):
         lr: float

@@ -21,6 +21,7 @@ from orchestrator.engine.experiment import Experiment, Outcome
 from orchestrator.engine.loop import Diverged, EpochReport, Row
 from orchestrator.engine.method_results import NoResult
 from orchestrator.runs import worker
+from orchestrator.runs.reports import describe
 from tests.support.toy import BEST_EPOCH, TEST_OPTIMUM, CountedToy, Params, PretrainedToy, Toy
 from workloads.contract import Evaluation, Objective, Runtime, Split, Workload
 
@@ -529,6 +530,22 @@ def test_stop_iteration_of_a_workload_is_reported_with_its_method(method: str, m
     with pytest.raises(RuntimeError, match="the workload raised StopIteration") as caught:
         list(Bench(cls=Exhausted).experiment(refit=False).stream())
     assert traceback.extract_tb(caught.value.__traceback__)[-1].name == method
+
+
+class Textless(ValueError):
+    def __str__(self) -> str:
+        raise AttributeError("code")
+
+
+def test_an_error_whose_text_cannot_be_made_is_named_by_its_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: Toy, epoch: int) -> dict[str, float]:
+        raise Textless
+
+    monkeypatch.setattr(Toy, "train_epoch", fail)
+    with pytest.raises(RuntimeError) as caught:
+        list(Bench().experiment(refit=False).stream())
+    said = "RuntimeError: the workload raised Textless: no message, its __str__ raises AttributeError"
+    assert describe(caught.value).startswith(f"{said} (test_experiment.py:")
 
 
 def test_a_state_of_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
