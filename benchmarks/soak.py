@@ -53,6 +53,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--trials", type=int, default=500)
     args = parser.parse_args()
+    if args.trials <= (least := FIRST + BEFORE_THE_END):
+        parser.error(f"--trials must be above {least}: the growth from trial {FIRST} on is compared")
     home = Path(tempfile.mkdtemp(prefix="soak-"))
     try:
         with cluster() as address:
