@@ -40,6 +40,9 @@ OF_MACHINE = frozenset(
 )
 """Errors of disks, rights and limits, which are no bug of this program."""
 
+NO_PROCESS = (os.strerror(errno.EAGAIN), "can't start new thread")
+"""Text of Python's error where no process, and where no thread can be started."""
+
 
 def guarded(call: Callable[[], Any]) -> int:
     """Run a command and return its exit code; print an error to standard error."""
@@ -74,6 +77,9 @@ def _ended(error: BaseException) -> int:
         case OSError() if error.errno in OF_MACHINE:
             file = f": {error.filename}" if error.filename else ""
             return _say(f"failed: {error.strerror}{file}", FAILED)
+        case BlockingIOError(strerror=text) | RuntimeError(args=(str() as text,)) if text in NO_PROCESS:
+            fix = "End other processes, or raise their limit (ulimit -u, or that of the container)"
+            return _say(f"failed: {UserError('No process or thread can be started', got=text, fix=fix)}", FAILED)
         case ModuleNotFoundError() if missing := missing_module(error, "This command", submit=_submittable()):
             return _say(f"error: {missing}", missing.code)
         case Exception() if "mlflow" in sys.modules and _is_outage(error):

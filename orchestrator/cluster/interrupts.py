@@ -87,12 +87,13 @@ class Interrupts:
 
     def __enter__(self) -> Interrupts:
         if threading.current_thread() is threading.main_thread():  # only the main thread may set handlers
-            self._signals = socket.socketpair()
-            self._signals[1].setblocking(False)
-            self._recorder = threading.Thread(
-                target=self._wait_and_record, args=(self._signals[0],), name="interrupts", daemon=True
+            signals = socket.socketpair()
+            signals[1].setblocking(False)
+            recorder = threading.Thread(
+                target=self._wait_and_record, args=(signals[0],), name="interrupts", daemon=True
             )
-            self._recorder.start()
+            recorder.start()  # it may fail; nothing must be undone then
+            self._signals, self._recorder = signals, recorder
             self._wakeup = signal.set_wakeup_fd(self._signals[1].fileno(), warn_on_full_buffer=False)
             _active.append(self)
             for number in DEFAULTS:

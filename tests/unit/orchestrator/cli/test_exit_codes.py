@@ -77,6 +77,20 @@ def test_os_error_is_reported_as_a_failure_and_not_as_a_bug(
 
 @pytest.mark.parametrize(
     "error",
+    [BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN)), RuntimeError("can't start new thread")],
+)
+def test_a_limit_on_processes_is_no_bug(error: Exception, capsys: pytest.CaptureFixture[str]) -> None:
+    def call() -> Any:
+        raise error
+
+    assert exit_codes.guarded(call) == FAILED
+    said = capsys.readouterr().err
+    assert said.startswith("failed: No process or thread can be started: got ")
+    assert said.endswith(". End other processes, or raise their limit (ulimit -u, or that of the container).\n")
+
+
+@pytest.mark.parametrize(
+    "error",
     [
         EndpointConnectionError(endpoint_url="http://s3"),
         MlflowException("API request to http://mlflow/api failed with exception Max retries exceeded"),

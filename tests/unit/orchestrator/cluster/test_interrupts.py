@@ -266,6 +266,18 @@ def test_signal_requests_a_stop_without_a_writable_folder(tmp_path: Path) -> Non
         assert heard.stop_requested()
 
 
+def test_without_a_free_thread_the_limit_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    stopped = Interrupts(tmp_path / "stop", Console())
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        stopped.__enter__()
+    stopped.end_recording()
+    stopped.__exit__(None, None, None)
+
+
 def test_without_a_signal_nothing_is_recorded_and_no_thread_stays(tmp_path: Path) -> None:
     recorded: list[str] = []
     with Interrupts(tmp_path / "stop", Console(), lambda: recorded.append("interrupted")) as heard:
