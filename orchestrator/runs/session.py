@@ -309,10 +309,12 @@ class Session:
             self.interrupts.end_recording()
             try:
                 self.folder.release(status, code, **values)
-            except OSError as failure:  # a full storage is the cause of the other errors
-                reported = disk.explained(self.folder.path, failure)
-                if reported is failure:
+            except OSError as failure:
+                explained = disk.explained(self.folder.path, failure)
+                if explained is failure:
                     raise
+                if reported is None or disk.is_full(failure):  # a full storage is the cause of the other errors
+                    reported = explained
             self.interrupts.__exit__(kind, error, trace)
         if self._sync is not None and (trouble := self._sync.close()):  # after the record's last change
             self.console.say(trouble)

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal, TypeGuard
 
-from orchestrator.errors import UNAVAILABLE, RunFailed, UserError, one_line
+from orchestrator.errors import UNAVAILABLE, Interrupted, RunFailed, UserError, one_line
 from orchestrator.provenance import private_files
 from orchestrator.storage import generations, remote
 
@@ -94,14 +94,30 @@ def unreadable(path: Path, what: str, error: OSError) -> UserError:
 
 
 def explained(folder: Path, error: BaseException) -> BaseException:
-    """The error to report for a run in ``folder``: that its storage is full, or the folder removed, else ``error``."""
+    """The error to report for a run in ``folder``: that its storage is full, or the folder removed, else ``error``.
+
+    That the folder was removed is reported where it explains the error, and where the run could be resumed otherwise.
+    """
     try:
         os.stat(folder)
     except FileNotFoundError:
-        return RunFailed(generations.run_id(folder.name), f"its folder {folder} was removed")
+        run = generations.run_id(folder.name)
+        if generations.is_superseded(folder):
+            return RunFailed(run, f"another driver has taken it over, and its folder {folder} was removed")
+        if _is_of_missing_file(error) or isinstance(error, Interrupted | KeyboardInterrupt):
+            return RunFailed(run, f"its folder {folder} was removed")
     except OSError:  # the storage does not answer
         pass
     return unwritable(folder.parent, error) if is_full(error) else error
+
+
+def _is_of_missing_file(error: BaseException | None) -> bool:
+    """Whether the error, or what it was raised from, says so. An error of another process has only its text."""
+    while error is not None:
+        if os.strerror(errno.ENOENT) in one_line(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 @contextmanager

@@ -159,18 +159,44 @@ def test_full_disk_after_a_signal_raises_user_error_and_is_a_failure(folder: Run
     assert ended(folder)[:2] == ("failed", UNAVAILABLE)
 
 
-@pytest.mark.parametrize("error", [None, FileNotFoundError(2, "No such file or directory", "history.jsonl")])
-def test_removed_run_folder_is_named_in_the_error(error: Exception | None, folder: RunFolder) -> None:
-    def end(running: Session) -> None:
+def end_without_its_folder(folder: RunFolder, error: BaseException | None) -> None:
+    with folder.guarded(), opened(folder) as running:
         shutil.rmtree(folder.path)
         running.set_end("finished", DONE)
         if error:
             raise error
 
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        None,
+        FileNotFoundError(2, "No such file or directory", "history.jsonl"),
+        UserError("The storage /s cannot be written", got="No such file or directory"),
+        Interrupted("orchestrator run --resume one"),
+    ],
+)
+def test_removed_run_folder_is_named_in_the_error(error: Exception | None, folder: RunFolder) -> None:
     message = f"^one failed: its folder {folder.path} was removed$"
-    with pytest.raises(RunFailed, match=message), folder.guarded(), opened(folder) as running:
-        end(running)
+    with pytest.raises(RunFailed, match=message):
+        end_without_its_folder(folder, error)
     assert not folder.path.exists()
+
+
+@pytest.mark.parametrize("error", [UserError("Unknown metric"), RunFailed("one", "ValueError: the third layer")])
+def test_an_error_that_a_removed_folder_does_not_explain_is_reported(error: Exception, folder: RunFolder) -> None:
+    with pytest.raises(type(error), match=f"^{error}$"):
+        end_without_its_folder(folder, error)
+
+
+def test_of_a_removed_folder_of_an_overtaken_driver_the_takeover_is_reported(folder: RunFolder) -> None:
+    later = folder.path.with_name("one@1")
+    shutil.copytree(folder.path, later)
+    with pytest.raises(
+        RunFailed, match=r"^one failed: another driver has taken it over, and its folder .* was removed"
+    ):
+        end_without_its_folder(folder, RunFailed("one", "ValueError: the third layer"))
+    assert later.exists()
 
 
 def test_sigterm_during_the_connection_to_ray_names_the_resume_command(folder: RunFolder) -> None:
