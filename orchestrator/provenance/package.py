@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import tomllib
@@ -35,6 +36,15 @@ def folder(workload: str | None) -> Path | None:
         with suppress(Exception):  # a broken workload is reported where it is loaded
             return catalog()[workload].folder.resolve()
     return None
+
+
+def digest(workload: str | None) -> str | None:
+    """SHA-256 of the Python files in the folder of a third-party workload's code; None if that is no package."""
+    where = folder(workload)
+    if where is None or not (where / "__init__.py").is_file():  # a single module lies among those of other packages
+        return None
+    contents = (f"{file.name} {hashlib.sha256(file.read_bytes()).hexdigest()}" for file in sorted(where.glob("*.py")))
+    return hashlib.sha256("\n".join(contents).encode()).hexdigest()
 
 
 def project(folder: Path, root: Path) -> str | None:

@@ -30,6 +30,9 @@ SPEC, SWEEP, ENVIRONMENT, SPACE = "spec.json", "sweep.json", "environment.json",
 CODE = {"workload": "workload.py", "space": SPACE, "sampler": "sampler.py", "scheduler": "scheduler.py"}
 """Copies of the user's code by the setting that names it."""
 
+PACKAGE_CODE = "package_code"
+"""Key in ``environment.json`` of the digest of a third-party workload's code."""
+
 CARRIED = "ORCHESTRATOR_SOURCE"
 """Variable with the sources of the client of a submitted job: Ray sends files without their repository."""
 
@@ -172,9 +175,10 @@ def write(
         if source.diff:
             text = source.diff.encode("utf-8", "surrogateescape")  # files may not be UTF-8
             private_files.write(folder / diff_name(number, source.name), text)
-    workload = (request.get("experiment") or request.get("sweep") or {}).get("workload")
+    workload = _requested(request).get("workload")
     recorded = environment(sources, request.get("options", {}), data, workload)
-    _write_json(file, recorded | ({"inputs": dict(inputs)} if inputs else {}))
+    more = {PACKAGE_CODE: package.digest(workload), "inputs": dict(inputs or {})}
+    _write_json(file, recorded | {name: value for name, value in more.items() if value})
     return files(folder)
 
 
@@ -214,9 +218,13 @@ def _described(number: int, source: Source) -> dict[str, Any]:
 
 
 def changed_code(folder: Path, request: Mapping[str, Any]) -> list[Path]:
-    """The files of the user that have changed since their copies in the record were made."""
+    """The files of the user, and the folder of a third-party workload's code, that have changed since the record."""
     copies = [(file, folder / name) for file, name in _own_code(request) if (folder / name).is_file()]
-    return [file for file, copy in copies if copy.read_text(errors="replace") != _content(file)]
+    changed = [file for file, copy in copies if copy.read_text(errors="replace") != _content(file)]
+    workload = _requested(request).get("workload")
+    then, now = recorded_environment(folder).get(PACKAGE_CODE), package.digest(workload)
+    installed = package.folder(workload) if then and now and then != now else None
+    return [*changed, *([installed] if installed else [])]
 
 
 def _keep_code(folder: Path, request: Mapping[str, Any]) -> None:
@@ -227,12 +235,18 @@ def _keep_code(folder: Path, request: Mapping[str, Any]) -> None:
 
 def _own_code(request: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
     """Each file of the user that a request names, and the name of its copy."""
-    spec = request.get("experiment") or request.get("sweep") or {}
+    spec = _requested(request)
     named = {**spec.get("search", {}), "workload": spec.get("workload", "")}
     for setting, name in CODE.items():
         code = str(named.get(setting, ""))
         if ":" in code and (file := Path(code.rpartition(":")[0])).is_file():
             yield file, name
+
+
+def _requested(request: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The spec of the run or sweep that a request holds."""
+    spec: Mapping[str, Any] = request.get("experiment") or request.get("sweep") or {}
+    return spec
 
 
 def _content(file: Path) -> str:

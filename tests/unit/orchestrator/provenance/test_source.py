@@ -395,6 +395,17 @@ def test_user_code_changed_since_the_record_is_listed(tmp_path: Path) -> None:
     assert provenance.changed_code(folder, request) == [tmp_path / "mine.py"]
 
 
+def test_code_of_an_installed_package_that_has_changed_since_is_named(tmp_path: Path) -> None:
+    theirs = Path(shutil.copytree(EXAMPLE, tmp_path / "theirs"))
+    request = {"sweep": {"workload": "linreg"}}
+    (folder := tmp_path / "run").mkdir()
+    with installed(theirs, tmp_path / "metadata"):
+        provenance.write(folder, request, [])
+        assert provenance.changed_code(folder, request) == []
+        (code := theirs / "linreg" / "workload.py").write_text(code.read_text() + "# changed\n")
+        assert provenance.changed_code(folder, request) == [theirs / "linreg"]
+
+
 @pytest.mark.parametrize("content", ["", '{"command": ', "[]", "\0" * 9])
 def test_a_damaged_record_is_written_again(content: str, repository: Path, tmp_path: Path) -> None:
     (tmp_path / "environment.json").write_text(content)
