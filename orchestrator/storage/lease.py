@@ -32,6 +32,9 @@ NAME = "lease.json"
 LOCK = "lock"
 SECONDS = 60.0
 RENEW_SECONDS = 10.0
+CLOCK_SECONDS = 3600.0
+"""Difference between a machine's clock and the storage's up to which a live driver is found."""
+
 SETTLE_SECONDS = 0.5
 """Without conditional writes, time after a write before the lease is read again: the last writer has it."""
 
@@ -219,10 +222,17 @@ def renewing(held: Lease) -> Iterator[None]:
 
 
 def valid(location: Remote) -> bool:
-    """Whether the lease is valid by this machine's clock. False if the storage does not answer."""
+    """Whether the lease is valid. False if the storage does not answer.
+
+    A lease that has just expired by this machine's clock is checked by the storage's, which takes a write.
+    """
     with suppress(OSError):
         current = holder(location)
-        return current is not None and current.left(time.time()) > 0
+        if current is None or current.is_gone:
+            return False
+        now = time.time()
+        just_expired = current.time + SECONDS <= now < current.time + CLOCK_SECONDS
+        return current.left(run_location(location).now() if just_expired else now) > 0
     return False
 
 

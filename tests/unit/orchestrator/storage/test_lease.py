@@ -90,6 +90,25 @@ def test_wrong_local_clock_does_not_end_a_valid_lease(
         Lease(place).take()
 
 
+@pytest.mark.parametrize("ahead", [-600, 600])
+def test_a_driver_is_found_by_a_machine_whose_clock_is_wrong(
+    ahead: float, place: Remote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held(place, tmp_path, age=10)
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + ahead)
+    assert lease.valid(place)
+    assert [file.name for file in (tmp_path / "run").iterdir()] == [lease.NAME]
+
+
+def test_a_lease_that_expired_long_ago_needs_no_write(
+    place: Remote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held(place, tmp_path, age=7200)
+    monkeypatch.setattr(Remote, "now", lambda place: pytest.fail("the storage was written to"))
+    assert not lease.valid(place)
+
+
 def test_lease_of_a_dead_process_on_this_machine_is_free_at_once(place: Remote, tmp_path: Path) -> None:
     import socket
 
