@@ -7,7 +7,8 @@ after a crash. Files that were uploaded are not sent again.
 from __future__ import annotations
 
 import shutil
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -194,16 +195,31 @@ def _sync_tracking(settings: Settings, folder: RunFolder) -> list[str]:
         return []
     settings = adopt(settings, folder)
     preflight.tracking(settings)
-    tracker = open_tracker(settings, folder, resuming=True)
-    if tracker is None:
-        raise UserError("Tracking is off, so nothing can be uploaded", fix="Name a server with --tracking")
-    problem = tracker.close()
-    if journal.exists():
-        raise UserError(problem or f"{journal} could not be uploaded", code=UNAVAILABLE)
-    lines = ["uploaded"]
-    if owed:
-        lines.append(_complete(settings, folder, tracker.run_id(folder.id, timeout=0), owed))
+    with _leased(folder.path):
+        tracker = open_tracker(settings, folder, resuming=True)
+        if tracker is None:
+            raise UserError("Tracking is off, so nothing can be uploaded", fix="Name a server with --tracking")
+        problem = tracker.close()
+        if journal.exists():
+            raise UserError(problem or f"{journal} could not be uploaded", code=UNAVAILABLE)
+        lines = ["uploaded"]
+        if owed:
+            lines.append(_complete(settings, folder, tracker.run_id(folder.id, timeout=0), owed))
     return [*lines, *([problem] if problem else [])]
+
+
+@contextmanager
+def _leased(folder: Path) -> Iterator[None]:
+    """Hold the lease of a run in object storage: a driver of another machine would log the same epochs meanwhile.
+
+    Raises UserError, with exit 3 if the storage is out of reach.
+    """
+    location = remote.location_of(folder)
+    with ExitStack() as held:
+        if location is not None:
+            with remote.answering(location.uri):
+                held.enter_context(lease.holding(location, sync_state.manifest(folder)[0]))
+        yield
 
 
 def _complete(settings: Settings, folder: RunFolder, run_id: str, owed: dict[str, Any]) -> str:

@@ -14,6 +14,7 @@ from orchestrator.runs import model_upload
 from orchestrator.storage import lease, records, remote, run_lookup
 from orchestrator.storage.records import open_folder
 from orchestrator.storage.settings import resolve
+from orchestrator.tracking.tracker import JOURNAL
 from tests.support.refusals import refused
 
 GONE = 2**22 + 1
@@ -34,6 +35,30 @@ def test_driver_cannot_begin_during_a_sync(home: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(model_upload, "_sync_tracking", upload)
     assert model_upload.sync(settings, open_folder(folder.path)) == "one: uploaded"
     open_folder(folder.path).acquire()
+
+
+def test_no_driver_of_another_machine_begins_while_the_journal_is_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would log the epochs since its checkpoint too, and each would be in MLflow twice."""
+    monkeypatch.setattr(lease, "SETTLE_SECONDS", 0.0)
+    here, there = (remote.mirror_of(f"file://{tmp_path}/bucket", tmp_path / name) for name in ("here", "there"))
+    folder = records.create(here, "run", "toy", {}, "orchestrator run toy", "one")
+    following = folder.start_sync()
+    folder.release("interrupted", 130)
+    assert following.close() is None
+    (folder.path / JOURNAL).touch()
+    again = run_lookup.find(there, "one").fetch()
+
+    def send(*of: Any, **how: Any) -> SimpleNamespace:
+        refused(again.acquire, "one is being driven by another process")
+        (folder.path / JOURNAL).unlink()
+        return SimpleNamespace(close=lambda: None)
+
+    monkeypatch.setattr(model_upload, "open_tracker", send)
+    monkeypatch.setattr(model_upload.preflight, "tracking", lambda settings: None)
+    assert model_upload.sync(resolve(), open_folder(folder.path)).startswith("one: uploaded")
+    again.acquire()
 
 
 def test_model_uploaded_by_another_sync_is_not_uploaded_again(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
