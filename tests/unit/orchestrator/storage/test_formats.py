@@ -1,7 +1,7 @@
 """What earlier versions left on disk: read, or refused in one sentence by whatever would use it.
 
-``tests/recorded/format-1`` and ``format-2`` were left by killed drivers, with checkpoints of these formats. Formats 0
-and 99 are invented.
+``tests/recorded/format-1`` and ``format-2`` were left by killed drivers, with checkpoints of these formats, and
+``finished`` is a run and a sweep at their end. Formats 0 and 99 are invented.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from orchestrator.engine import checkpoint
 from orchestrator.errors import DONE, USAGE, UserError
 from orchestrator.storage import run_lookup
 from orchestrator.storage.settings import resolve
-from tests.recorded.record import HERE, SPACE
+from tests.recorded.record import HERE, SPACE, STORAGE
 from tests.support import tracked
 from tests.support.commands import SPACES
 
@@ -30,11 +30,12 @@ FORMATS = [0, 99]
 def recorded(home: Path) -> Callable[..., Path]:
     """Puts a recorded run or sweep into this test's storage."""
 
-    def place(name: str, form: int = 1) -> Path:
+    def place(name: str, form: int | None = 1) -> Path:
         folder = resolve().storage / name
-        shutil.copytree(HERE / f"format-{form}" / name, folder)
-        record = folder / "record.json"
-        record.write_text(record.read_text().replace(SPACE, str(SPACES)))
+        shutil.copytree(HERE / (f"format-{form}" if form else "finished") / name, folder)
+        for file in folder.glob("*.json"):
+            text = file.read_text().replace(SPACE, str(SPACES)).replace(STORAGE, str(folder.parent))
+            file.write_text(text)
         return folder
 
     return place
@@ -164,3 +165,42 @@ def test_a_tracking_journal_of_another_format_is_refused_and_kept(
     assert f"The journal {journal} has another format: got {form}; allowed: 1" in said
     assert journal.read_bytes() == before
     assert run_lookup.find(folder.parent, "run").status() in ("lost", "failed")
+
+
+@pytest.fixture
+def finished(recorded: Callable[..., Path], toy_workload: Any) -> Path:
+    """The storage with a run and a sweep that an earlier version has finished."""
+    recorded("sweep", None)
+    return recorded("run", None).parent
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ("ls", ["2/2", "test/error 0.1121", "test/error 0.01466"]),
+        ("status run", ["finished", "validation/error 0.04179", "test/error 0.01466"]),
+        ("status sweep", ["finished", "validation/error 0.0005", "test/error 0.1121"]),
+        ("compare run sweep --by lr", ["0.04179", "0.0005415", "0.576"]),
+        ("compare run sweep --by lr --split test", ["0.01466", "0.1121"]),
+    ],
+)
+def test_what_an_earlier_version_has_finished_is_shown(
+    line: str, shown: list[str], finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert orchestrator(line) == DONE
+    said = capsys.readouterr().out
+    assert all(text in said for text in shown), said
+
+
+@pytest.mark.parametrize("kind", ["run", "sweep"])
+def test_what_an_earlier_version_has_finished_has_a_report_and_no_resume(
+    kind: str, finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = finished / "report.html"
+    assert orchestrator(f"report {kind} --output {page}") == DONE
+    assert {"run": "0.01466", "sweep": "0.1121"}[kind] in page.read_text()
+    before = {path: path.read_bytes() for path in (finished / kind).rglob("*") if path.is_file()}
+    named = f" --space {SPACES}:space" if kind == "sweep" else ""
+    assert orchestrator(f"{kind} --resume {kind}{named}") == USAGE
+    assert f"{kind} has already finished" in capsys.readouterr().err
+    assert before == {path: path.read_bytes() for path in (finished / kind).rglob("*") if path.is_file()}
