@@ -8,6 +8,7 @@ backward pass this is the order of the graph, so the graph must be the same on a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -24,6 +25,9 @@ T = TypeVar("T")
 
 _SENT_BYTES = 2**28
 """Largest part of a tensor that is sent at once."""
+
+_SHOWN = 5
+"""Largest number of parameters that an error names."""
 
 
 def world_size() -> int:
@@ -54,7 +58,27 @@ def wrap(model: nn.Module, runtime: Runtime) -> nn.Module:
     if runtime.world_size == 1:
         return model
     device_ids = [runtime.device] if runtime.device.type == "cuda" else None
-    return DistributedDataParallel(model, device_ids=device_ids, gradient_as_bucket_view=True)
+    return _Replica(model, device_ids=device_ids, gradient_as_bucket_view=True)
+
+
+class _Replica(DistributedDataParallel):
+    """A replica that names the parameters without a gradient, for which PyTorch's error gives advice on DDP."""
+
+    def forward(self, *inputs: Any, **options: Any) -> Any:
+        try:
+            return super().forward(*inputs, **options)  # type: ignore[no-untyped-call]
+        except RuntimeError as error:
+            numbers = re.search(r"indices which did not receive grad for rank \d+: ([\d ]+)", str(error))
+            if numbers is None:
+                raise
+            names = [name for name, parameter in self.module.named_parameters() if parameter.requires_grad]
+            unused = [names[int(number)] for number in numbers[1].split()]
+            more = f" and {len(unused) - _SHOWN} more" if len(unused) > _SHOWN else ""
+            raise RuntimeError(
+                f"on several workers each parameter needs a gradient in each step, and the last one gave none to "
+                f"{', '.join(unused[:_SHOWN])}{more}: call requires_grad_(False) on parameters that the loss does not "
+                "use, or train on one worker"
+            ) from None
 
 
 def without_sync(model: nn.Module) -> AbstractContextManager[object]:

@@ -73,6 +73,36 @@ def test_two_processes_train_and_evaluate_as_one_process(tmp_path: Path) -> None
         assert (first[3], second[3]) == (columns, 0)
 
 
+class PartlyUsed(torch.nn.Module):
+    """Half of its parameters are in no loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen = torch.nn.Linear(2, 2).requires_grad_(False)
+        self.used = torch.nn.Linear(2, 1)
+        self.mask = torch.nn.Linear(2, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.used(self.frozen(x))
+
+
+def two_steps(rank: int) -> str:
+    """The error of the second step."""
+    model = distributed.wrap(PartlyUsed(), replace(REFIT, rank=rank, world_size=2))
+    try:
+        for _ in range(2):
+            model(torch.ones(3, 2)).sum().backward()
+    except RuntimeError as error:
+        return str(error)
+    return "no error"
+
+
+def test_parameters_without_a_gradient_are_named() -> None:
+    for said in run_on_ranks(two_steps):
+        assert "the last one gave none to mask.weight, mask.bias: call requires_grad_(False)" in said
+        assert "\n" not in said
+
+
 def test_a_case_ends_on_a_batch_smaller_than_the_world() -> None:
     assert Recommender(Params(), REFIT).data.pairs.shape[1] % 16530 == 1
 
