@@ -188,11 +188,12 @@ class Console:
         else:
             drawn = io.StringIO()  # Rich itself would end the process where the reader has closed the pipe
             width = None if self._terminal else 120
-            Rich(file=drawn, width=width, force_terminal=self._terminal).print(table, end="")
+            # In a notebook Rich would display the table and leave the file empty.
+            Rich(file=drawn, width=width, force_terminal=self._terminal, force_jupyter=False).print(table, end="")
             print(drawn.getvalue().removesuffix("\n"), file=self._out, flush=True)
         if self._log:
             with suppress(OSError):
-                Rich(file=self._log, width=160).print(table)
+                Rich(file=self._log, width=160, force_jupyter=False).print(table)
 
 
 def json_line(value: Any) -> str:

@@ -121,6 +121,17 @@ def test_lines_are_printed_and_logged_while_the_live_view_is_shown(
     assert all(line in log for line in ("trial 0 complete [1]", "trial 1 started", "trial 1/2", "A table"))
 
 
+def test_a_table_in_a_notebook_is_printed_once_and_logged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    lines = Console()
+    lines.log_to(tmp_path / "log.txt")
+    lines.table("A table", ["name"], [["value"]])
+    for text in (capsys.readouterr().out, (tmp_path / "log.txt").read_text()):
+        assert (text.count("A table"), text.count("value")) == (1, 1)
+
+
 def test_a_view_that_fails_is_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
     on_terminal(monkeypatch)
     lines, again = Console(), threading.Event()
