@@ -194,7 +194,8 @@ def _log(settings: Settings, run_id: str, folder: Path, outcome: str) -> str:
     mlflow_client = client(settings)
     ended = mlflow_client.get_run(run_id).info
     try:
-        with warnings.catch_warnings(), mlflow.start_run(run_id=run_id, log_system_metrics=False):
+        # nested: in a notebook, a run of the user's may be active.
+        with warnings.catch_warnings(), mlflow.start_run(run_id=run_id, nested=True, log_system_metrics=False):
             warnings.simplefilter("ignore")  # about missing values in integer columns: ids are never missing
             info = mlflow.pyfunc.log_model(
                 name=_model_name(spec),

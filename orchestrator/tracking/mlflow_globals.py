@@ -1,8 +1,9 @@
-"""Context managers for MLflow's global state: tracking address and environment variables."""
+"""Context managers for MLflow's global state: tracking address, experiment and environment variables."""
 
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -16,6 +17,9 @@ FILE_SECONDS = "300"
 """Time limit of an answer about files, unless the user has set one. A server answers a large one once its whole content
 is in its bucket, or here."""
 
+_held = threading.RLock()
+"""Held while the addresses are set: they belong to the whole process, in which several threads may run experiments."""
+
 _CHANGED = ("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI", PICKLES, TIMEOUT)
 
 
@@ -23,12 +27,16 @@ _CHANGED = ("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI", PICKLES, TIMEOUT)
 def tracking_uri_set(uri: str | None) -> Iterator[None]:
     """Set MLflow's tracking and registry address to ``uri`` (None: MLflow's default) and refuse pickled models.
 
-    Files may take longer than other requests.
-    MLflow also keeps the address in the environment, which subprocesses inherit; the earlier variables are restored.
+    Files may take longer than other requests. An experiment that the user has set does not count meanwhile. MLflow also
+    keeps the address in the environment, which subprocesses inherit; the earlier variables are restored. Another thread
+    waits.
     """
     import mlflow
+    from mlflow.tracking import fluent
 
-    with preserve_env(*_CHANGED):
+    with _held, preserve_env(*_CHANGED):
+        experiment = fluent._active_experiment_id  # MLflow resumes runs of this experiment alone
+        fluent._active_experiment_id = None
         mlflow.set_tracking_uri(uri)
         mlflow.set_registry_uri(uri)
         os.environ.setdefault(PICKLES, "false")
@@ -39,6 +47,7 @@ def tracking_uri_set(uri: str | None) -> Iterator[None]:
         finally:
             mlflow.set_tracking_uri(None)
             mlflow.set_registry_uri(None)
+            fluent._active_experiment_id = experiment
 
 
 @contextmanager

@@ -131,6 +131,32 @@ def test_concurrent_registration_of_the_same_new_name_succeeds(tmp_path: Path, m
 
 
 @pytest.mark.slow
+def test_a_run_and_an_experiment_of_the_user_stay_active(
+    database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a notebook that tracks its own work with MLflow."""
+    import mlflow
+
+    settings = resolve({})
+    for variable in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_ID"):  # which MLflow sets
+        monkeypatch.setenv(variable, "")
+    monkeypatch.setattr("mlflow.tracking.fluent._active_experiment_id", None)
+    mlflow.set_tracking_uri(settings.tracking)
+    own = mlflow.set_experiment("own").experiment_id
+    with mlflow.start_run() as active:
+        register(settings, tmp_path / "trained", "rec", "recommender", {"lr": 0.01})
+        mlflow.log_metric("mine", 1.0)
+    with mlflow.start_run() as next_one:
+        pass
+    assert active.info.experiment_id == next_one.info.experiment_id == own
+    client = models.client(settings)
+    assert client.get_run(active.info.run_id).data.metrics == {"mine": 1.0}
+    version = client.get_model_version("rec", "1")
+    logged = client.get_logged_model(version.source.removeprefix("models:/"))
+    assert logged.experiment_id == client.get_run(version.run_id).info.experiment_id != own
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("reference", ["", "@champion", "/tmp/model"])
 def test_reference_without_a_model_name_is_refused_and_quoted_in_full(reference: str, home: Path) -> None:
     words = (f"No registered model has this name: got {reference!r}; allowed: MODEL@ALIAS",)
