@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
-from pydantic import BaseModel, ValidationError, create_model
+from pydantic import BaseModel, JsonValue, ValidationError, create_model
 from pydantic_core import PydanticSerializationError
 
 from orchestrator.errors import UserError, check_text, nearest, one_line, unknown
@@ -168,12 +168,11 @@ def split_keys(
 
 def validate(model: type[M], values: Mapping[str, Any], kind: str, places: Mapping[str, str] | None = None) -> M:
     """Build a pydantic model. Raises UserError for the first problem, with the place of a value that is from YAML."""
-    for name in (places or {}).keys() & values.keys() & model.model_fields.keys():
-        value = values[name]
-        if isinstance(value, bool) and not takes_bool(model.model_fields[name].annotation):
-            where = f" ({(places or {})[name]})"
-            raise UserError(f"{kind.capitalize()} {name}{where} is not valid", got=value, allowed="no true or false")
     fields = model.model_fields
+    for name, value in values.items():
+        if isinstance(value, bool) and name in fields and not takes_bool(fields[name].annotation):
+            where = f" ({places[name]})" if places and name in places else ""
+            raise UserError(f"{kind.capitalize()} {name}{where} is not valid", got=value, allowed="no true or false")
     values = {name: _choice(fields[name].annotation, v) if name in fields else v for name, v in values.items()}
     try:
         return model(**values)
@@ -201,7 +200,7 @@ def _choice(annotation: Any, value: Any) -> Any:
 
 def takes_bool(annotation: Any) -> bool:
     """Whether a field's type has booleans. pydantic would make them numbers elsewhere."""
-    if annotation in (bool, Any, object) or isinstance(annotation, bool):
+    if annotation in (bool, Any, object, JsonValue) or isinstance(annotation, bool):
         return True
     return any(map(takes_bool, get_args(annotation)))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
 
 from orchestrator.config.parsing import (
     as_json,
@@ -66,6 +66,12 @@ def test_boolean_is_refused_for_an_integer_setting() -> None:
     words = "Plan key epochs (exp.yaml, line 2) is not valid: got True"
     refused(lambda: validate(Plan, {"epochs": True}, "plan key", places), words)
     assert validate(Plan, {"epochs": 3, "refit": True}, "plan key", places).refit is True
+    refused(lambda: validate(Plan, {"epochs": True}, "plan key"), "Plan key epochs is not valid: got True; allowed: no")
+
+    class Free(BaseModel):
+        value: JsonValue = None
+
+    assert validate(Free, {"value": True}, "parameter").value is True
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "---\n"])
