@@ -128,14 +128,14 @@ def sweep(
 
 
 def load_model(reference: str, *, tracking: str | None = None) -> Any:
-    """Load the MLflow model ``NAME@alias`` or ``NAME/version``."""
-    from orchestrator.registry import models as registry
-    from orchestrator.registry import versions
+    """Load the MLflow model ``NAME@alias`` or ``NAME/version``. Raises UserError."""
+    from orchestrator.registry import prediction
     from orchestrator.storage.settings import resolve
 
+    if not isinstance(reference, str):
+        raise UserError("The model is not given by its name", got=repr(reference), allowed="NAME@ALIAS or NAME/VERSION")
     check_text("An argument", reference)
-    settings = resolve({"tracking": tracking})
-    return registry.load(settings, versions.resolve(settings, reference))
+    return prediction.load(resolve({"tracking": tracking}), reference)
 
 
 def _in_notebook(verb: str, given: Given) -> Result:

@@ -50,7 +50,7 @@ def predict(settings: Settings, model: str, source: str, target: str | None, par
     """
     target = target or STREAM
     _check_files(source, target)
-    loaded = _load(settings, model)
+    loaded = load(settings, model)
     signature = loaded.metadata.signature
     given = check_params(model, signature and signature.params, params)
     columns = columns_of(signature and signature.inputs)
@@ -126,7 +126,8 @@ def _check_files(source: str, target: str) -> None:
     check_output(target, source)
 
 
-def _load(settings: Settings, model: str) -> Any:
+def load(settings: Settings, model: str) -> Any:
+    """Load the model ``NAME@alias`` or ``NAME/version``. Raises UserError, with exit 3 where a server is away."""
     registry.client(settings)  # raises UserError when tracking is off
     try:
         uri = versions.resolve(settings, model)

@@ -22,6 +22,7 @@ from orchestrator.cli import training
 from orchestrator.cli.common import _read_as
 from orchestrator.config.options import flag_of, options_of
 from orchestrator.config.spec import Resources, Search, SweepSpec
+from orchestrator.errors import UNAVAILABLE, UserError
 from orchestrator.runs import worker
 from orchestrator.runs.driver import Options
 from orchestrator.sweeps import request
@@ -183,6 +184,13 @@ def test_errors_name_keyword_arguments_instead_of_flags(toy_workload: str) -> No
     refused(lambda: api.sweep(**HERE), "No workload is given. sweep(WORKLOAD, ...), or config=FILE.")
     refused(lambda: api.run(toy_workload, ray_address="auto", **HERE), "A local run uses no Ray", "Set local=False")
     refused(lambda: api.sweep(toy_workload, retry_failed=True, **HERE), "Name it with resume=ID")
+
+
+def test_a_model_that_cannot_be_loaded(home: Path) -> None:
+    refused(lambda: api.load_model(Path("rec/1")), "The model is not given by its name: got PosixPath('rec/1')")  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"^The model rec/1 cannot be fetched: ") as caught:
+        api.load_model("rec/1", tracking="http://127.0.0.1:9")
+    assert caught.value.code == UNAVAILABLE
 
 
 def test_argument_that_is_not_utf_8_is_refused(toy_workload: str) -> None:

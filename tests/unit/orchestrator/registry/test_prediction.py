@@ -90,7 +90,7 @@ def test_unreachable_registry_raises_unavailable_error(monkeypatch: pytest.Monke
     away = MlflowException("API request to http://mlflow failed with exception: too many 503 error responses")
     monkeypatch.setattr(registry, "client", Mock(**{"return_value.search_model_versions.side_effect": away}))
     with pytest.raises(UserError, match=r"rec@champion cannot be fetched: .* too many 503 error") as caught:
-        prediction._load(Mock(), "rec@champion")
+        prediction.load(Mock(), "rec@champion")
     assert caught.value.code == UNAVAILABLE
 
 
@@ -116,7 +116,7 @@ def test_unreachable_files_raise_unavailable_and_missing_files_usage_error(
     monkeypatch.setattr(registry, "client", Mock())
     monkeypatch.setattr(registry, "load", Mock(side_effect=error))
     with pytest.raises(UserError, match="models:/m-1 cannot be") as caught:
-        prediction._load(Mock(), "models:/m-1")
+        prediction.load(Mock(), "models:/m-1")
     assert caught.value.code == code
 
 
@@ -139,7 +139,7 @@ def test_users_of_histories_are_numbered_across_batches(tmp_path: Path, monkeypa
         def predict(self, batch: pd.DataFrame, params: Any) -> pd.DataFrame:
             return pd.DataFrame({"user": np.arange(len(batch)), "item": [items[0] for items in batch["history"]]})
 
-    monkeypatch.setattr(prediction, "_load", lambda settings, model: Model())
+    monkeypatch.setattr(prediction, "load", lambda settings, model: Model())
     monkeypatch.setattr(tables, "BATCH_ROWS", 3)
     (tmp_path / "in.jsonl").write_text("".join(f'{{"history": [{item}]}}\n' for item in range(8)))
     prediction.predict(None, "rec/1", str(tmp_path / "in.jsonl"), str(tmp_path / "out.parquet"), {})  # type: ignore[arg-type]
