@@ -84,7 +84,8 @@ class Options:
                 )
             if self.local:
                 raise UserError(
-                    "--trial-timeout kills the process of a run, and --local has only its own", fix="Leave out --local"
+                    "--trial-timeout kills the process of a run, and --local has only its own",
+                    fix="Leave out --local, or set local=False in a notebook",
                 )
 
 

@@ -76,7 +76,7 @@ def complete(
     if search.trial_timeout is not None and local:
         raise UserError(
             "--trial-timeout kills the process of a trial, and --local has only its own",
-            fix="Leave out one of the two",
+            fix="Leave out one of the two, or set local=False in a notebook",
         )
     if plan.refit is None:
         plan = plan.model_copy(update={"refit": objectives[0].refit})

@@ -186,6 +186,12 @@ def test_errors_name_keyword_arguments_instead_of_flags(toy_workload: str) -> No
     refused(lambda: api.sweep(toy_workload, retry_failed=True, **HERE), "Name it with resume=ID")
 
 
+def test_a_time_limit_needs_another_process(toy_workload: str) -> None:
+    words = "--trial-timeout", "set local=False in a notebook"
+    refusals.refused(lambda: api.run(toy_workload, trial_timeout=5, **HERE), *words)
+    refusals.refused(lambda: api.sweep(toy_workload, trial_timeout=5, space=f"{SPACES}:space", **HERE), *words)
+
+
 def test_a_model_that_cannot_be_loaded(home: Path) -> None:
     refused(lambda: api.load_model(Path("rec/1")), "The model is not given by its name: got PosixPath('rec/1')")  # type: ignore[arg-type]
     with pytest.raises(UserError, match=r"^The model rec/1 cannot be fetched: ") as caught:
