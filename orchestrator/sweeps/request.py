@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from enum import Enum
 from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
@@ -220,11 +221,7 @@ class _Request:
         self.workload = str(name)
         fields = workload_loader.params(self.workload).model_fields
         self._check_sections(fields)
-        words = {
-            key: os.fspath(value) if isinstance(value, os.PathLike) else value
-            for key, value in overrides.items()
-            if key not in self._dotted
-        }
+        words = {key: _plain(value) for key, value in overrides.items() if key not in self._dotted}
         mistaken = partial(mistaken_key, verb=verb, python=python, listed_by=f"orchestrator workloads {self.workload}")
         params, plan = split_keys(words, fields, PLAN_KEYS, mistaken)
         self._resources = _given(given.get("resources") or {})
@@ -364,6 +361,13 @@ def _check_no_password(params: Mapping[str, Any]) -> None:
                 f"The parameter {name} holds a password, but records and MLflow show parameters",
                 fix="Let the workload read it from the environment",
             )
+
+
+def _plain(value: Any) -> Any:
+    """A path as text, and a member of an Enum as its value, as the command line gives them."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    return value.value if isinstance(value, Enum) else value
 
 
 def _given(values: Mapping[str, Any]) -> dict[str, Any]:

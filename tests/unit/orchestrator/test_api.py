@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from enum import Enum
 from pathlib import Path
 from types import NoneType
 from typing import Any, cast, get_args
@@ -25,6 +26,7 @@ from orchestrator.config.spec import Resources, Search, SweepSpec
 from orchestrator.errors import UNAVAILABLE, UserError
 from orchestrator.runs import worker
 from orchestrator.runs.driver import Options
+from orchestrator.storage.settings import resolve
 from orchestrator.sweeps import request
 from tests.support import refusals
 from tests.support.commands import SPACES
@@ -184,6 +186,19 @@ def test_errors_name_keyword_arguments_instead_of_flags(toy_workload: str) -> No
     refused(lambda: api.sweep(**HERE), "No workload is given. sweep(WORKLOAD, ...), or config=FILE.")
     refused(lambda: api.run(toy_workload, ray_address="auto", **HERE), "A local run uses no Ray", "Set local=False")
     refused(lambda: api.sweep(toy_workload, retry_failed=True, **HERE), "Name it with resume=ID")
+
+
+def test_a_member_of_an_enum_is_its_value() -> None:
+    settings = resolve({"tracking": "none"})
+    for backbone in ("mf", "lightgcn"):
+        member = Enum("Backbone", {"chosen": backbone}).chosen  # type: ignore[attr-defined]
+        plain, named = (
+            request.experiment(
+                "recommender", settings, overrides={"dataset": "synthetic", "backbone": value}, local=True
+            )
+            for value in (backbone, member)
+        )
+        assert named == plain
 
 
 def test_a_time_limit_needs_another_process(toy_workload: str) -> None:
