@@ -60,10 +60,11 @@ def use_deterministic_algorithms(deterministic: bool) -> None:
     global _chosen_here
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        _chosen_here = _chosen_here or not torch.are_deterministic_algorithms_enabled()
         torch.use_deterministic_algorithms(True)
     elif _chosen_here:
         torch.use_deterministic_algorithms(False)
-    _chosen_here = deterministic
+        _chosen_here = False
 
 
 def encoder_precision(runtime: Runtime) -> torch.autocast:

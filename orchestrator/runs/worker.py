@@ -238,11 +238,17 @@ def take_device(resources: Resources) -> torch.device:
 def own_device(resources: Resources, say: Callable[[str], None]) -> Iterator[torch.device]:
     """The device of a run in this process, as :func:`take_device`, for this thread alone.
 
-    Another thread waits, after a line to ``say``. Raises UserError (exit 3) when there is no device.
+    Another thread waits, after a line to ``say``. PyTorch then has its number of threads again, and no deterministic
+    algorithms that the run has asked for: a notebook goes on. Raises UserError (exit 3) when there is no device.
     """
+    import torch
+
+    from workloads.precision import use_deterministic_algorithms
+
     if not _trains.acquire(blocking=False):
         say("Waiting: another run trains in this process")
         _trains.acquire()
+    threads = torch.get_num_threads()
     try:
         try:
             device = take_device(resources)
@@ -252,6 +258,8 @@ def own_device(resources: Resources, say: Callable[[str], None]) -> Iterator[tor
             raise UserError(what, got=one_line(error), fix=fix, code=UNAVAILABLE) from error
         yield device
     finally:
+        torch.set_num_threads(threads)
+        use_deterministic_algorithms(False)
         _trains.release()
 
 

@@ -14,6 +14,7 @@ from typing import Any, cast, get_args
 
 import numpy as np
 import pytest
+import torch
 from typer.core import TyperGroup, TyperOption
 from typer.main import get_command
 
@@ -161,6 +162,20 @@ def test_runs_of_two_threads_train_one_after_the_other(
             other = pool.submit(api.run, toy_workload, **HERE)
             until(lambda: "Waiting: another run trains in this process" in capsys.readouterr().out)
         assert other.result().status == "finished"
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_settings_of_pytorch_are_as_before(toy_workload: str, own: bool) -> None:
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        torch.use_deterministic_algorithms(own)
+        api.run(toy_workload, cpus_per_worker=1, deterministic=True, **HERE)
+        assert torch.get_num_threads() == 3
+        assert torch.are_deterministic_algorithms_enabled() == own
+    finally:
+        torch.set_num_threads(threads)
+        torch.use_deterministic_algorithms(False)
 
 
 def test_seed_of_the_config_file_is_used_when_none_is_given(toy_workload: str, tmp_path: Path) -> None:
