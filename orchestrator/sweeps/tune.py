@@ -263,9 +263,8 @@ def run_trials(
 
 
 def _tuner(spec: SweepSpec, folder: RunFolder, state: _SweepState) -> tune.Tuner:
-    trainable = (GroupTrial, TOKEN) if state.grouped else (TrialActor, bundle(spec.resources))
     return tune.Tuner(
-        tune.with_resources(*trainable),
+        tune.with_resources(*((GroupTrial, TOKEN) if state.grouped else (TrialActor, bundle(spec.resources)))),
         tune_config=tune.TuneConfig(
             search_alg=_SharedSearch(state),
             num_samples=-1,
@@ -280,6 +279,7 @@ def _tuner(spec: SweepSpec, folder: RunFolder, state: _SweepState) -> tune.Tuner
             failure_config=tune.FailureConfig(max_failures=RETRIES),
             checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),  # trials write their own checkpoints
             verbose=0,
+            progress_reporter=tune.CLIReporter(),  # Tune's own for notebooks clears the cell's output
         ),
     )
 

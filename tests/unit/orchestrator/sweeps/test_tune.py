@@ -271,6 +271,21 @@ def test_run_failed_is_raised_if_tune_ends_before_the_sweep(
         run_trials(searching.sweep(), folder, manager, 1, lambda wanted: wanted, print)
 
 
+def test_tune_clears_no_output_of_a_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own reporter for notebooks does, where none is given."""
+    reporters: list[Any] = []
+
+    def tuner(*args: Any, run_config: tune.RunConfig, **options: Any) -> Any:
+        reporters.append(run_config.progress_reporter)
+        return SimpleNamespace(fit=lambda: None)
+
+    monkeypatch.setattr(tune, "Tuner", tuner)
+    manager: Any = SimpleNamespace(live=0, exhausted=True, stopping=lambda: False)
+    folder: Any = SimpleNamespace(path=tmp_path / "s", id="s", log=tmp_path / "log")
+    run_trials(searching.sweep(), folder, manager, 1, lambda wanted: wanted, print)
+    assert [type(reporter) for reporter in reporters] == [tune.CLIReporter]
+
+
 def test_an_interrupt_leaves_no_processes_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a notebook the connection to Ray stays, and so does the traceback. Tune cleans up after exceptions alone."""
 
