@@ -64,7 +64,8 @@ class Console:
     """
 
     def __init__(self, *, json: bool = False, every: float = 5.0) -> None:
-        self._out = cast(IO[str], Output(sys.stderr if json else sys.stdout))
+        stream = sys.stderr if json else sys.stdout
+        self._out = cast(IO[str], Output(stream or io.StringIO()))  # none: a notebook has silenced it
         self._terminal = self._out.isatty() and os.environ.get("TERM") != "dumb"
         self._every = every
         self._log: IO[str] | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import threading
 from pathlib import Path
@@ -119,6 +120,15 @@ def test_lines_are_printed_and_logged_while_the_live_view_is_shown(
     assert "\x1b[?25h" in text.rpartition("the view")[2], "the cursor is hidden"
     log = (tmp_path / "log.txt").read_text()
     assert all(line in log for line in ("trial 0 complete [1]", "trial 1 started", "trial 1/2", "A table"))
+
+
+def test_without_an_output_the_log_has_the_lines(tmp_path: Path) -> None:
+    with contextlib.redirect_stdout(None):
+        lines = Console()
+        lines.log_to(tmp_path / "log.txt")
+        lines.say("trial 0 complete")
+        lines.table("A table", ["name"], [["value"]])
+    assert all(line in (tmp_path / "log.txt").read_text() for line in ("trial 0 complete", "A table"))
 
 
 def test_a_table_in_a_notebook_is_printed_once_and_logged(
