@@ -24,3 +24,7 @@ def __getattr__(name: str) -> Any:  # lazy, so that the command line starts fast
 
         return getattr(api, name)
     raise AttributeError(f"module 'orchestrator' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:  # completion in a notebook
+    return sorted({*globals(), *__all__})

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -104,6 +106,11 @@ def test_python_call_command_and_plan_have_the_same_options(
     defaults = {name: OF_COMMANDS.get(name, option.default) for name, option in declared.items()}
     unchanged = {name for name, default in defaults.items() if typed[name] == default}
     assert unchanged == LEFT_OUT & declared.keys()
+
+
+def test_the_calls_can_be_completed() -> None:
+    shown = subprocess.check_output([sys.executable, "-c", "import orchestrator; print(*dir(orchestrator))"], text=True)
+    assert {"run", "sweep", "load_model"} <= {*shown.split()}
 
 
 def test_a_calls_signature_has_types_and_defaults() -> None:
