@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
@@ -27,7 +28,7 @@ def comma_separated(value: Any) -> Any:
     """``384,192,96`` as a tuple, and one number as a tuple of it; other values unchanged."""
     if isinstance(value, str):
         return tuple(part.strip() for part in value.split(","))
-    return (value,) if isinstance(value, int) else value
+    return (value,) if isinstance(value, Integral) else value
 
 
 AbsoluteFile: TypeAlias = Annotated[str, AfterValidator(absolute)]

@@ -106,7 +106,10 @@ def test_compiled_ranking_is_not_used_for_lists_of_more_than_100_items() -> None
 
 @pytest.mark.parametrize(
     ("given", "expected"),
-    [("10,50,100", (10, 50, 100)), ("20, 5", (5, 20)), (7, (7,)), ([50, 10], (10, 50)), ("1000", (1000,))],
+    [
+        *(("10,50,100", (10, 50, 100)), ("20, 5", (5, 20)), ("1000", (1000,)), ([50, 10], (10, 50))),
+        *((7, (7,)), (np.int64(7), (7,))),
+    ],
 )
 def test_cutoffs_are_ascending(given: Any, expected: tuple[int, ...]) -> None:
     params = Params(cutoffs=given)
