@@ -25,7 +25,7 @@ from orchestrator.config.options import (
     resumable,
     resume_takes,
 )
-from orchestrator.errors import UserError, check_text, resume_conflict
+from orchestrator.errors import UserError, check_text, resume_conflict, short_repr
 
 if TYPE_CHECKING:
     from orchestrator.config.spec import ExperimentSpec, SweepSpec
@@ -133,7 +133,8 @@ def load_model(reference: str, *, tracking: str | None = None) -> Any:
     from orchestrator.storage.settings import resolve
 
     if not isinstance(reference, str):
-        raise UserError("The model is not given by its name", got=repr(reference), allowed="NAME@ALIAS or NAME/VERSION")
+        allowed = "NAME@ALIAS or NAME/VERSION"
+        raise UserError("The model is not given by its name", got=short_repr(reference), allowed=allowed)
     check_text("An argument", reference)
     return prediction.load(resolve({"tracking": tracking}), reference)
 

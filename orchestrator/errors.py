@@ -138,6 +138,14 @@ def one_line(error: BaseException) -> str:
     return mask(next((line for line in lines if line), "no message"))
 
 
+def short_repr(value: object) -> str:
+    """The ``repr`` of a value in one line; of an object, such as a table or a result of a notebook, its beginning."""
+    if isinstance(value, str):
+        return repr(value)
+    text = " ".join(repr(value).split())
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+
+
 def check_text(what: str, value: object) -> None:
     """Raise UserError if text in ``value``, also in a collection, is not UTF-8: MLflow and the pages need it.
 
@@ -168,6 +176,9 @@ def nearest(name: str, names: Iterable[str]) -> str | None:
     matches = difflib.get_close_matches(name, list(names), n=1, cutoff=0.55)
     return matches[0] if matches else None
 
+
+LONGEST = 100
+"""Number of characters up to which an object is shown whole."""
 
 SHORT = 12
 """Number of names up to which all are listed next to the nearest one."""

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Concatenate, ParamSpec, TypeAlias, TypeVar, g
 import typer
 
 from orchestrator.config.user_code import is_named
-from orchestrator.errors import UserError, check_text, nearest, unknown
+from orchestrator.errors import UserError, check_text, nearest, short_repr, unknown
 
 OPTIONS: dict[str, Mapping[str, inspect.Parameter]] = {}
 """The options of each call of the interface by name, such as ``run``; see :func:`collects_arguments`."""
@@ -201,7 +201,7 @@ def _converted(name: str, option: inspect.Parameter, value: Any) -> Any:
     except ValidationError as error:
         allowed = allowed_values(error.errors()[0])
     fix = "Name it by a string, such as mine.py:NAME" if callable(value) else None
-    raise UserError(f"The option {name} is not valid", got=repr(value), allowed=allowed, fix=fix)
+    raise UserError(f"The option {name} is not valid", got=short_repr(value), allowed=allowed, fix=fix)
 
 
 def evaluated_signature(call: Callable[..., Any]) -> inspect.Signature:

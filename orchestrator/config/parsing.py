@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 from pydantic import BaseModel, JsonValue, ValidationError, create_model
 from pydantic_core import PydanticSerializationError
 
-from orchestrator.errors import UserError, check_text, nearest, one_line, unknown
+from orchestrator.errors import UserError, check_text, nearest, one_line, short_repr, unknown
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -247,7 +247,7 @@ def _sentence(error: ValidationError, model: type[BaseModel], kind: str, places:
         choices = [choice.strip(" '") for choice in str(allowed).replace(" or ", ",").split(",")]
         if close := nearest(got, choices):
             fix = f"Did you mean {close!r}?"
-    return UserError(f"{kind.capitalize()} {name}{where} is not valid", got=repr(got), allowed=allowed, fix=fix)
+    return UserError(f"{kind.capitalize()} {name}{where} is not valid", got=short_repr(got), allowed=allowed, fix=fix)
 
 
 def allowed_values(problem: Any) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from orchestrator.config import user_code
 from orchestrator.config.spec import Search
-from orchestrator.errors import UserError
+from orchestrator.errors import UserError, short_repr
 from orchestrator.provenance import private_files
 
 KINDS = {"space": "search space", "workload": "workload"}
@@ -76,7 +76,9 @@ def named_workload(name: str | None, home: Path) -> str | None:
         return None
     if not isinstance(name, str | Path):
         raise UserError(
-            "The workload is not given by its name", got=repr(name), fix="Name it by a string, such as mine.py:Mine"
+            "The workload is not given by its name",
+            got=short_repr(name),
+            fix="Name it by a string, such as mine.py:Mine",
         )
     name = str(name)
     if not user_code.is_named(name):

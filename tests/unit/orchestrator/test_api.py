@@ -15,6 +15,7 @@ from types import NoneType
 from typing import Any, cast, get_args
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from typer.core import TyperGroup, TyperOption
@@ -221,6 +222,23 @@ def test_a_member_of_an_enum_is_its_value() -> None:
             for value in (backbone, member)
         )
         assert named == plain
+
+
+def test_a_table_or_a_result_for_an_argument_is_shown_in_short(toy_workload: str) -> None:
+    table = pd.DataFrame({"user": range(30)})
+    result = api.run(toy_workload, **HERE)
+    calls: list[Callable[[], Any]] = [
+        lambda: api.run(toy_workload, lr=table, **HERE),
+        lambda: api.run(toy_workload, seed=table, **HERE),
+        lambda: api.run(table),  # type: ignore[arg-type]
+        lambda: api.run(resume=result),  # type: ignore[arg-type]
+        lambda: api.load_model(result),  # type: ignore[arg-type]
+    ]
+    for call in calls:
+        with pytest.raises(UserError, match=r"got (user 0 0|Result\(id=).*\.\.\.") as caught:
+            call()
+        assert len(str(caught.value)) < 250
+        assert "\n" not in str(caught.value)
 
 
 def test_a_time_limit_needs_another_process(toy_workload: str) -> None:
