@@ -35,7 +35,8 @@ def tracking_uri_set(uri: str | None) -> Iterator[None]:
     from mlflow.tracking import fluent
 
     with _held, preserve_env(*_CHANGED):
-        experiment = fluent._active_experiment_id  # MLflow resumes runs of this experiment alone
+        # Of an experiment that is set, MLflow resumes runs alone. No public function tells or clears it.
+        experiment = getattr(fluent, "_active_experiment_id", None)
         fluent._active_experiment_id = None
         mlflow.set_tracking_uri(uri)
         mlflow.set_registry_uri(uri)
