@@ -131,22 +131,27 @@ def load_model(reference: str, *, tracking: str | None = None) -> Any:
     """Load the MLflow model ``NAME@alias`` or ``NAME/version``. Raises UserError."""
     from orchestrator.registry import prediction
     from orchestrator.storage.settings import resolve
+    from orchestrator.tracking.mlflow_globals import users_env
 
     if not isinstance(reference, str):
         allowed = "NAME@ALIAS or NAME/VERSION"
         raise UserError("The model is not given by its name", got=short_repr(reference), allowed=allowed)
     check_text("An argument", reference)
-    return prediction.load(resolve({"tracking": tracking}), reference)
+    with users_env():
+        return prediction.load(resolve({"tracking": tracking}), reference)
 
 
 def _in_notebook(verb: str, given: Given) -> Result:
     from orchestrator.console import Console
     from orchestrator.storage.settings import resolve
+    from orchestrator.tracking.mlflow_globals import users_env
 
     if given["ray_address"] and given["local"] and given["resume"] is None:
         raise UserError("A local run uses no Ray", got="ray_address and local=True", fix="Set local=False")
     settings = resolve({name: given[name] for name in ADDRESSES})
-    return train(verb, given, settings, Console(), given["workload"], given["settings_of_the_workload"], python=True)
+    workload, overrides = given["workload"], given["settings_of_the_workload"]
+    with users_env():
+        return train(verb, given, settings, Console(), workload, overrides, python=True)
 
 
 def train(

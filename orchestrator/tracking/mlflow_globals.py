@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from orchestrator.tracking import store
 
@@ -49,6 +49,31 @@ def tracking_uri_set(uri: str | None) -> Iterator[None]:
             mlflow.set_tracking_uri(None)
             mlflow.set_registry_uri(None)
             fluent._active_experiment_id = experiment
+
+
+_counting = threading.Lock()
+_calls = 0
+_restored = ExitStack()
+
+
+@contextmanager
+def users_env() -> Iterator[None]:
+    """Restore on exit the variables that :func:`store.quiet` sets, of several threads when the last one leaves.
+
+    They are for our calls alone: without retries, and after 10 s, those of a notebook's own would fail.
+    """
+    global _calls
+    with _counting:
+        if not _calls:
+            _restored.enter_context(preserve_env(*store.QUIET))
+        _calls += 1
+    try:
+        yield
+    finally:
+        with _counting:
+            _calls -= 1
+            if not _calls:
+                _restored.close()
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
 import subprocess
 import sys
@@ -247,11 +248,13 @@ def test_a_time_limit_needs_another_process(toy_workload: str) -> None:
     refusals.refused(lambda: api.sweep(toy_workload, trial_timeout=5, space=f"{SPACES}:space", **HERE), *words)
 
 
-def test_a_model_that_cannot_be_loaded(home: Path) -> None:
+def test_a_model_that_cannot_be_loaded(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", raising=False)
     refused(lambda: api.load_model(Path("rec/1")), "The model is not given by its name: got PosixPath('rec/1')")  # type: ignore[arg-type]
     with pytest.raises(UserError, match=r"^The model rec/1 cannot be fetched: ") as caught:
         api.load_model("rec/1", tracking="http://127.0.0.1:9")
     assert caught.value.code == UNAVAILABLE
+    assert "MLFLOW_HTTP_REQUEST_MAX_RETRIES" not in os.environ, "it is for our own requests"
 
 
 def test_argument_that_is_not_utf_8_is_refused(toy_workload: str) -> None:

@@ -8,7 +8,8 @@ from threading import Event
 
 import pytest
 
-from orchestrator.tracking.mlflow_globals import tracking_uri_set
+from orchestrator.tracking import store
+from orchestrator.tracking.mlflow_globals import tracking_uri_set, users_env
 
 ADDRESSES = "http://first", "http://second"
 
@@ -35,3 +36,16 @@ def test_threads_set_the_address_one_after_the_other(monkeypatch: pytest.MonkeyP
         leave.set()
         assert (first.result(), second.result()) == ADDRESSES
     assert os.environ["MLFLOW_TRACKING_URI"] == mlflow.get_tracking_uri() == "http://own"
+
+
+def test_variables_of_the_user_are_back_when_the_last_call_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in store.QUIET:
+        monkeypatch.delenv(name, raising=False)
+    first, second = users_env(), users_env()
+    first.__enter__()
+    second.__enter__()
+    store.quiet()
+    first.__exit__(None, None, None)
+    assert store.QUIET.items() <= os.environ.items(), "the other call needs them"
+    second.__exit__(None, None, None)
+    assert not store.QUIET.keys() & os.environ.keys()
