@@ -87,7 +87,7 @@ def difference_hashes(part: Pixels) -> NDArray[np.uint64]:
     for start in range(0, len(hashes), CHUNK):
         grey = part.images[part.rows[start : start + CHUNK]].mean(axis=1, dtype=np.float32)
         small = np.add.reduceat(np.add.reduceat(grey, rows, axis=1), columns, axis=2)
-        small /= np.diff(np.append(columns, size))
+        small /= np.diff(np.append(columns, size)).clip(1)  # below 9 pixels, columns repeat
         bits = (small[:, :, 1:] > small[:, :, :-1]).reshape(len(grey), 64)
         hashes[start : start + CHUNK] = (bits * weights).sum(axis=1, dtype=np.uint64)
     return hashes

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from workloads.data.datasets import DATASETS, overlap
+from tests.support.pictures import class_folders
+from workloads.data.datasets import overlap
 from workloads.data.errors import DataError
 from workloads.data.images.types import Pixels
 from workloads.data.overlap import difference_hashes
@@ -51,6 +52,26 @@ def test_overlap_of_queries_ignores_case_and_punctuation(tmp_path: Path) -> None
     assert str(overlap(name, tmp_path)) == ("1 of 2 test queries are also in the training part, such as 'what is it'")
 
 
+def test_overlap_of_questions_needs_equal_text_and_topic(tmp_path: Path) -> None:
+    asked = [("train", "ann", "Who?"), ("train", "bob", "Where?"), ("test", "ann", "who"), ("test", "ann", "where")]
+    rows = [
+        {"id": str(n), "kb": "g", "hops": 1, "question": text, "topic_entity": topic, "split": split,
+         "path": [[topic, "knows", "cyd"]]}
+        for n, (split, topic, text) in enumerate(asked)
+    ]  # fmt: skip
+    lines = "\n".join(map(json.dumps, rows))
+    name = write(tmp_path, {"questions.jsonl": lines, "g.tsv": "ann\tknows\tcyd\nbob\tknows\tcyd\n"})
+    assert str(overlap(name, tmp_path)) == "1 of 2 test questions are also in the training part, such as 'who'"
+
+
+@pytest.mark.filterwarnings("error")
+def test_overlap_of_images_counts_equal_ones_of_8_pixels(tmp_path: Path) -> None:
+    class_folders(tmp_path / "train", {"a": 2, "b": 2})
+    class_folders(tmp_path / "test", {"a": 1, "b": 3})
+    found = overlap(str(tmp_path), tmp_path)
+    assert str(found) == "3 of 4 test images are also in the training part, such as test image 0"
+
+
 def pixels(images: np.ndarray) -> Pixels:
     return Pixels(images, np.zeros(len(images), np.int64), np.arange(len(images)))
 
@@ -77,10 +98,16 @@ def test_difference_hash_matches_a_reference_of_loops() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["synthetic", "synthetic-images", "synthetic-pairs", "synthetic-retrieval", "synthetic-questions"]
+    ("name", "total"),
+    [
+        ("synthetic", 4138),
+        ("synthetic-images", 512),
+        ("synthetic-pairs", 160),
+        ("synthetic-retrieval", 32),
+        ("synthetic-questions", 240),
+    ],
 )
-def test_overlap_of_embedded_datasets_is_counted(name: str, tmp_path: Path) -> None:
-    assert name in DATASETS
+def test_embedded_datasets_have_no_overlap(name: str, total: int, tmp_path: Path) -> None:
     found = overlap(name, tmp_path)
     assert found is not None
-    assert 0 <= found.repeated < found.total
+    assert (found.repeated, found.total) == (0, total)
