@@ -137,9 +137,13 @@ def test_a_damaged_cache_is_rebuilt(folder: Path, file: str) -> None:
     assert same(first, load_images(str(folder), folder))
 
 
-def test_each_image_size_is_cached_separately(folder: Path) -> None:
+def test_each_image_size_is_cached_separately(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class_folders(folder, {"a": 3, "b": 3})
-    assert [load_images(str(folder), folder, size).size for size in (None, 4, 5)] == [8, 4, 5]
+    first = [load_images(str(folder), folder, size) for size in (None, 4, 5)]
+    assert [images.size for images in first] == [8, 4, 5]
+    load._load.cache_clear()
+    monkeypatch.setattr(load, "convert", None)
+    assert all(same(one, load_images(str(folder), folder, size)) for one, size in zip(first, (None, 4, 5)))
 
 
 def test_concurrent_loads_decode_the_images_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

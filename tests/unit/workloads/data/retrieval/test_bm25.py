@@ -7,6 +7,7 @@ import math
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +99,7 @@ def test_documents_without_words_are_not_found() -> None:
     assert search(["", "the"], ["cat"], 2).docs.tolist() == [[-1, -1]]
 
 
-def test_candidates_are_cached_by_depth_and_bm25_constants(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_candidates_are_cached_by_dataset_depth_and_bm25_constants(monkeypatch: pytest.MonkeyPatch) -> None:
     data = load_retrieval("synthetic-retrieval", Path())
     first = candidates("synthetic-retrieval", Path(), data, 10)
     with monkeypatch.context() as patch:
@@ -107,6 +108,10 @@ def test_candidates_are_cached_by_depth_and_bm25_constants(monkeypatch: pytest.M
     assert np.array_equal(first.docs, kept.docs)
     assert np.array_equal(first.scores, kept.scores)
     assert candidates("synthetic-retrieval", Path(), data, 5).docs.shape == (64, 5)
+    backwards = replace(data, docs=data.docs[::-1])
+    with monkeypatch.context() as patch:
+        patch.setattr("workloads.data.retrieval.bm25.fingerprint", lambda *_: "of the documents backwards")
+        assert not np.array_equal(candidates("synthetic-retrieval", Path(), backwards, 10).docs, first.docs)
     monkeypatch.setattr("workloads.data.retrieval.bm25.K1", 0.5)
     assert not np.array_equal(candidates("synthetic-retrieval", Path(), data, 10).scores, first.scores)
 
