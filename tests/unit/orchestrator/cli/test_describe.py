@@ -17,6 +17,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from orchestrator.cli import describe
 from orchestrator.cli.services import data_fetch
+from orchestrator.config import workload_loader
 from orchestrator.config.plan import PLAN_KEYS, Plan
 from orchestrator.errors import UserError
 from orchestrator.storage.settings import Settings, resolve
@@ -145,11 +146,13 @@ def test_types_bounds_and_choices_of_unusual_parameters_are_shown(odd: str, caps
 def test_presets_are_shown_with_their_settings(capsys: pytest.CaptureFixture[str]) -> None:
     describe.print_parameters("bi_encoder", as_json=True)
     (preset,) = [row for row in printed(capsys) if row["section"] == "preset"]
-    assert (preset["name"], preset["settings"]["lowest_cosine"], preset["settings"]["epochs"]) == ("note", -1.0, 5)
+    note = workload_loader.presets("bi_encoder")["note"]
+    assert preset == {"name": "note", "section": "preset", "source": note.source, "settings": note.settings}
     describe.print_parameters("bi_encoder", as_json=False)
     text = " ".join(capsys.readouterr().out.split())
     assert "--preset NAME" in text
     assert "loss=mse lowest_cosine=-1.0" in text
+    assert note.source.split()[0] in text
     describe.print_parameters("simclr", as_json=False)
     assert "--preset" not in capsys.readouterr().out, "it offers none"
 

@@ -247,9 +247,7 @@ def test_journal_removed_locally_is_removed_from_the_object_store(mirrored: Sett
     assert not (tmp_path / "bucket" / "one" / "tracking.jsonl").exists()
 
 
-def test_folder_of_an_overtaken_driver_is_removed_after_its_successor_ended(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folder_of_an_overtaken_driver_is_removed(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: "one")
     folder = create(settings, "one")
     write(folder, "history.jsonl")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import pickle
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -494,10 +494,3 @@ def test_broadcast_is_called_once_per_epoch() -> None:
 
     assert len(list(run_epochs(build(slow=0.1), Plan(epochs=15), broadcast=agree))) < 15
     assert len(asked) == 15
-
-
-def test_the_stream_is_lazy() -> None:
-    workload = build()
-    stream: Iterator[EpochReport] = run_epochs(workload, Plan(epochs=3))
-    assert workload.calls == []
-    next(stream)

@@ -209,7 +209,9 @@ def dependent(trial: Any) -> dict[str, Any]:
     return found | ({"momentum": trial.suggest_float("momentum", 0.0, 1.0)} if kind == "b" else {})
 
 
-def test_of_a_conditional_space_tpe_learns_each_branch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tpe_is_grouped_in_a_conditional_space_and_learns_the_best_branch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     grouped: list[bool] = []
 
     def sampler(seed: int, group: bool = False, **options: Any) -> TPESampler:

@@ -175,19 +175,15 @@ def test_earlier_trials_do_not_count_as_trials_of_the_new_sweep(tmp_path: Path) 
 @pytest.mark.parametrize("scheduler", ["asha", "hyperband", "median"])
 def test_earlier_trials_do_not_cause_a_scheduler_to_stop_a_trial(scheduler: Any, tmp_path: Path) -> None:
     old = study(tmp_path / "old", trials=9, decide_at=(3, 9))
-    for number in range(9):
+    for number, value in enumerate((0.02, 0.03, *(0.01 - 0.001 * n for n in range(7)))):
         begin(old)
-        at_rung(old, number, 3, 0.001 * number)
-        complete(old, number, 0.001 * number) if number in old.running() else None
-    lessons = [one for trial in old.trials if (one := lesson(trial))]
-    assert len(lessons) == 9
-    verdicts = []
-    for name, known in (("new", lessons), ("alone", [])):
-        running = study(tmp_path / name, trials=3, decide_at=(3, 9), scheduler=scheduler)
-        running.add_earlier(known)
-        # Hyperband draws a trial's bracket by its number, and all of these take part in the first rung or in none.
-        verdicts.append([at_rung(running, begin(running).number, 3, 0.5) for _ in range(1)])
-    assert verdicts[0] == verdicts[1] == ["go on"]
+        at_rung(old, number, 3, value)
+        complete(old, number, value) if number in old.running() else None
+    assert states(old) == ["COMPLETE", "PRUNED"] + ["COMPLETE"] * 7
+    asked: dict[str, Any] = {"trials": 3, "decide_at": (3, 9), "scheduler": scheduler}
+    study(tmp_path / "new", **asked).add_earlier([one for trial in old.trials if (one := lesson(trial))])
+    running = study(tmp_path / "new", **asked)  # a restart, which reads the values at rungs from the journal
+    assert [at_rung(running, begin(running).number, 3, value) for value in (0.6, 0.5, 0.4)] == ["go on"] * 3
 
 
 def test_tpe_with_earlier_trials_suggests_values_nearer_to_the_optimum(tmp_path: Path) -> None:

@@ -105,11 +105,12 @@ def test_a_writer_that_was_overtaken_takes_the_next_number(storage: Path, monkey
 
 
 def test_store_with_exclusive_writes_refuses_a_second_row_of_a_name(folder: Path, unconditional: Path) -> None:
-    for storage in (folder, unconditional):
+    for storage, exclusive in ((folder, True), (unconditional, False)):
         chain = look_ledger._Chain(storage, "c")
+        assert chain.exclusive is exclusive
         one, other = look_ledger.Row("000001-a.json", b"{}"), look_ledger.Row("000001-a.json", b"[]")
         chain.create(one)
-        if chain.exclusive:
+        if exclusive:
             with pytest.raises(FileExistsError):
                 chain.create(other)
             assert rows(storage, "c") == [one]

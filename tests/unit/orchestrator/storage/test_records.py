@@ -347,9 +347,6 @@ def test_a_killed_writer_leaves_the_old_record(tmp_path: Path, monkeypatch: pyte
     assert run_lookup.find(tmp_path, folder.id).record["spec"] == {"seed": 1}
 
 
-# Finding
-
-
 # Damage
 
 
