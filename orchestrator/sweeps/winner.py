@@ -150,7 +150,7 @@ def _why_none(study: Study) -> str:
     causes = [str(t.user_attrs["cause"]) for t in study.trials if "cause" in t.user_attrs]
     if not causes:
         return "no trial ran to its end"
-    commonest = max(set(causes), key=causes.count)
+    commonest = max(causes, key=causes.count)
     return f"no trial ran to its end; {causes.count(commonest)} of {len(study.trials)}: {commonest}"
 
 

@@ -308,11 +308,18 @@ def test_run_with_an_unreported_objective_raises_user_error(settings: Settings, 
         driver.run(spec, settings, driver.Options(local=True), console(out))
 
 
-def test_commonest_cause_is_reported_when_all_trials_fail(sweep: Sweep, file: Path) -> None:
-    file.write_text(
-        "def space(t):\n    return {'lr': t.suggest_float('lr', .1, .2), 'nan_at': 3 if t.number == 1 else 2}"
-    )
-    with pytest.raises(RunFailed, match="2 of 3: train/loss is nan at epoch 2"):
+@pytest.mark.parametrize(
+    ("nan_at", "cause"),
+    [
+        ("3 if t.number == 0 else 2", "2 of 3: train/loss is nan at epoch 2"),
+        ("4 - t.number", "1 of 3: train/loss is nan at epoch 4"),
+    ],
+)
+def test_commonest_or_first_cause_is_reported_when_all_trials_fail(
+    nan_at: str, cause: str, sweep: Sweep, file: Path
+) -> None:
+    file.write_text(f"def space(t):\n    return {{'lr': t.suggest_float('lr', .1, .2), 'nan_at': {nan_at}}}")
+    with pytest.raises(RunFailed, match=cause):
         sweep(trials=3)
 
 
