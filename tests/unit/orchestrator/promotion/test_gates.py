@@ -320,10 +320,12 @@ def test_first_version_gets_the_verdict_first_from_comparing_gates() -> None:
     assert [(verdict.verdict, verdict.before, verdict.after) for verdict in found] == [("first", None, 1.0)] * 2
 
 
-def test_run_without_a_record_is_noted_as_incomparable() -> None:
+def test_run_without_a_record_is_refused_as_incomparable() -> None:
     bare = Evidence("2", None, None, {}, None)
     gate_results.check_metrics(Gates(better="ndcg_at_20"), bare)
-    assert "does not say on what data" in better(evidence("1"), bare).note
+    found = better(evidence("1"), bare)
+    assert found.verdict == "refused"
+    assert "does not say on what data" in found.note
 
 
 # Limits and the clean process
@@ -341,7 +343,8 @@ def test_limits_report_the_values_before_and_after() -> None:
 
 
 def test_version_that_does_not_load_is_refused() -> None:
-    assert gate_results.usable(Tried("its files are gone")).verdict == "refused"
+    refused = gate_results.usable(Tried("its files are gone"))
+    assert (refused.verdict, refused.note) == ("refused", "its files are gone")
     assert gate_results.usable(Tried(measured=Measured(1.0, 0.5, 2.0))).verdict == "pass"
 
 

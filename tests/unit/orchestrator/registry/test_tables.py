@@ -191,7 +191,8 @@ def test_rows_of_csv_that_are_longer_than_the_header_are_refused(more: str, tmp_
 def test_all_rows_of_csv_are_read_across_batches(rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables, "BATCH_ROWS", 2)
     (tmp_path / "in.csv").write_text("user,item\n" + "".join(f"{row},7\n" for row in range(rows)))
-    batches = frames(str(tmp_path / "in.csv"), "in.csv", [ColSpec(DataType.long, "user")])
+    batches = list(frames(str(tmp_path / "in.csv"), "in.csv", [ColSpec(DataType.long, "user")]))
+    assert all(len(frame) <= 2 for frame in batches)
     assert [user for frame in batches for user in frame["user"]] == list(range(rows))
 
 

@@ -20,6 +20,7 @@ from orchestrator.errors import RunFailed
 from orchestrator.storage.settings import resolve
 from orchestrator.sweeps import estimate
 from orchestrator.sweeps.estimate import Probe
+from tests.support.toy import Clock, Toy
 
 NODES = [{"CPU": 4.0, "GPU": 0.0}, {"CPU": 3.0, "GPU": 0.0}]
 PROBE = Probe(epoch_seconds=2.0, alone_seconds=2.0, start_seconds=7.0, checkpoint_bytes=1000)
@@ -192,22 +193,34 @@ def test_sizes_in_bytes_are_shown_with_rounded_units(size: float, text: str) -> 
 # Measured
 
 
-def test_probe_measures_epoch_time_start_time_and_checkpoint_size(toy_workload: str, tmp_path: Path) -> None:
-    params = {"slow": 0.05}
+@pytest.fixture
+def probe_clock(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time passes only in the toy's epochs; the first one takes 4 s more."""
+    train = Toy.train_epoch
+
+    def warm_up(self: Toy, epoch: int) -> Any:
+        clock.sleep(4.0 if epoch == 1 else 0.0)
+        return train(self, epoch)
+
+    monkeypatch.setattr(estimate, "time", clock)
+    monkeypatch.setattr(Toy, "train_epoch", warm_up)
+
+
+@pytest.mark.usefixtures("probe_clock")
+def test_probe_measures_epoch_time_start_time_and_checkpoint_size() -> None:
+    params = {"slow": 0.5}
     spec = ExperimentSpec(workload="toy", params=params, plan=Plan(epochs=400, patience=1, refit=True), seed=1)
     found = estimate.measure(spec, resolve({"tracking": "none"}))
-    assert found.epoch_seconds >= 0.05
-    assert found.start_seconds >= 0.05
+    assert (found.epoch_seconds, found.start_seconds) == (0.5, 4.5)
     assert 100 < found.checkpoint_bytes < 10_000
 
 
-def test_probe_of_a_sweep_trains_a_draw_of_its_search_space(toy_workload: str, tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(
-        "def space(trial):\n    return {'lr': trial.suggest_float('lr', 0.1, 0.2), 'slow': 0.05}\n"
-    )
+@pytest.mark.usefixtures("probe_clock")
+def test_probe_of_a_sweep_trains_a_draw_of_its_search_space(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def space(trial):\n    return {'slow': trial.suggest_float('slow', 0.1, 0.2)}\n")
     for scheduler in ("asha", "pbt"):
         spec = sweep(space=f"{tmp_path}/mine.py:space", scheduler=scheduler)
-        assert estimate.measure(spec, resolve({"tracking": "none"})).epoch_seconds >= 0.05
+        assert 0.1 <= estimate.measure(spec, resolve({"tracking": "none"})).epoch_seconds <= 0.2
 
 
 # As a command
