@@ -100,7 +100,10 @@ def _equals(given: Any, value: Any) -> bool:
 
 
 def _text(value: Any) -> str:
-    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
+    """As on a command line, where ``none`` is a value of some parameters."""
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def out_of_bounds_error(
