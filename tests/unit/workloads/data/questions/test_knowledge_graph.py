@@ -69,12 +69,14 @@ def test_damaged_conversion_of_questions_is_rebuilt(written: Callable[..., str],
     for content in (whole, whole[: len(whole) // 2], whole.replace(b"rome", b"pisa")):
         kept.unlink()  # the old one stays mapped
         kept.write_bytes(content)
+        inode = kept.stat().st_ino
         conversion_cache.load_or_convert.cache_clear()
         again = load_questions(path, Path())
         for field in fields(GraphQuestions):
             old, new = (getattr(data, field.name) for data in (first, again))
             assert np.array_equal(old, new) if isinstance(old, np.ndarray) else old == new
         assert kept.read_bytes() == whole
+        assert (kept.stat().st_ino == inode) == (content == whole), "an intact one is not written again"
 
 
 @pytest.mark.parametrize(
