@@ -12,10 +12,12 @@ from io import BufferedReader
 from pathlib import Path
 from typing import IO
 
-from workloads.data.errors import line_error
+from workloads.data.errors import DataError, line_error
 
 TABLES = (".parquet", ".csv", ".csv.gz", ".tsv", ".tsv.gz")
 """File name endings of tables."""
+
+_SHOWN = 60  # characters of an error of Arrow
 
 
 def plain_or_gz(path: Path) -> Path:
@@ -27,6 +29,20 @@ def plain_or_gz(path: Path) -> Path:
 def is_parquet(path: Path) -> bool:
     """Whether a file name ends in .parquet, in any case."""
     return path.suffix.lower() == ".parquet"
+
+
+@contextmanager
+def parquet_errors(file: Path) -> Iterator[None]:
+    """Convert Arrow's errors about the content of a Parquet file to DataError. Those of the system keep their type."""
+    import pyarrow as pa
+
+    try:
+        yield
+    except (pa.ArrowException, OSError) as error:
+        if getattr(error, "errno", None) is not None:  # Arrow's own for damaged pages and footers have none
+            raise
+        got = str(error).strip().partition(". ")[0][:_SHOWN]
+        raise DataError("the file is not Parquet, or is damaged", file=file, got=got) from None
 
 
 @contextmanager

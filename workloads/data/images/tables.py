@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workloads.data.errors import DataError
-from workloads.data.files import is_parquet
+from workloads.data.files import is_parquet, parquet_errors
 from workloads.data.images.types import ImageSource, Listing, empty_listing
 from workloads.data.source import Dataset, SourceFile
 
@@ -84,10 +84,9 @@ def _listing(file: Path, labels: NDArray[np.int64]) -> Listing:
 
 def _columns(file: Path) -> dict[str, Any]:
     """The ``labels`` of a table and the ``names`` of their classes, by row, and whether labels are ``textual``."""
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    try:
+    with parquet_errors(file):
         schema = pq.read_schema(file)
         missing = [name for name in (IMAGE, LABEL) if name not in schema.names]
         if missing:
@@ -96,8 +95,6 @@ def _columns(file: Path) -> dict[str, Any]:
             raise DataError(f"the table has no column {missing[0]}", file=file, got=got, expected=expected)
         wanted = [name for name in (LABEL, LABEL_NAME) if name in schema.names]
         table = pq.read_table(file, columns=wanted)
-    except pa.ArrowException as error:
-        raise DataError(f"the table cannot be read ({error})", file=file) from None
     labels = table[LABEL].to_pylist()
     if not labels:
         raise DataError("the table is empty", file=file, got="no image")
@@ -113,7 +110,7 @@ def _columns(file: Path) -> dict[str, Any]:
 def _contents(file: Path) -> Iterator[bytes]:
     import pyarrow.parquet as pq
 
-    with pq.ParquetFile(file) as table:
+    with parquet_errors(file), pq.ParquetFile(file) as table:
         for batch in table.iter_batches(_ROWS_AT_ONCE, columns=[IMAGE]):
             for cell in batch.column(0).to_pylist():
                 content = cell.get("bytes") if isinstance(cell, dict) else cell

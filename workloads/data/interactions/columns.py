@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from workloads.data.errors import DataError
-from workloads.data.files import is_parquet, opened
+from workloads.data.files import is_parquet, opened, parquet_errors
 
 if TYPE_CHECKING:
     from gzip import GzipFile
@@ -77,16 +77,14 @@ def check_columns(file: Path) -> None:
     Raises:
         DataError: a column is missing, two have one role, or the file is damaged or cannot be read.
     """
-    import pyarrow as pa
     from pyarrow import parquet
 
     try:
         if is_parquet(file):
-            _named_roles(file, parquet.read_schema(file).names)
+            with parquet_errors(file):
+                _named_roles(file, parquet.read_schema(file).names)
         else:
             _text_roles(file)
-    except pa.ArrowInvalid as error:
-        raise _damaged(file, error) from None
     except OSError as error:
         raise DataError("the file cannot be read", file=file, got=error.strerror or str(error)) from None
 
@@ -215,21 +213,13 @@ def _unparsed(file: Path) -> DataError | None:
 
 
 def _parquet(file: Path) -> Iterator[Mapping[str, Any]]:
-    import pyarrow as pa
     from pyarrow import parquet
 
-    try:
-        # Mapped, since buffers that a file is read into are kept until its end.
-        with parquet.ParquetFile(file, memory_map=True) as table:
-            roles = _named_roles(file, table.schema_arrow.names)
-            for batch in table.iter_batches(_BLOCK_ROWS, columns=list(roles.values()), use_threads=False):
-                yield {role: batch.column(name) for role, name in roles.items()}
-    except pa.ArrowInvalid as error:
-        raise _damaged(file, error) from None
-
-
-def _damaged(file: Path, error: Exception) -> DataError:
-    return DataError("the file is not Parquet, or is damaged", file=file, got=str(error).partition(". ")[0][:_SHOWN])
+    # Mapped, since buffers that a file is read into are kept until its end.
+    with parquet_errors(file), parquet.ParquetFile(file, memory_map=True) as table:
+        roles = _named_roles(file, table.schema_arrow.names)
+        for batch in table.iter_batches(_BLOCK_ROWS, columns=list(roles.values()), use_threads=False):
+            yield {role: batch.column(name) for role, name in roles.items()}
 
 
 def _named_roles(file: Path, names: list[str]) -> dict[str, str]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from workloads.data.errors import DataError
-from workloads.data.files import TABLES, content, is_parquet, plain_or_gz
+from workloads.data.files import TABLES, content, is_parquet, parquet_errors, plain_or_gz
 from workloads.data.pairs.types import HIDDEN, HIGHEST, KIND, Pairs, SentencePairs
 from workloads.data.source import Dataset, SourceFile
 
@@ -98,16 +98,11 @@ def _part(folder: Path, part: str) -> Path | None:
 
 def _names(file: Path) -> list[str]:
     """Column names of a table."""
-    import pyarrow as pa
     from pyarrow import parquet
 
     if is_parquet(file):
-        try:
+        with parquet_errors(file):
             names: list[str] = parquet.read_schema(file).names
-        except pa.ArrowException as error:
-            raise DataError(
-                "the file is not Parquet, or is damaged", file=file, got=str(error).partition(". ")[0][:_SHOWN]
-            ) from None
         return names
     first = content(file).partition(b"\n")[0].decode(errors="replace").removeprefix("\ufeff").rstrip("\r")
     return next((names for _, names in _rows(file, first)), [])
@@ -172,7 +167,8 @@ def _parquet(file: Path, may_hide: bool) -> _Columns:
     from pyarrow import parquet
 
     score = _score_of(file, _names(file), may_hide)
-    table = parquet.read_table(file, columns=[*COLUMNS, *([score] if score else [])])
+    with parquet_errors(file):
+        table = parquet.read_table(file, columns=[*COLUMNS, *([score] if score else [])])
     first, second = (table.column(name).to_pylist() for name in COLUMNS)
     scores = table.column(score).to_pylist() if score else [None] * len(first)
     return range(1, len(first) + 1), first, second, scores

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from workloads.data.errors import DataError
-from workloads.data.files import is_parquet
+from workloads.data.files import is_parquet, parquet_errors
 from workloads.data.retrieval.judged import Row, judged
 from workloads.data.retrieval.types import Retrieval
 from workloads.data.source import Dataset, own_dataset
@@ -24,7 +24,7 @@ def is_triples(file: Path) -> bool:
         return False
     try:
         return set(COLUMNS) <= set(pq.read_schema(file).names)
-    except pa.ArrowException:
+    except (pa.ArrowException, OSError):
         return False
 
 
@@ -41,14 +41,11 @@ def read_triples(folder: Path, file: str) -> Retrieval:
     Raises:
         DataError: a column is not text or has nulls, the file cannot be read, or a document is both for one query.
     """
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
     path = folder / file
-    try:
+    with parquet_errors(path):
         table = pq.read_table(path, columns=list(COLUMNS))
-    except pa.ArrowException as error:
-        raise DataError(f"the file cannot be read as Parquet ({error})", file=path) from None
     texts = {column: _texts(path, column, table.column(column)) for column in COLUMNS}
     queries: dict[str, int] = {}
     docs: dict[str, int] = {}
