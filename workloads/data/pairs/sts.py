@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from workloads.data.errors import DataError
-from workloads.data.files import TABLES, content, is_parquet, parquet_errors, plain_or_gz
+from workloads.data.files import TABLES, content, is_parquet, opened, parquet_errors, plain_or_gz
 from workloads.data.pairs.types import HIDDEN, HIGHEST, KIND, Pairs, SentencePairs
 from workloads.data.source import Dataset, SourceFile
 
@@ -104,16 +104,16 @@ def _names(file: Path) -> list[str]:
         with parquet_errors(file):
             names: list[str] = parquet.read_schema(file).names
         return names
-    first = content(file).partition(b"\n")[0].decode(errors="replace").removeprefix("\ufeff").rstrip("\r")
-    return next((names for _, names in _rows(file, first)), [])
+    with opened(file) as stream:
+        lines = io.TextIOWrapper(stream, "utf-8-sig", "replace", newline="")
+        return next((names for _, names in _rows(file, lines)), [])
 
 
-def _rows(file: Path, text: str) -> Iterator[tuple[int, list[str]]]:
+def _rows(file: Path, lines: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
     """The non-empty rows of a text table, each with its first line number.
 
     CSV fields may be quoted. In a TSV a quote is an ordinary character, as in GLUE's files.
     """
-    lines = io.StringIO(text, newline="")
     tabs = ".tsv" in Path(file.name.lower()).suffixes
     line = 1
     reader = csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE) if tabs else csv.reader(lines)
@@ -179,7 +179,7 @@ def _text(file: Path, header: bool, may_hide: bool) -> _Columns:
         text = content(file).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise DataError("the file is not UTF-8 text", file=file, got=str(error)) from None
-    rows = list(_rows(file, text))
+    rows = list(_rows(file, io.StringIO(text, newline="")))
     names = rows.pop(0)[1] if header and rows else [*COLUMNS, _SCORES[0]]
     score = _score_of(file, names, may_hide)
     for line, row in rows:

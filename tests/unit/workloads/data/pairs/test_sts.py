@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import os
 import sys
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -161,6 +162,7 @@ def test_quotes_in_a_tsv_are_text_and_blank_lines_are_skipped(tmp_path: Path) ->
         (HEADER, "has no pair"),
         (HEADER + '"a\nb",c,1\n\nd,e,6\n', "line 5: the score is out of its bounds: got '6'"),
         (HEADER + "a,b,1\nc," + "d" * 2**18 + ",1\n", "line 3: the line cannot be read: got field larger than field"),
+        (HEADER + 'a,b,1\n"c,d,2\n"e","f",3\n"g","h",4\n',),
     ],
 )
 def test_damaged_csv_of_pairs_is_refused(text: str, message: str, tmp_path: Path) -> None:
@@ -168,6 +170,16 @@ def test_damaged_csv_of_pairs_is_refused(text: str, message: str, tmp_path: Path
     file.write_text(text)
     with pytest.raises(DataError, match=message):
         load_pairs(str(file), ROOT)
+
+
+def test_the_kind_of_a_table_is_found_without_reading_it_whole(tmp_path: Path) -> None:
+    (tmp_path / "shop.csv").write_text("user,item\n" + "1,2\n" * 2**20)
+    tracemalloc.start()
+    try:
+        assert dataset(str(tmp_path / "shop.csv")).kind == "interactions"
+        assert tracemalloc.get_traced_memory()[1] < 2**21
+    finally:
+        tracemalloc.stop()
 
 
 def test_damaged_parquet_of_pairs_is_refused(tmp_path: Path) -> None:
