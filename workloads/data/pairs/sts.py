@@ -116,14 +116,15 @@ def _rows(file: Path, lines: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
     """
     tabs = ".tsv" in Path(file.name.lower()).suffixes
     line = 1
-    reader = csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE) if tabs else csv.reader(lines)
+    # Not strict, a quote that is not closed would join lines to the next quote.
+    reader = csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE) if tabs else csv.reader(lines, strict=True)
     try:
         for row in reader:
             if row:
                 yield line, row
             line = reader.line_num + 1
     except csv.Error as error:
-        fix = None if tabs else "See whether quotes that begin there are closed"
+        fix = None if tabs else "Close the quotes that begin there, and write one within them twice"
         raise DataError("the line cannot be read", file=file, line=line, got=str(error), fix=fix) from None
 
 

@@ -162,7 +162,11 @@ def test_quotes_in_a_tsv_are_text_and_blank_lines_are_skipped(tmp_path: Path) ->
         (HEADER, "has no pair"),
         (HEADER + '"a\nb",c,1\n\nd,e,6\n', "line 5: the score is out of its bounds: got '6'"),
         (HEADER + "a,b,1\nc," + "d" * 2**18 + ",1\n", "line 3: the line cannot be read: got field larger than field"),
-        (HEADER + 'a,b,1\n"c,d,2\n"e","f",3\n"g","h",4\n',),
+        (
+            HEADER + 'a,b,1\n"c,d,2\n"e","f",3\n"g","h",4\n',
+            "line 3: the line cannot be read: .* Close the quotes",
+        ),
+        (HEADER + r'"say \"a\"",b,1' + "\n", "line 2: the line cannot be read: .* write one within them twice"),
     ],
 )
 def test_damaged_csv_of_pairs_is_refused(text: str, message: str, tmp_path: Path) -> None:
