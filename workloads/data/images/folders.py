@@ -49,9 +49,16 @@ def read_folders(folder: Path) -> ImageSource:
     """List the image files of each class. Ignores other files.
 
     Raises:
-        DataError: there is no class, a class without images, or one that only the test part has.
+        DataError: there is no class, a class without images, or one that only the test part has; or the folder has a
+            part train without a test part.
     """
     train, *tests = [folder / part for part in parts(folder)] or [folder]
+    if not tests and _is_part(folder / "train"):
+        raise DataError(
+            "the part train has no test part", file=folder,
+            got=", ".join(path.name for path in _subfolders(folder)), expected=f"train and {' or '.join(_TESTS)}",
+            fix=f"Name the test part so, or use {folder / 'train'} to have one drawn",
+        )  # fmt: skip
     classes = _classes(train)
     numbers = {name: number for number, name in enumerate(classes)}
     listed = _listing(train, classes, numbers)
@@ -75,6 +82,11 @@ def _classes(folder: Path) -> tuple[str, ...]:
 
 def _subfolders(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+
+def _is_part(folder: Path) -> bool:
+    """Whether a folder has several class folders and no images of its own, which a class named train has."""
+    return folder.is_dir() and len(_subfolders(folder)) > 1 and not any(map(_is_image, folder.iterdir()))
 
 
 def _is_image(path: Path) -> bool:

@@ -88,6 +88,20 @@ def test_folder_test_is_preferred_to_folder_val_as_test_part(tmp_path: Path) -> 
     assert read(str(tmp_path), tmp_path).test.name(0) == str(tmp_path / "test" / "a" / "0.png")
 
 
+@pytest.mark.parametrize("test", ["valid", None])
+def test_train_without_a_test_part_is_no_class(tmp_path: Path, test: str | None) -> None:
+    for part in filter(None, ("train", test)):
+        class_folders(tmp_path / part, {"a": 2, "b": 2})
+    with pytest.raises(DataError, match=r"train has no test part: got .*train.*; expected train and test or val"):
+        load_images(str(tmp_path), tmp_path)
+    assert load_images(str(tmp_path / "train"), tmp_path).classes == ("a", "b")
+
+
+def test_a_class_may_be_named_train(tmp_path: Path) -> None:
+    class_folders(tmp_path, {"car": 2, "train/images": 2})
+    assert read(str(tmp_path), tmp_path).classes == ("car", "train")
+
+
 def test_images_in_subfolders_are_read_and_hidden_folders_are_ignored(tmp_path: Path) -> None:
     class_folders(tmp_path / "a", {"images": 2})
     class_folders(tmp_path, {"b": 1, ".hidden": 1})
