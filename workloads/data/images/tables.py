@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from workloads.data.errors import DataError
 from workloads.data.files import is_parquet, parquet_errors
 from workloads.data.images.types import ImageSource, Listing, empty_listing
+from workloads.data.interactions.columns import names_interactions
 from workloads.data.source import Dataset, SourceFile
 
 if TYPE_CHECKING:
@@ -31,14 +32,15 @@ _ROWS_AT_ONCE = 1024
 
 
 def holds_images(file: Path) -> bool:
-    """Whether a file is a Parquet table of images."""
+    """Whether a file is a Parquet table of images, and not of interactions with the image of each item."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        return is_parquet(file) and IMAGE in pq.read_schema(file).names
+        names = pq.read_schema(file).names if is_parquet(file) else ()
     except (OSError, pa.ArrowException):
         return False
+    return IMAGE in names and (LABEL in names or not names_interactions(names))
 
 
 def read_image_tables(folder: Path, files: tuple[str, ...] = (TRAIN, TEST)) -> ImageSource:

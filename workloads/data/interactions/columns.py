@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from io import TextIOWrapper
 from itertools import islice
@@ -87,6 +87,11 @@ def check_columns(file: Path) -> None:
             _text_roles(file)
     except OSError as error:
         raise DataError("the file cannot be read", file=file, got=error.strerror or str(error)) from None
+
+
+def names_interactions(names: Iterable[str]) -> bool:
+    """Whether columns of users and of items are among a table's columns."""
+    return {"user", "item"} <= {_role(name) for name in names}
 
 
 def _text_roles(file: Path) -> tuple[dict[str, str], bool]:
@@ -226,13 +231,16 @@ def _named_roles(file: Path, names: list[str]) -> dict[str, str]:
     return _roles(file, names, ", ".join(names)[:_SHOWN] or "none")
 
 
+def _role(name: str) -> str | None:
+    return _ROLES.get(name.strip().lower().removesuffix(":token").removesuffix(":float"))  # RecBole's types
+
+
 def _roles(file: Path, names: list[str], got: str) -> dict[str, str]:
     """The column of each role."""
     roles: dict[str, str] = {}
     line = None if is_parquet(file) else 1
     for name in names:
-        plain = name.strip().lower().removesuffix(":token").removesuffix(":float")  # RecBole's types
-        role = _ROLES.get(plain)
+        role = _role(name)
         if role in roles:
             what = f"columns {roles[role].strip()} and {name.strip()} both name the {role}"
             raise DataError(what, file=file, line=line, fix="Rename or remove one of them")

@@ -252,6 +252,8 @@ def test_tables_of_interactions_are_not_taken_for_images(tmp_path: Path) -> None
     table(tmp_path / "all.parquet", user=[1], item=[2])
     assert not is_images(tmp_path / "all.parquet")
     assert dataset(str(tmp_path / "all.parquet")).kind == "interactions"
+    table(tmp_path / "shop.parquet", user_id=[1], item_id=[2], image=["https://shop/2.jpg"])
+    assert dataset(str(tmp_path / "shop.parquet")).kind == "interactions"
 
 
 # Archives
