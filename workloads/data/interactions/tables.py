@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _LISTS = (".txt",)
 _INTEGER = r"^(0|-?[1-9][0-9]{0,17})$"
-_FLOAT = r"^-?[0-9]+\.0$"
+_NUMBER = r"^-?[0-9]+(\.0)?$"
 
 
 def is_path(name: str) -> bool:
@@ -86,7 +86,7 @@ def read_tables(folder: Path, files: tuple[str, ...]) -> Interactions:
     Memory is proportional to the users and items. Arrays that are larger than some MB are in files of the cache.
 
     Raises:
-        DataError: as :func:`~workloads.data.interactions.columns.read_columns`; all ids of a column are floats; or a
+        DataError: as :func:`~workloads.data.interactions.columns.read_columns`; the ids of a column are floats; or a
             pair of the test part is also in the train part.
         CacheUnwritable: the cache cannot be written.
     """
@@ -147,7 +147,7 @@ class _Numbering:
         """The place of each number among the ids in ascending order, and these ids.
 
         Raises:
-            DataError: all ids are floats written as text, such as 7.0, as pandas writes integers after a missing one.
+            DataError: all ids are numbers, and some floats such as 7.0, as pandas writes integers after a missing one.
         """
         import numpy as np
         import pyarrow as pa
@@ -157,11 +157,13 @@ class _Numbering:
         if not pa.types.is_integer(ids.type):
             if pc.all(pc.match_substring_regex(ids, _INTEGER)).as_py():
                 ids = ids.cast(pa.int64())
-            elif pc.all(pc.match_substring_regex(ids, _FLOAT)).as_py():
-                raise DataError(
-                    f"column {self._role} holds floats", file=self._file, got=repr(ids[0].as_py()),
-                    expected="integers or text", fix="Convert the ids, so that 7 and 7.0 are not taken for two",
-                )  # fmt: skip
+            elif pc.all(pc.match_substring_regex(ids, _NUMBER)).as_py():
+                floats = ids.filter(pc.ends_with(ids, ".0"))
+                if len(floats):
+                    raise DataError(
+                        f"column {self._role} holds floats", file=self._file, got=repr(floats[0].as_py()),
+                        expected="integers or text", fix="Convert the ids, so that 7 and 7.0 are not taken for two",
+                    )  # fmt: skip
         is_integer = pa.types.is_integer(ids.type)
         names = ids.to_numpy() if is_integer else np.array([text.encode() for text in ids.to_pylist()])
         order = np.argsort(names)

@@ -217,7 +217,12 @@ def test_ids_with_leading_zeros_are_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "files", [{"all_csv": "user,item\n7.0,a\n-1.0,b\n"}, {"all_parquet": {"user": ["7.0"], "item": [1]}}]
+    "files",
+    [
+        {"all_csv": "user,item\n7.0,a\n-1.0,b\n"},
+        {"all_csv": "user,item\n7,a\n7.0,b\n"},
+        {"all_parquet": {"user": ["7.0"], "item": [1]}},
+    ],
 )
 def test_float_ids_are_refused(tmp_path: Path, files: dict[str, Any]) -> None:
     """A served model would know user 7.0 and not 7."""
