@@ -280,6 +280,7 @@ def _ids(file: Path, role: str, column: Any, fault: Fault) -> Any:
     lengths = pc.binary_length(column)
     size = f"1 to {_LONGEST} bytes"
     faults = [(pc.equal(lengths, 0), "is missing", size), (pc.greater(lengths, _LONGEST), "is too long", size)]
+    faults.append((pc.ends_with(column, "\0"), "ends with a zero byte", "an id without it"))  # NumPy would drop it
     if not is_parquet(file):
         trimmed = pc.binary_length(pc.utf8_trim_whitespace(column))
         faults.append((pc.not_equal(lengths, trimmed), "has blanks around it", "an id without them"))

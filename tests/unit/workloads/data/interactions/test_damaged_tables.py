@@ -101,6 +101,7 @@ def test_line_that_is_not_utf_8_is_refused(tmp_path: Path) -> None:
         ({"user": [True, False], "item": [1, 2]}, "column user holds neither integers nor text: got bool"),
         ({"user": [1, 2], "item": [1, None]}, "in row 2 an id is missing in column item"),
         ({"user": ["a", ""], "item": [1, 2]}, "in row 2 an id is missing in column user"),
+        ({"user": ["a", "a\0"], "item": [1, 2]}, r"in row 2 an id ends with a zero byte in column user: got 'a\\x00'"),
         ({"user": pa.array([1, 2**64 - 1], pa.uint64()), "item": [1, 2]}, "column user holds an id beyond 63 bits"),
         ({"user": [1, 2], "item": [1, 2], "rating": [1.0, None]}, "in row 2 column rating holds no number: got None"),
         ({"user": [1], "userId": [1], "item": [1]}, "all.parquet: columns user and userId both name the user"),
