@@ -207,23 +207,22 @@ def _lists(values: pd.Series[Any], column: Any, name: str, before: int) -> pd.Se
             got=reprlib.repr(values.tolist()[row]), fix="Use Parquet or JSON lines, since CSV has no lists",
         )  # fmt: skip
     kind = _kind_of_elements(column)
-    if kind not in NUMBERS:
+    if kind not in (*NUMBERS, "string"):
         return values
     for row, value in enumerate(values, before + 1):
-        if isinstance(value, list | tuple) or hasattr(value, "tolist"):
-            elements = value if isinstance(value, list | tuple) else value.tolist()
-            if any(not _is_number(element, kind) for element in elements):
-                raise UserError(
-                    f"Column {column.name} of {name} is wrong in row {row}", got=reprlib.repr(elements),
-                    allowed=f"a list, each element {WORDS[kind]}",
-                )  # fmt: skip
-    return values if kind in INTEGERS else values.map(_floats)
+        elements = value.tolist() if hasattr(value, "tolist") else value
+        if isinstance(elements, list | tuple) and not all(_fits(element, kind) for element in elements):
+            raise UserError(
+                f"Column {column.name} of {name} is wrong in row {row}", got=reprlib.repr(elements),
+                allowed=f"a list, each element {WORDS[kind]}",
+            )  # fmt: skip
+    return values if kind in (*INTEGERS, "string") else values.map(_floats)
 
 
-def _is_number(element: Any, kind: str) -> bool:
-    """Whether an element of a list, also one of NumPy, is a number. Among those with a fraction nothing becomes NaN."""
-    if element is None:
-        return kind not in INTEGERS
+def _fits(element: Any, kind: str) -> bool:
+    """Whether an element of a list, also one of NumPy, is of a kind. Among numbers with a fraction None becomes NaN."""
+    if kind == "string" or element is None:  # MLflow cuts all texts of a list with something else to one letter
+        return isinstance(element, str) or kind not in (*INTEGERS, "string")
     return isinstance(element, Integral if kind in INTEGERS else Real) and not isinstance(element, bool)
 
 

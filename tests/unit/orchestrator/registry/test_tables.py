@@ -216,11 +216,13 @@ def test_list_column_read_from_csv_raises_user_error(tmp_path: Path, text: str) 
         (DataType.long, [1.5], r"\[1\.5\]"),
         (DataType.double, [0.5, "a"], r"\[0\.5, 'a'\]"),
         (DataType.double, [{"a": 1}], r"\[\{'a': 1\}\]"),
+        (DataType.string, ["sku1", None], r"\['sku1', None\]"),
+        (DataType.string, np.array(["sku1", 7], object), r"\['sku1', 7\]"),
     ],
 )
 def test_invalid_list_element_raises_with_column_and_row(kind: DataType, elements: Any, got: str) -> None:
-    frame = pd.DataFrame({"history": [[], [3], elements]})
-    word = "a whole number" if kind == DataType.long else "a number"
+    frame = pd.DataFrame({"history": [[], None, elements]})
+    word = {DataType.long: "a whole number", DataType.double: "a number", DataType.string: "text"}[kind]
     with pytest.raises(
         UserError, match=rf"^Column history of in is wrong in row 11: got {got}; allowed: a list.*{word}"
     ):
@@ -235,6 +237,7 @@ def test_invalid_list_element_raises_with_column_and_row(kind: DataType, element
         (DataType.long, None),
         (DataType.double, [0.5, None]),
         (DataType.double, np.array([0.5, np.nan])),
+        (DataType.string, np.array(["sku1", "s"])),
     ],
 )
 def test_lists_that_mlflow_takes_are_unchanged(kind: DataType, elements: Any) -> None:
