@@ -167,7 +167,7 @@ def typed(rows: pd.DataFrame, columns: Sequence[Any], name: str, before: int) ->
         if isinstance(column.type, Array):
             frame[column.name] = _lists(values, column, name, before)
             continue
-        kind = _kind(column)
+        kind, fix = _kind(column), None
         if kind in NUMBERS and values.dtype != bool:
             checked = pd.to_numeric(values, errors="coerce")
         elif kind == "datetime":
@@ -181,14 +181,17 @@ def typed(rows: pd.DataFrame, columns: Sequence[Any], name: str, before: int) ->
         if kind in INTEGERS:
             limits = np.iinfo(column.type.to_numpy())
             bad = (checked % 1 != 0) | ~checked.between(limits.min, limits.max)  # includes empty and infinite values
+            if checked.dtype.kind == "f" and not bad.any():
+                bad, fix = checked.abs() >= 2**53, "A float is not exact there: write the column without decimal points"
         else:
             bad = checked.isna() & values.notna()
         if bad.any():
             row = int(bad.to_numpy().argmax())
             got = reprlib.repr(values.tolist()[row]) if values.notna().iloc[row] else "nothing"
             raise UserError(
-                f"Column {column.name} of {name} is wrong in row {before + row + 1}", got=got, allowed=WORDS[kind]
-            )
+                f"Column {column.name} of {name} is wrong in row {before + row + 1}", got=got, allowed=WORDS[kind],
+                fix=fix,
+            )  # fmt: skip
         frame[column.name] = checked.astype(column.type.to_pandas()) if kind in NUMBERS else checked
     return frame
 

@@ -109,6 +109,20 @@ def test_categorical_columns_of_parquet_are_read_as_values(tmp_path: Path) -> No
     assert values["at"].tolist() == given["at"].tolist()
 
 
+@pytest.mark.parametrize("text", ["user\n7.0\n9007199254740993\n", "user\n-7.5e1\n-9007199254740993\n"])
+def test_whole_numbers_that_were_read_as_floats_keep_their_digits_or_are_refused(tmp_path: Path, text: str) -> None:
+    columns = [ColSpec(DataType.long, "user")]
+    (tmp_path / "in.csv").write_text(text)
+    (read,) = frames(str(tmp_path / "in.csv"), "in.csv", columns)
+    with pytest.raises(
+        UserError, match=r"Column user of in\.csv is wrong in row 2: got -?90071.*without decimal points"
+    ):
+        typed(read, columns, "in.csv", 0)
+    (tmp_path / "in.csv").write_text("user\n9007199254740993\n")
+    (read,) = frames(str(tmp_path / "in.csv"), "in.csv", columns)
+    assert typed(read, columns, "in.csv", 0)["user"].tolist() == [2**53 + 1]
+
+
 def test_json_lines_output_accepts_batches_with_different_columns(tmp_path: Path) -> None:
     target = tmp_path / "out.jsonl"
     with output(str(target)) as write:
