@@ -85,16 +85,18 @@ def dataset(name: str) -> Dataset:
     """The dataset with this name, at this absolute path, or at this URI (:mod:`workloads.data.stores`).
 
     Raises:
-        DataError: there is none; the message names the nearest; or the copy of a URI cannot be made.
+        DataError: there is none, and the message names the nearest; a path cannot be read, or a URI not be copied.
     """
     if name in DATASETS:
         return DATASETS[name]
     if is_path(name):
         path = local_path(name)
         stores.stage(path)
-        forms = (form for kind in KINDS.values() for form in kind.own)
-        own = next((own for fits, own in forms if path.is_absolute() and fits(path)), None)
-        return own(name, path) if own else own_interactions(name)
+        try:
+            forms = (own for kind in KINDS.values() for fits, own in kind.own if path.is_absolute() and fits(path))
+            return own(name, path) if (own := next(forms, None)) else own_interactions(name)
+        except OSError as error:
+            raise DataError("the path cannot be read", file=path, got=error.strerror, fix="Fix its rights") from None
     raise _unknown(name, sorted(DATASETS), " or the path of your own")
 
 
@@ -110,7 +112,7 @@ def check_kind(name: str, *kinds: str) -> str:
         raise _unknown(name, fitting, " or the path of your own")
     if name in DATASETS:
         kind = DATASETS[name].kind
-    elif not (path := local_path(name)).is_absolute() or not path.exists():  # checking or reading it reports that
+    elif not (path := local_path(name)).is_absolute() or not os.path.exists(path):  # reading it reports that
         return name
     else:
         try:
@@ -149,7 +151,7 @@ def is_slow(name: str, root: Path) -> bool:
 def size_bytes(entry: Dataset, root: Path) -> int:
     """Size of a dataset's files, without those in folders of images; 0 for what is missing."""
     paths = (plain_or_gz(entry.folder_in(root) / source.path) for source in entry.files_in(root))
-    return sum(path.stat().st_size for path in paths if path.is_file())
+    return sum(path.stat().st_size for path in paths if os.path.isfile(path))
 
 
 def check(name: str, root: Path) -> None:
@@ -283,7 +285,7 @@ def read(name: str, root: Path) -> Any:
     except DataError as fault:
         raise (fault.advise(_advice(entry, root)) if entry.files else fault) from None
     except OSError as error:
-        raise _unreadable(entry, Path(error.filename or entry.folder_in(root)), root, error) from error
+        raise _unreadable(entry, entry.folder_in(root), root, error) from error
 
 
 def occupations(name: str, root: Path) -> Any:
@@ -372,7 +374,7 @@ def _damage(entry: Dataset, source: SourceFile, root: Path, digest_of: Callable[
 
 def _parse_error(entry: Dataset, root: Path) -> DataError | None:
     """First parse error, if all files are present."""
-    if all(plain_or_gz(entry.folder_in(root) / source.path).is_file() for source in entry.files_in(root)):
+    if all(os.path.isfile(plain_or_gz(entry.folder_in(root) / source.path)) for source in entry.files_in(root)):
         try:
             read(entry.name, root)
         except DataError as fault:
@@ -384,7 +386,7 @@ def _unreadable(entry: Dataset, path: Path, root: Path, error: OSError) -> DataE
     what = f"the file of dataset {entry.name} cannot be read ({error.strerror or error})"
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         what = f"the file of dataset {entry.name} is missing"
-    return DataError(what, file=path, fix=_advice(entry, root))
+    return DataError(what, file=Path(error.filename or path), fix=_advice(entry, root))
 
 
 def _advice(entry: Dataset, root: Path) -> str:

@@ -23,7 +23,7 @@ _SHOWN = 60  # characters of an error of Arrow
 def plain_or_gz(path: Path) -> Path:
     """``path``, or ``<path>.gz`` if only that exists."""
     compressed = path.with_name(f"{path.name}.gz")
-    return compressed if not path.exists() and compressed.exists() else path
+    return compressed if not os.path.exists(path) and os.path.exists(compressed) else path
 
 
 def is_parquet(path: Path) -> bool:

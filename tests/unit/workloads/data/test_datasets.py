@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import gzip
 import hashlib
+import os
 import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+from tests.support.pictures import class_folders
 from tests.support.tiny_dataset import FILES, lay_out, register
 from workloads.data import (
     DATASETS,
@@ -24,7 +28,9 @@ from workloads.data import (
     check,
     check_readable,
     dataset,
+    digests,
     fetch,
+    files,
     fingerprint,
     occupations,
     verify,
@@ -160,6 +166,31 @@ def test_parquet_extension_is_accepted_in_upper_case(
     parquet.write_table(pa.table(columns), name)
     assert check_kind(name, kind) == name
     assert verify(name, tmp_path) == []
+
+
+def test_a_path_that_the_system_refuses_is_named(tmp_path: Path) -> None:
+    """As it refuses one in a folder without rights, to all but root."""
+    path = tmp_path / ("a" * 300) / "shop.csv"
+    assert check_kind(str(path), "interactions") == str(path)
+    for read in (dataset, lambda name: check(name, tmp_path)):
+        with pytest.raises(DataError, match=r"shop.csv: the path cannot be read: got File name too long\. Fix"):
+            read(str(path))
+    with pytest.raises(DataError, match=r"the file of dataset ml-100k cannot be read \(File name too long\)"):
+        check("ml-100k", path)
+
+
+def test_a_file_of_a_folder_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class_folders(tmp_path / "photos", {"a": 2, "b": 2})
+    closed = tmp_path / "photos" / "b" / "1.png"
+
+    def opened(path: Path) -> Any:
+        if path == closed:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return files.opened(path)
+
+    monkeypatch.setattr(digests, "opened", opened)
+    with pytest.raises(DataError, match=rf"^{closed}: the file of dataset .*photos cannot be read \(Permission"):
+        check(str(tmp_path / "photos"), tmp_path)
 
 
 def test_fetch_of_an_unknown_dataset_raises_data_error(tmp_path: Path) -> None:
