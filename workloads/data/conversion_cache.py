@@ -47,12 +47,32 @@ def load_or_convert(
     ``mapped`` loads the file, or returns None; ``write`` converts. A process keeps the datasets it loaded last.
 
     Raises:
-        DataError: as :func:`~workloads.data.datasets.read` and :func:`build_once`.
+        DataError: as :func:`~workloads.data.datasets.read`, :func:`check_unchanged` and :func:`build_once`.
         CacheUnwritable: the cache cannot be written.
     """
     if not dataset(name).files:  # generating is as fast as loading
         return read(name, root)
-    return build_once(path, mapped, lambda: write(path, read(name, root)))
+
+    def make() -> None:
+        data = read(name, root)
+        check_unchanged(name, root, path.name)
+        write(path, data)
+
+    return build_once(path, mapped, make)
+
+
+def check_unchanged(name: str, root: Path, identity: str) -> None:
+    """Check, after a dataset was read, that it has the fingerprint of before.
+
+    ``identity`` is that fingerprint, or the name of a :func:`cache_path` with it.
+
+    Raises:
+        DataError: a file changed meanwhile. What was read would be taken for the content of before.
+    """
+    if fingerprint(name, root)[:32] not in identity:
+        raise DataError(
+            f"the files of dataset {name} changed while they were read", fix="Start again when nothing writes to them"
+        )
 
 
 def build_once(path: Path, load: Callable[[Path], T | None], make: Callable[[], None]) -> T:

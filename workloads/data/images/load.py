@@ -14,12 +14,12 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from workloads.data.conversion_cache import build_once, cache_path, checked_fingerprint
+from workloads.data.conversion_cache import build_once, cache_path, check_unchanged, checked_fingerprint
 from workloads.data.datasets import dataset, read
 from workloads.data.files import reserve
 from workloads.data.images.convert import convert, refused
 from workloads.data.images.progress import Progress
-from workloads.data.images.types import Corrupt, Images, ImageSource, Pixels
+from workloads.data.images.types import Corrupt, Images, Pixels
 from workloads.data.source import Dataset, ReadOptions
 from workloads.memory import BoundedCache
 
@@ -60,23 +60,25 @@ def load_images(name: str, root: Path, size: int | None = None, corrupt: Corrupt
 def _load(name: str, root: Path, size: int | None, corrupt: Corrupt, folder: Path) -> Images:
     if not dataset(name).files:  # a generated one is small, and generating is as fast as loading
         return convert(read(name, root), size, corrupt, lambda _part, shape: np.zeros(shape, np.uint8))
-    return build_once(folder, _mapped, lambda: _write(folder, Path(name).name, read(name, root), size, corrupt))
+    return build_once(folder, _mapped, lambda: _write(folder, name, root, size, corrupt))
 
 
-def _write(folder: Path, name: str, source: ImageSource, size: int | None, corrupt: Corrupt) -> None:
+def _write(folder: Path, name: str, root: Path, size: int | None, corrupt: Corrupt) -> None:
     """Decode into a folder that is renamed when complete, one ``.npy`` file per array.
 
     After a kill the draft is left behind, and the next process continues it.
 
     Raises:
         OSError: it cannot be written; nothing is left behind.
-        DataError: as :func:`~workloads.data.images.convert.convert`.
+        DataError: as :func:`~workloads.data.images.convert.convert`, or a file changed meanwhile.
     """
+    source = read(name, root)
     draft = folder.with_name(f".{folder.name}.part")
-    progress = _progress(draft, name)
+    progress = _progress(draft, Path(name).name)
     draft.mkdir(parents=True, exist_ok=True)
     try:
         images = convert(source, size, corrupt, partial(_allocated, draft, progress), progress)
+        check_unchanged(name, root, folder.name)
         (draft / _PROGRESS).unlink()
         for part, pixels in (("train", images.train), ("test", images.test)):
             np.save(draft / f"{part}-labels.npy", pixels.labels)

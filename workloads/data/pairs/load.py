@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from workloads.data.conversion_cache import checked_fingerprint
+from workloads.data.conversion_cache import check_unchanged, checked_fingerprint
 from workloads.data.datasets import read
 from workloads.data.errors import DataError
 from workloads.data.pairs.types import KIND, Pairs, SentencePairs
@@ -43,6 +43,7 @@ def load_pairs(name: str, root: Path, split: PairSplit = "official", *, seed: in
 @BoundedCache
 def _load(name: str, root: Path, fingerprint: str, split: PairSplit, seed: int) -> SentencePairs:
     data: SentencePairs = read(name, root)
+    check_unchanged(name, root, fingerprint)
     if split == "dev":
         if data.validation is None:
             raise DataError(f"dataset {name!r} has no dev part", got="split=dev", expected="split=official")
