@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from workloads.data.errors import DataError, line_error
-from workloads.data.files import HALF_CHARACTER, is_encodable, lines, opened, plain_or_gz
+from workloads.data.files import HALF_CHARACTER, is_encodable, lines, plain_or_gz
 from workloads.data.questions.types import KIND, PARTS, Graph, GraphQuestions, Question
 from workloads.data.source import Dataset, SourceFile
 
@@ -105,38 +105,39 @@ def numbered(questions: Sequence[Question], graphs: Mapping[str, Graph], file: P
 
 
 def _questions(file: Path, graphs: Mapping[str, Graph]) -> Iterator[Question]:
-    with opened(file) as stream:
-        for number, raw in enumerate(stream, 1):
-            if not raw.strip():
-                continue
-            try:
-                row = json.loads(raw.decode("utf-8"))
-                question = Question(
-                    id=str(row["id"]),
-                    text=str(row["question"]),
-                    kb=str(row["kb"]),
-                    hops=int(row["hops"]),
-                    topic=str(row["topic_entity"]),
-                    path=tuple((str(s), str(r), str(o)) for s, r, o in row["path"]),
-                    part=str(row["split"]),
-                    type=str(row.get("set", row["kb"])),
-                    line=number,
-                )
-            except (UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError, ValueError, AttributeError):
-                raise line_error("the line holds no question", file, number, raw, _EXAMPLE) from None
-            names = (question.id, question.topic, question.kb, question.type, *chain.from_iterable(question.path))
-            if not is_encodable(question.text + "".join(names)):
-                raise line_error(HALF_CHARACTER, file, number, raw)
-            if not 1 <= len(question.path) <= question.hops:
-                got = f"hops={question.hops} and a path of {len(question.path)}"
-                raise DataError(
-                    "the path has no triple, or more than hops", file=file, line=number, got=got, expected=_EXAMPLE
-                )
-            for name, value, allowed in (("graph", question.kb, graphs), ("split", question.part, PARTS)):
-                if value not in allowed:
-                    expected = f"one of {', '.join(allowed)}"
-                    raise DataError(f"unknown {name}", file=file, line=number, got=repr(value), expected=expected)
-            yield question
+    for number, line in lines(file):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            if not isinstance(row["question"], str):
+                raise TypeError
+            question = Question(
+                id=str(row["id"]),
+                text=row["question"],
+                kb=str(row["kb"]),
+                hops=int(row["hops"]),
+                topic=str(row["topic_entity"]),
+                path=tuple((str(s), str(r), str(o)) for s, r, o in row["path"]),
+                part=str(row["split"]),
+                type=str(row.get("set", row["kb"])),
+                line=number,
+            )
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise line_error("the line holds no question", file, number, line, _EXAMPLE) from None
+        names = (question.id, question.topic, question.kb, question.type, *chain.from_iterable(question.path))
+        if not is_encodable(question.text + "".join(names)):
+            raise line_error(HALF_CHARACTER, file, number, line)
+        if not 1 <= len(question.path) <= question.hops:
+            got = f"hops={question.hops} and a path of {len(question.path)}"
+            raise DataError(
+                "the path has no triple, or more than hops", file=file, line=number, got=got, expected=_EXAMPLE
+            )
+        for name, value, allowed in (("graph", question.kb, graphs), ("split", question.part, PARTS)):
+            if value not in allowed:
+                expected = f"one of {', '.join(allowed)}"
+                raise DataError(f"unknown {name}", file=file, line=number, got=repr(value), expected=expected)
+        yield question
 
 
 def _triples(file: Path) -> Iterator[tuple[str, str, str]]:

@@ -61,6 +61,13 @@ def test_own_questions_and_graph_are_read(written: Callable[..., str]) -> None:
     assert load_questions(path, Path()) is data
 
 
+def test_files_may_begin_with_a_byte_order_mark(written: Callable[..., str]) -> None:
+    path = Path(written({}))
+    for file in path.iterdir():
+        file.write_text(file.read_text(), encoding="utf-8-sig")
+    assert load_questions(str(path), Path()).texts == [ROW["question"]]
+
+
 def test_damaged_conversion_of_questions_is_rebuilt(written: Callable[..., str], tmp_path: Path) -> None:
     path = written({}, {"split": "dev", "question": "où est né Bob ?"})
     first = load_questions(path, Path())
@@ -91,6 +98,7 @@ def test_damaged_conversion_of_questions_is_rebuilt(written: Callable[..., str],
         ([{"question": "half \ud83d"}], "line 1: the text has half of a character"),
         ([{"hops": 0}], "the path has no triple, or more than hops"),
         ([{"hops": "two"}], "the line holds no question"),
+        ([{}, {"question": None}], "line 2: the line holds no question"),
     ],
 )
 def test_damaged_questions_are_refused(written: Callable[..., str], rows: list[dict[str, Any]], message: str) -> None:
