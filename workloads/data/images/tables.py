@@ -47,8 +47,8 @@ def read_image_tables(folder: Path, files: tuple[str, ...] = (TRAIN, TEST)) -> I
     """Read the labels of a table, or of a train and a test part. Images are read on demand.
 
     Raises:
-        DataError: a table is damaged, lacks a column, has an image without a label or no image at all; or the test part
-            has labels of another type than train, or a class that train does not have.
+        DataError: a table is damaged, lacks a column, has text for images, an image without a label or no image at all;
+            or the test part has labels of another type than train, or a class that train does not have.
     """
     import numpy as np
 
@@ -86,6 +86,7 @@ def _listing(file: Path, labels: NDArray[np.int64]) -> Listing:
 
 def _columns(file: Path) -> dict[str, Any]:
     """The ``labels`` of a table and the ``names`` of their classes, by row, and whether labels are ``textual``."""
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
     with parquet_errors(file):
@@ -95,6 +96,11 @@ def _columns(file: Path) -> dict[str, Any]:
             got = ", ".join(schema.names)
             expected = f"the columns {IMAGE} and {LABEL}"
             raise DataError(f"the table has no column {missing[0]}", file=file, got=got, expected=expected)
+        if pa.types.is_string(kind := schema.field(IMAGE).type) or pa.types.is_large_string(kind):
+            raise DataError(
+                f"column {IMAGE} holds text", file=file, got=str(kind), expected="the bytes of image files",
+                fix="Read the files at these paths into it, or use a folder with a sub-folder of them for each class",
+            )  # fmt: skip
         wanted = [name for name in (LABEL, LABEL_NAME) if name in schema.names]
         table = pq.read_table(file, columns=wanted)
     labels = table[LABEL].to_pylist()

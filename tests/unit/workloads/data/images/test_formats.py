@@ -230,6 +230,10 @@ def test_missing_image_in_a_table_is_handled_as_corrupt(tmp_path: Path) -> None:
     ("columns", "message"),
     [
         ({"image": [b"x"]}, "the table has no column label: got image; expected the columns image and label"),
+        (
+            {"image": ["cats/1.png"], "label": [0]},
+            "column image holds text: got string; expected the bytes of image files",
+        ),
         ({"image": [b"x", b"y"], "label": [0, None]}, "line 2: the image has no label: got None"),
         ({"image": [b"x"], "label": [-1]}, "line 1: the image has no label: got -1; expected an integer from 0"),
         ({"image": [b"x"], "label": [2**40]}, "got 1099511627776; expected an integer from 0 to 65535, or a name"),
