@@ -166,12 +166,17 @@ def verify_datasets(settings: Settings, names: Sequence[str]) -> int:
             problems = datasets.verify(name, settings.data)
         except DataError as error:  # a path that is no dataset
             raise UserError(str(error)) from None
+        overlap = None
+        try:
+            overlap = None if problems else datasets.overlap(name, settings.data)
+        except DataError as error:  # damage that only decoding shows, as of an image
+            problems = [str(error)]
         damaged |= bool(problems)
         dataset = datasets.dataset(name)
         where = f"intact, below {settings.data}" if dataset.files else _where(dataset, settings.data)
         intact = "intact" if "/" in name else where
         print("\n".join(f"{name}: {text}" for text in problems or [intact]))
-        if not problems and (overlap := datasets.overlap(name, settings.data)):
+        if overlap:
             print(f"{name}: {overlap}")
     return USAGE if damaged else DONE
 

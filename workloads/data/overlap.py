@@ -67,13 +67,17 @@ def questions(name: str, root: Path) -> Overlap:
 
 
 def images(name: str, root: Path) -> Overlap:
-    """Test images with the difference hash of a training image. Images of one colour are left out."""
+    """Test images with the difference hash of a training image. Images of one colour are left out.
+
+    Raises:
+        DataError: an image cannot be decoded.
+    """
     from workloads.data.images.load import load_images
 
     try:
-        data = load_images(name, root, corrupt="skip")
+        data = load_images(name, root)
     except DataError:  # of several sizes
-        data = load_images(name, root, size=32, corrupt="skip")
+        data = load_images(name, root, size=32)
     train, test = (difference_hashes(part).tolist() for part in (data.train, data.test))
     return _overlap({*train} - {0}, test, "images", lambda number: f"test image {number}")
 

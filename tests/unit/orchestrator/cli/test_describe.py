@@ -21,6 +21,7 @@ from orchestrator.config import workload_loader
 from orchestrator.config.plan import PLAN_KEYS, Plan
 from orchestrator.errors import UserError
 from orchestrator.storage.settings import Settings, resolve
+from tests.support.pictures import class_folders
 from workloads import catalog
 from workloads.data import DataError, Dataset, SourceFile, datasets
 from workloads.recommender.params import Params
@@ -248,6 +249,24 @@ def test_verify_reads_present_datasets_and_names_file_and_line(
     intact, repeated = capsys.readouterr().out.splitlines()
     assert intact == "synthetic: generated"
     assert re.fullmatch(r"synthetic: 0 of [\d,]+ test interactions are also in the training part", repeated)
+
+
+def test_verify_names_what_only_decoding_shows(
+    tmp_path: Path, settings: Settings, capsys: pytest.CaptureFixture[str]
+) -> None:
+    photos = tmp_path / "photos"
+    class_folders(photos / "train", {"a": 3, "b": 3})
+    class_folders(photos / "test", {"a": 1})
+    assert describe.verify_datasets(settings, [str(photos)]) == 0
+    assert "intact" in capsys.readouterr().out
+    (photos / "test" / "a" / "0.png").write_bytes(b"cut")
+    assert describe.verify_datasets(settings, [str(photos)]) == 2
+    said = capsys.readouterr().out
+    assert f"{photos}: an image cannot be decoded: got {photos / 'test' / 'a' / '0.png'}" in said
+    assert "intact" not in said
+    class_folders(photos / "test", {"c": 1})
+    assert describe.verify_datasets(settings, [str(photos)]) == 2
+    assert "the test part has a class that train does not have" in capsys.readouterr().out
 
 
 def test_verify_reports_missing_and_refuses_unknown_datasets(
