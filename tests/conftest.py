@@ -1,4 +1,4 @@
-"""What all tests share: a home of their own, one thread, an initialised store, real data only where it is."""
+"""Fixtures and hooks of all tests: a home for each test, one thread, an initialised store, real data if present."""
 
 from __future__ import annotations
 
@@ -31,27 +31,28 @@ if TYPE_CHECKING:
 
 PREDICTOR = "../third_party/toy_predictor.py"
 
-# PyTorch reads it when it is imported, later: one thread, so that bitwise claims hold and neighbours are left alone.
+# PyTorch reads this when it is imported later. One thread makes results bitwise reproducible and leaves cores to other
+# tests.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# Ray gives its workers the lowest priority but four: on a busy machine a test of theirs would take many times as long.
+# By default Ray runs its workers at niceness 15: on a busy machine a test of them would take many times as long.
 os.environ.setdefault("RAY_worker_niceness", "0")
 
-# The tests' servers are on this machine: no proxy of the user's is asked for them.
+# The tests' servers are on this machine and must not be contacted through a proxy of the user.
 for variable in ("no_proxy", "NO_PROXY"):
     os.environ[variable] = ",".join(filter(None, (os.environ.get(variable), "127.0.0.1", "localhost")))
 
-# Rich reads them: help and tables are as wide and as plain as in a pipe, wherever the tests run.
+# Rich reads these variables. Without them, help and tables are as wide and as plain as in a pipe on every machine.
 for variable in ("COLUMNS", "FORCE_COLOR", "PY_COLORS", "GITHUB_ACTIONS"):
     os.environ.pop(variable, None)
 
-# Temporary folders are in memory where there is room: on a disk the tests wait for it a third of their time.
+# Temporary folders are in memory if there is room: on a disk, the tests spend a third of their time waiting for it.
 MEMORY = Path("/dev/shm")
 if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 4 * 2**30:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
-# Compiled once for all workers and runs, and anew when one of these sources changes: numba itself looks at a function's
-# own file only. A test's own cache would be empty.
+# All workers and runs share one cache of compiled code, and a new one when one of these sources changes: numba itself
+# compares a function's own file only. A cache in the test's own folder would be empty.
 root = Path(__file__).resolve().parents[1]
 recommender = root / "workloads" / "recommender"
 sources = [root / "workloads" / "compilation.py", recommender / "compiled_ranking.py"]
@@ -59,7 +60,7 @@ sources += sorted((recommender / "sequential").glob("*.py"))
 digest = hashlib.blake2b(b"".join(source.read_bytes() for source in sources), digest_size=8).hexdigest()
 os.environ.setdefault("NUMBA_CACHE_DIR", str(root / ".cache" / "numba" / digest))
 
-# An example may take as long as it takes: a machine with much other work is no fault.
+# No time limits for examples: a busy machine must not fail a test.
 slow = hypothesis.HealthCheck.too_slow
 hypothesis.settings.register_profile("patient", deadline=None, suppress_health_check=[slow])
 hypothesis.settings.load_profile("patient")
@@ -67,9 +68,9 @@ hypothesis.settings.load_profile("patient")
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """What is imported meanwhile stays: the garbage collector neither looks through it now nor at each of its rounds.
+    """Exempt the objects that imports create during the collection of tests from garbage collection.
 
-    It was a tenth of all the tests' time.
+    Checking them, during the imports and in each later collection, took a tenth of all the tests' time.
     """
     gc.disable()
     try:
@@ -81,18 +82,18 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """What a file's tests have imported stays, too."""
+    """Exempt the objects that the imports of a file's tests create, too."""
     if nextitem is None or nextitem.path != item.path:
         gc.collect()
         gc.freeze()
 
 
 def pytest_unconfigure() -> None:
-    gc.unfreeze()  # else extension modules count all that it holds as leaked
+    gc.unfreeze()  # otherwise extension modules report all frozen objects as leaked
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip a test of real data where they are missing: ``data("NAME")`` needs the datasets that it names."""
+    """Skip a test whose real data are missing; ``data("NAME")`` names the datasets that the test needs."""
     if not item.get_closest_marker("data"):
         return
     if not (held := os.environ.get("ORCHESTRATOR_DATA")):
@@ -105,7 +106,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """With ORCHESTRATOR_NO_SKIP=1, where real data and services must be, a test on them that skips has failed."""
+    """With ORCHESTRATOR_NO_SKIP=1, set where real data and services must be present, a skipped test of them fails."""
     report = yield
     needs_real = any(item.get_closest_marker(name) for name in ("data", "cluster"))
     if report.skipped and needs_real and os.environ.get("ORCHESTRATOR_NO_SKIP") == "1":
@@ -114,13 +115,13 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     return report
 
 
-# A shell that starts its jobs in the background has them ignore Ctrl-C, and so would every process tested here.
+# A job that a shell starts in the background ignores Ctrl-C, and every process that it starts inherits this.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """This test's own home and cache; no setting of the user's but the place of the real data is seen."""
+    """The test's own home and cache. Of the user's settings, only the location of the real data is visible."""
     for variable, _ in NAMES.values():
         if variable != "ORCHESTRATOR_DATA":
             monkeypatch.delenv(variable, raising=False)
@@ -137,7 +138,7 @@ def settings(home: Path) -> Settings:
 
 @pytest.fixture(scope="session", autouse=True)
 def no_power_cut() -> Iterator[None]:
-    """What the tests write need not survive one: a study's journal would wait for the disk at each line."""
+    """Disable fsync: test files need not survive a power cut, and a journal would sync the disk at each line."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda file: None)
         yield
@@ -145,13 +146,13 @@ def no_power_cut() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def initialised_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An empty MLflow store: its schema takes seconds to make, so it is made once for all workers and copied."""
+    """An empty MLflow store. Its schema takes seconds to create, so it is created once for all workers and copied."""
     from mlflow.store.db import utils
     from sqlalchemy import event
     from sqlalchemy.engine import Engine
 
     event.listen(Engine, "connect", _never_wait_for_the_disk)
-    # MLflow reads all its migrations for each store that is opened, where it still has this function.
+    # A version of MLflow that has this function reads all its migrations for each store that is opened.
     if latest_revision := getattr(utils, "_get_latest_schema_revision", None):
         utils._get_latest_schema_revision = cache(latest_revision)
     base = tmp_path_factory.getbasetemp()
@@ -161,14 +162,14 @@ def initialised_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _never_wait_for_the_disk(connection: object, _: object) -> None:
-    """A store of the tests need not survive a power cut."""
+    """Disable synchronous writes: a store of the tests need not survive a power cut."""
     if isinstance(connection, sqlite3.Connection):
         connection.execute("PRAGMA synchronous=OFF")
 
 
 @pytest.fixture
 def database(home: Path, initialised_store: Path) -> Path:
-    """The SQLite file of this test's embedded store, ready to be written."""
+    """The SQLite file of this test's embedded store, with its schema."""
     return copy_store(initialised_store, home)
 
 
@@ -176,7 +177,7 @@ def database(home: Path, initialised_store: Path) -> Path:
 def open_tracker(database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Tracker]]:
     """Opens writers of one run folder, on the embedded store unless another ``uri`` is given.
 
-    To send takes as long as it takes, unless a test gives a time.
+    Sending has no short time limit unless a test sets one.
     """
     from orchestrator.tracking.tracker import Tracker
     from tests.support.tracked import OWNER, abandon
@@ -197,7 +198,7 @@ def open_tracker(database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """The time of the engine and of the toy's slow epochs: it passes only where somebody sleeps."""
+    """A clock for the engine and the toy's slow epochs. Its time advances only in ``sleep``."""
     from orchestrator.engine import loop
     from tests.support import toy
 
@@ -215,13 +216,13 @@ def toy_workload(monkeypatch: pytest.MonkeyPatch) -> str:
     )
     monkeypatch.setitem(catalog.BUILT_IN, "toy", entry)
     if upload := sys.modules.get("orchestrator.runs.model_upload"):
-        upload._installed.cache_clear()  # another test may have filled it without the toy
+        upload._installed.cache_clear()  # another test may have filled this cache without the toy
     return "toy"
 
 
 @pytest.fixture
 def no_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run writes no page, whose plots take their time, and no patch of the tree that somebody works in."""
+    """A run writes neither its report page, whose plots take time, nor a patch of the developer's working tree."""
     from orchestrator.provenance import record
     from orchestrator.report import report
 
@@ -231,7 +232,7 @@ def no_page(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def mlflow_as_it_was() -> Iterator[None]:
-    """MLflow keeps the store of a fluent call in globals and in the environment: none of it reaches the next test."""
+    """MLflow keeps the store of a fluent call in globals and in the environment; both are reset after each test."""
     with preserve_env("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI"):
         yield
         if mlflow := sys.modules.get("mlflow"):

@@ -1,4 +1,4 @@
-"""A headless Chromium that is logged in to MLflow and remembers what its pages complain of."""
+"""A headless Chromium that is logged in to MLflow and records the errors of its pages."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ class Browser:
             self.complaints.append(text)
 
     def shoot(self, file: Path) -> None:
-        """A screenshot, once the page has stopped moving."""
+        """Take a screenshot after a pause in which the page settles."""
         self.page.wait_for_timeout(STILL)
         self.page.screenshot(path=file, animations="disabled")
 
 
 @contextmanager
 def browser(user: str = "", password: str = "") -> Iterator[Browser]:
-    """A browser with a profile of its own, gone when the block ends."""
+    """A browser with its own profile, closed when the block ends."""
     assert CHROMIUM is not None, "Chromium is not installed (Debian: apt-get install chromium)"
     with sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=[*FLAGS])
@@ -65,7 +65,7 @@ def browser(user: str = "", password: str = "") -> Iterator[Browser]:
         for name, value in CHOSEN.items():
             context.add_init_script(
                 f"if (window === top) localStorage.setItem({name!r}, {value!r})"
-            )  # a report has none
+            )  # the frame of a report has no localStorage
         try:
             yield Browser(context.new_page())
         finally:

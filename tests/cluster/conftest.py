@@ -1,4 +1,4 @@
-"""The topology, started once for all tests on it and mended before each, and its user."""
+"""Fixtures: the topology, started once per session and repaired before each test, and a user of it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def running() -> Iterator[Topology]:
-    """The whole topology; a test asks for ``topology`` instead, which is mended."""
+    """The whole topology. Tests use ``topology`` instead, which repairs it first."""
     if postgres_binaries() is None:
         pytest.skip("PostgreSQL is not installed (Debian: apt-get install postgresql)")
     root = Path(tempfile.mkdtemp(prefix="rt-"))  # short: Ray's socket paths have a limit
@@ -37,7 +37,7 @@ def running() -> Iterator[Topology]:
 
 @pytest.fixture
 def topology(running: Topology) -> Topology:
-    """The topology, all of it up."""
+    """The topology with all its parts running."""
     running.mend()
     return running
 
@@ -46,7 +46,7 @@ def topology(running: Topology) -> Topology:
 def user(
     topology: Topology, home: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[User]:
-    """A user of the topology: this process's environment, and so every command's, names its addresses and secrets."""
+    """A user of the topology. This process's environment, and so every command's, has its addresses and secrets."""
     for name in list(os.environ):
         if name.startswith(("RAY_", "MLFLOW_")):
             monkeypatch.delenv(name)

@@ -1,4 +1,4 @@
-"""A node of a Ray cluster: one ``ray start`` on a loopback address of its own, killed and started again at will."""
+"""A node of a Ray cluster: one ``ray start`` on its own loopback address, which tests kill and restart."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STARTS = 3
 
 
 class Node:
-    """``head``: the address of the head to join; None for the head itself, whose jobs and dashboard are at ``jobs``."""
+    """``head`` is the address of the head to join. The head itself has None; its jobs and dashboard are at ``jobs``."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Node:
         self._added: dict[str, str] = {}
 
     def start(self, **environment: str) -> None:
-        """Start it; ``environment`` is added to its and its workers' own."""
+        """Start the node; ``environment`` is added to the environment of the node and its workers."""
         self._added = environment
         options = dict(zip(PORTS, free_ports(len(PORTS)), strict=True)) | {
             "node-ip-address": self.ip, "temp-dir": self._folder / "ray", "num-cpus": f"{self.cpus:g}", "num-gpus": 0,
@@ -62,7 +62,7 @@ class Node:
             )  # fmt: skip
 
     def wait(self) -> None:
-        """Until it is up. Ray gives a start 30 seconds, which a busy machine may exceed: it is started again then."""
+        """Wait until the node is up. Ray gives a start 30 seconds; if a busy machine exceeds them, start it again."""
         deadline = time.monotonic() + STARTS * HANG_SECONDS
         starts = 1
         while STARTED not in self.log():
@@ -75,10 +75,10 @@ class Node:
             time.sleep(0.1)
 
     def kill(self) -> None:
-        """SIGKILL to all of it, workers and jobs included."""
+        """Send SIGKILL to all processes of the node, workers and jobs included."""
         if self.process is None:
             return
-        for process in [self.process, *self.processes()]:  # who would restart the others goes first
+        for process in [self.process, *self.processes()]:  # the parent first: it would restart the others
             try:
                 process.kill()
             except psutil.NoSuchProcess:
@@ -90,13 +90,13 @@ class Node:
         return self.process is not None and self.process.poll() is None
 
     def processes(self, name: str = "") -> list[psutil.Process]:
-        """Its processes whose command line holds ``name``: workers are called ``ray::`` and their class."""
+        """The node's processes whose command line contains ``name``; workers are called ``ray::`` and their class."""
         if self.process is None:
             return []
         found = []
         try:
             children = self.process.children(recursive=True)
-        except psutil.NoSuchProcess:  # it has ended by itself, as a preempted one does
+        except psutil.NoSuchProcess:  # the node has ended by itself, as after a preemption
             return []
         for process in children:
             try:

@@ -1,4 +1,4 @@
-"""A real PostgreSQL server, and MLflow on it with passwords, allowed hosts and proxied artifacts; both can go away."""
+"""A real PostgreSQL server, and MLflow on it with passwords, allowed hosts and proxied artifacts. Tests stop both."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def postgres_binaries() -> Path | None:
 
 
 class Postgres:
-    """A PostgreSQL server on loopback with a password; it refuses root, so as root it is run as ``postgres``."""
+    """A PostgreSQL server on loopback with a password. It refuses to run as root, so root runs it as ``postgres``."""
 
     def __init__(self, folder: Path) -> None:
         found = postgres_binaries()
@@ -51,7 +51,7 @@ class Postgres:
                   "--locale=C.UTF-8", "--encoding=UTF8", f"--pwfile={folder / 'password'}")  # fmt: skip
 
     def uri(self, database: str = "mlflow") -> str:
-        """Its address with the password; the driver is named because SQLAlchemy 2.1 takes another by default."""
+        """The server's address with the password. It names the driver because SQLAlchemy 2.1 has another default."""
         return f"postgresql+psycopg2://postgres:{self.password}@127.0.0.1:{self.port}/{database}"
 
     def start(self) -> None:
@@ -59,14 +59,14 @@ class Postgres:
         self._run("pg_ctl", "start", "-w", "-D", self._data, "-l", self._data / "server.log", "-o", options)
 
     def stop(self, mode: str = "fast") -> None:
-        """Roll back what is under way and cut every connection."""
+        """Stop the server: open transactions are rolled back and all connections are closed."""
         self._run("pg_ctl", "stop", "-w", "-D", self._data, "-m", mode)
 
     def running(self) -> bool:
         return (self._data / "postmaster.pid").exists()
 
     def query(self, *statements: str, database: str = "mlflow") -> list[tuple[Any, ...]]:
-        """Run the statements in one session; the rows of the last one."""
+        """Run the statements in one session and return the rows of the last one."""
         connection = psycopg2.connect(self.uri(database).replace("+psycopg2", ""))
         connection.autocommit = True
         try:
@@ -78,7 +78,7 @@ class Postgres:
             connection.close()
 
     def kill(self) -> None:
-        """As a crash; what was committed is there again after the next start."""
+        """Stop the server as in a crash. Committed data are there again after the next start."""
         if self.running():
             self.stop("immediate")
 
@@ -92,9 +92,9 @@ class Postgres:
 
 
 class Mlflow:
-    """MLflow as it is deployed, on PostgreSQL and asking for passwords; it can be killed and come back.
+    """MLflow as it is deployed: on PostgreSQL and with passwords. It can be killed and started again.
 
-    Nodes and users are ``training``, who is no administrator.
+    Nodes and users log in as ``training``, which is not an administrator.
     """
 
     user, script = "training", ROOT / "deploy" / "docker" / "mlflow_server.py"
@@ -112,7 +112,7 @@ class Mlflow:
         settings.write_text(re.sub("(?m)^database_uri = .*$", f"database_uri = {database.uri('users')}", deployed))
         self._environment = {
             **environment,
-            "MLFLOW_BACKEND_STORE_URI": database.uri(),  # not among the words, which everyone can read
+            "MLFLOW_BACKEND_STORE_URI": database.uri(),  # not an argument: all users can read those
             "MLFLOW_AUTH_CONFIG_PATH": str(settings),
             "MLFLOW_AUTH_ADMIN_PASSWORD": self.admin_password,
             **self.credentials,
@@ -123,7 +123,7 @@ class Mlflow:
 
     @property
     def credentials(self) -> dict[str, str]:
-        """What a client's environment must hold."""
+        """The variables that a client's environment needs."""
         return {"MLFLOW_TRACKING_USERNAME": self.user, "MLFLOW_TRACKING_PASSWORD": self.password}
 
     def start(self) -> None:
@@ -139,14 +139,14 @@ class Mlflow:
             )  # fmt: skip
 
     def make_account(self, name: str, password: str) -> None:
-        """An account for a person, as the administrator makes it."""
+        """Create an account for a person, as the administrator does."""
         subprocess.run(
             [sys.executable, self.script, "account", name], input=f"{password}\n", text=True, env=self._environment,
             check=True, capture_output=True, start_new_session=True,
         )  # fmt: skip
 
     def kill(self) -> None:
-        """All its processes at once, with no chance to finish a request."""
+        """Kill all processes of the server at once, without letting them finish a request."""
         if self._process is not None:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
@@ -156,7 +156,7 @@ class Mlflow:
         return self._process is not None and self._process.poll() is None
 
     def wait(self) -> None:
-        """Until it answers, and asks who is there."""
+        """Wait until the server answers and demands a login."""
         until(self._answers, pause=0.1, why=self.log)
 
     def _answers(self) -> bool:

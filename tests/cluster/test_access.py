@@ -26,14 +26,14 @@ LOOPBACK = ("127.", "::1", "::ffff:127.")
 
 
 def refused(command: Command, *words: str) -> None:
-    """One sentence that says what to set, and exit code 3."""
+    """Check that the command ends with exit code 3 and one sentence that names the settings to change."""
     assert command.end() == UNAVAILABLE, command.text()
     assert len(command.text().splitlines()) == 1, command.text()
     for word in words:
         assert word in command.text()
 
 
-# Who is let in
+# Authentication
 
 
 @pytest.mark.parametrize("token", [None, "0123456789abcdef" * 2])
@@ -43,7 +43,7 @@ def test_missing_or_wrong_cluster_token_is_refused(
     monkeypatch.delenv("RAY_AUTH_TOKEN")
     if token is None:
         monkeypatch.delenv("RAY_AUTH_MODE")
-        monkeypatch.setenv("HOME", str(user.home))  # where no token of another cluster lies
+        monkeypatch.setenv("HOME", str(user.home))  # a folder without a token of another cluster
     else:
         monkeypatch.setenv("RAY_AUTH_TOKEN", token)
     submitted = user.start("submit", "--", *SEARCH)
@@ -70,7 +70,7 @@ def test_doctor_reaches_mlflow_with_the_password(user: User) -> None:
 
 
 def test_accounts_share_experiments_and_a_guest_is_refused(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By accounts as the deployed server makes them, and one without their role."""
+    """The account ``ada`` is created as the deployed server creates accounts; ``guest`` lacks their role."""
     server = user.topology.mlflow
     words = ("run", "toy", "epochs=2", "refit=false", "--local")
     first = user.start(*words)
@@ -92,16 +92,16 @@ def test_accounts_share_experiments_and_a_guest_is_refused(user: User, monkeypat
 
 
 def test_mlflow_refuses_a_host_name_that_is_not_allowed(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A page elsewhere that has its name resolve to this machine (DNS rebinding) gets nothing."""
+    """DNS rebinding, in which a foreign page's host name resolves to this machine, gets no access."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", user.topology.mlflow.uri.replace("127.0.0.1", "localhost"))
     refused(user.start(*SEARCH, "--local"), "HTTP 403", "--allowed-hosts")
 
 
-# What listens
+# Listening addresses
 
 
 def listening(command: Command) -> dict[str, str]:
-    """Every address on which the processes of a command listen, and who does."""
+    """Every address on which the command's processes listen, with the process's name."""
     found = {}
     main = psutil.Process(command.process.pid)
     for process in [main, *main.children(recursive=True)]:
@@ -109,7 +109,7 @@ def listening(command: Command) -> dict[str, str]:
             for socket in process.net_connections("inet"):
                 if socket.status == psutil.CONN_LISTEN:
                     found[f"{socket.laddr.ip} {socket.laddr.port}"] = process.name()
-        except psutil.Error:  # gone since
+        except psutil.Error:  # the process has ended
             continue
     return found
 
@@ -120,18 +120,18 @@ def check_loopback(found: dict[str, str]) -> None:
 
 @pytest.fixture
 def alone(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A user without a cluster or a server: all that listens is started by the command."""
+    """A user without a cluster or a server: all listening processes are started by the command."""
     for name in [name for name in os.environ if name.startswith(("RAY_", "MLFLOW_"))]:
         monkeypatch.delenv(name)
-    monkeypatch.setenv("HOME", str(home))  # a token is made there
-    monkeypatch.setenv("RAY_memory_monitor_refresh_ms", "0")  # what else runs here is no fault of these tests
+    monkeypatch.setenv("HOME", str(home))  # Ray's token is created there
+    monkeypatch.setenv("RAY_memory_monitor_refresh_ms", "0")  # memory of other programs must not matter
     return home
 
 
 def test_a_cluster_that_is_started_here_listens_on_loopback(alone: Path) -> None:
     command = Command(alone, *SEARCH, "epochs=1000", "slow=0.2")
     try:
-        command.until(lambda: command.workers("Trainable.train"))  # named for the class between two calls alone
+        command.until(lambda: command.workers("Trainable.train"))  # between two calls the name has only the class
         found = listening(command)
         assert {"gcs_server", "raylet"} <= set(found.values())
         check_loopback(found)
@@ -155,7 +155,7 @@ def test_the_ui_listens_on_loopback(alone: Path) -> None:
         command.end()
 
 
-# Where a secret can be read
+# Secrets
 
 
 def command_lines() -> Iterator[str]:
@@ -167,7 +167,7 @@ def command_lines() -> Iterator[str]:
 
 
 def leaks(secrets: dict[str, str], place: Path) -> list[str]:
-    """Which secret stands in which file below ``place``."""
+    """Which secret occurs in which file below ``place``."""
     found = []
     for file in place.rglob("*"):
         if file.is_file() and not file.is_symlink():
@@ -177,7 +177,7 @@ def leaks(secrets: dict[str, str], place: Path) -> list[str]:
 
 
 def test_secrets_do_not_appear_in_processes_files_rows_or_logs(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not among the processes, the job's description and log, the run's files and rows, and Ray's own logs."""
+    """Checked are command lines, the job's description and log, the run's files and rows, and Ray's own logs."""
     topology = user.topology
     secrets = {
         "the MLflow password": topology.mlflow.password,
@@ -209,7 +209,7 @@ def test_secrets_do_not_appear_in_processes_files_rows_or_logs(user: User, monke
 
 
 def ask(dashboard: str, token: str) -> Any:
-    """What the dashboard tells of its jobs."""
+    """The dashboard's answer about its jobs."""
     request = urllib.request.Request(f"{dashboard}/api/jobs/", headers={"Authorization": f"Bearer {token}"})
     with urllib.request.urlopen(request, timeout=10) as answer:
         return json.load(answer)

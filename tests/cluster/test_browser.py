@@ -24,7 +24,7 @@ VERSION_TAGS = 3
 def test_mlflow_pages_and_report_show_a_sweep_and_its_model(
     user: User, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With ORCHESTRATOR_SCREENSHOTS=FOLDER the pages are left there; docs/screenshots was made so."""
+    """With ORCHESTRATOR_SCREENSHOTS=FOLDER the screenshots are saved there; docs/screenshots was made this way."""
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "recommender")
     search = ["sweep", "recommender", "dataset=synthetic", "epochs=12", "--space", "mf", "--trials", str(TRIALS)]
     sweep = user.submit(*search, "--scheduler", "none", "--concurrency", "2", "--name", "demo", "--register", MODEL)
@@ -41,7 +41,7 @@ def test_mlflow_pages_and_report_show_a_sweep_and_its_model(
         see_run(chromium, f"{runs}/{parent.info.run_id}", shots / "mlflow-sweep.png")
         see_report(chromium, f"{runs}/{parent.info.run_id}/artifacts/report.html", shots / "mlflow-report.png")
         see_models(chromium, f"{runs.removesuffix('/runs')}/models", shots / "mlflow-models.png")
-        (model,) = user.mlflow().search_logged_models([experiment])  # the page draws the columns that fit
+        (model,) = user.mlflow().search_logged_models([experiment])  # the page shows only the columns that fit
         assert {"test/ndcg_at_20", "test/recall_at_5"} <= {metric.key for metric in model.metrics or ()}
         see_model(chromium, f"{user.topology.mlflow.uri}/#/models", shots / "mlflow-registry.png")
         see_version(chromium, f"{user.topology.mlflow.uri}/#/models/{MODEL}/versions/1", shots / "mlflow-version.png")
@@ -63,7 +63,7 @@ def see_runs(chromium: Browser, address: str, shot: Path) -> None:
 
 
 def see_run(chromium: Browser, address: str, shot: Path) -> None:
-    """How it ended, its description, the command that repeats it, its trials."""
+    """The run's page shows its state, its description, the command that repeats it, and its trials."""
     page = chromium.page
     page.goto(address)
     expect(page.get_by_text("Finished", exact=True).first).to_be_visible()
@@ -99,7 +99,7 @@ def see_model(chromium: Browser, address: str, shot: Path) -> None:
     """The registry shows the model with its description, and its version with the alias."""
     page = chromium.page
     page.goto(address)
-    page.get_by_role("button", name="Try it now").click()  # MLflow's welcome
+    page.get_by_role("button", name="Try it now").click()  # MLflow's welcome dialog
     page.get_by_role("link", name=MODEL, exact=True).click()
     expect(page.get_by_text("@ champion").first).to_be_visible()
     expect(page.get_by_text("Models of the workload recommender.")).to_be_visible()

@@ -1,4 +1,4 @@
-"""A worker node dies under a run of two workers: it goes on from its checkpoint, elsewhere or when the node is back."""
+"""A worker node of a run with two workers is killed: the run continues on the other or the restarted node."""
 
 from __future__ import annotations
 
@@ -40,4 +40,4 @@ def test_a_run_of_two_workers_goes_on_when_a_node_is_killed(cpus: int, user: Use
     silence = max(late - early for early, late in pairwise(times))
     print(f"\nnode killed: the next new epoch {silence:.1f} s after the last; rows lost 0, doubled 0")
     if cpus < CPUS:
-        assert len(until(user.topology.alive, pause=0.1)) == 2, "nobody started the node again"
+        assert len(until(user.topology.alive, pause=0.1)) == 2, "the killed node was started again"

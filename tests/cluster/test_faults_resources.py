@@ -26,7 +26,7 @@ SEARCH = ["sweep", "toy", "--scheduler", "none", "--cpus-per-worker", "1", "--sp
 
 
 def preempt(topology: Topology, number: int) -> None:
-    """As a machine that is taken away tells its first process: it has its grace period."""
+    """Terminate the node's first process, as on a preempted machine. The node then has its grace period."""
     process = topology.nodes[number].process
     assert process is not None
     process.terminate()
@@ -49,11 +49,11 @@ def test_an_elastic_run_goes_on_with_fewer_workers(loss: Callable[[Topology, int
     alone = user.start("run", "toy", f"epochs={EPOCHS}", "refit=false", "--local", "--tracking", "none")
     assert alone.end() == 0, alone.text()
     first, second = sorted(user.home.glob("storage/*/outcome.json"), key=lambda path: path.stat().st_mtime)
-    assert _metrics(first) == _metrics(second), "as many workers as there were: the same training"
+    assert _metrics(first) == _metrics(second), "the metrics must equal those of one worker"
 
 
 def test_trials_of_a_preempted_node_save_and_go_on_elsewhere(user: User) -> None:
-    """No epoch is trained twice: what was under way ends, is saved, and is gone on from."""
+    """No epoch is trained twice: the current epochs end and are saved, and the trials continue after them."""
     sweep = user.submit(*SEARCH, *PACE, "checkpoint_every=1000", "--trials", str(2 * CPUS), "--keep", "all")
     sweep.until(lambda: len([key for key in user.store.steps() if "/" in key]) == 2 * CPUS)
     lost, node = time.time(), user.topology.nodes[1]
@@ -63,13 +63,13 @@ def test_trials_of_a_preempted_node_save_and_go_on_elsewhere(user: User) -> None
     user.store.check()
     user.store.check_trials(2 * CPUS, EPOCHS)
     saved = [json.loads(file.read_text())["epoch"] for file in user.home.glob("storage/*/trials/*/*/checkpoint.json")]
-    assert sum(epoch < EPOCHS for epoch in saved) == CPUS, "what was on that node has saved; nothing else was due"
+    assert sum(epoch < EPOCHS for epoch in saved) == CPUS, "only the trials of that node save a checkpoint"
     _gone(node)
     print(f"\npreempted: {_silence(user, lost):.1f} s until the last of its trials went on")
 
 
 def test_a_trial_that_is_out_of_memory_fails_alone(user: User) -> None:
-    """Its process may have so much more than it has; the machine is not filled."""
+    """A limit on the memory of the trial's process makes it fail, without filling the machine."""
     words = [f"{SPACES}:one_hogs", "--trials", "4", "epochs=4", "refit=false"]
     sweep = user.submit(*SEARCH[:-1], *words)
     assert sweep.end() == 4, sweep.text()
@@ -86,7 +86,7 @@ def test_a_trial_that_is_out_of_memory_fails_alone(user: User) -> None:
 
 @contextmanager
 def small(folder: Path, size: str = "8m") -> Iterator[Path]:
-    """A file system of its own, of so many bytes."""
+    """A mounted file system of ``size``."""
     folder.mkdir(parents=True, exist_ok=True)
     mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(folder)]
     if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode:
@@ -131,7 +131,7 @@ def test_command_fails_on_full_storage_and_resumes_without_losing_rows(words: li
         assert "cannot be written" in told
         assert "Traceback" not in told
         before = _checkpoints(user.home)
-        assert before, "the checkpoint before it is gone"
+        assert before, "the last checkpoint before the failure is gone"
 
         give_room(storage)
         second = user.submit(words[0], "--resume", "latest")
@@ -145,7 +145,7 @@ def test_command_fails_on_full_storage_and_resumes_without_losing_rows(words: li
     "full", [pytest.param(fill, id="full"), pytest.param(make_read_only, id="read-only", marks=pytest.mark.long)]
 )
 def test_sync_delivers_artifacts_that_mlflow_could_not_store(full: Callable[[Path], None], user: User) -> None:
-    """Values and model are kept, the place that refuses is named, and all is delivered when there is room."""
+    """Metrics and model are kept, a message names the unwritable storage, and sync delivers all later."""
     server = user.topology.mlflow
     with small(server.artifacts) as artifacts:
         full(artifacts)
@@ -165,7 +165,7 @@ def test_sync_delivers_artifacts_that_mlflow_could_not_store(full: Callable[[Pat
 
 
 def _gone(node: Node) -> None:
-    """Its grace period is over: whoever comes next starts it again."""
+    """Wait until the node has ended after its grace period, so that the next test starts the node again."""
     until(lambda: not node.running(), pause=0.1, why=node.log)
 
 
@@ -174,7 +174,7 @@ def _saved(home: Path) -> list[Path]:
 
 
 def _checkpoints(home: Path) -> dict[str, int]:
-    """The newest whole checkpoint's epoch of each trial, or of the run."""
+    """The epoch of the newest complete checkpoint of each trial, or of the run."""
     found: dict[str, int] = {}
     for file in home.glob("storage/*/t*/**/checkpoint-*/checkpoint.json"):
         epoch, place = json.loads(file.read_text())["epoch"], str(file.parents[1])

@@ -14,7 +14,7 @@ OUTAGE_SECONDS, RESTARTS = 60, 3
 
 
 def sweep(user: User, count: int, at_once: int, epochs: int, epoch_seconds: float) -> Job:
-    """``count`` trials, ``at_once`` of them together over all nodes."""
+    """Submit a sweep of ``count`` trials, of which ``at_once`` run at the same time over all nodes."""
     share = NODES * CPUS / at_once
     return user.submit(
         *SEARCH, "--trials", str(count), "--cpus-per-worker", f"{share:g}", f"epochs={epochs}", f"slow={epoch_seconds}"
@@ -27,7 +27,7 @@ def writing(user: User) -> set[str]:
 
 
 def rows(user: User) -> Counter[tuple[str, str, int]]:
-    """How often each (run, metric, step) of a trial stands in the database."""
+    """How often each (run, metric, step) of a trial occurs in the database."""
     return Counter(
         user.store.query(
             "select m.run_uuid, m.key, m.step from metrics m join tags t on t.run_uuid = m.run_uuid "
@@ -37,7 +37,7 @@ def rows(user: User) -> Counter[tuple[str, str, int]]:
 
 
 def check_rows(user: User, count: int, epochs: Iterable[int]) -> str:
-    """Every trial has every metric at every epoch, once; how many rows that are."""
+    """Check that every trial has every metric at every epoch once; return a summary with the numbers of rows."""
     found = rows(user)
     metrics = {metric for _, metric, _ in found if metric.startswith(("train/", "validation/"))}
     runs = {run for run, _, _ in found}
@@ -95,7 +95,7 @@ def test_a_minute_without_mlflow_loses_no_row_of_eight_trials(user: User) -> Non
     user.topology.stop_mlflow()
     before = rows(user)
     time.sleep(OUTAGE_SECONDS)
-    assert rows(user) == before, "it was away"
+    assert rows(user) == before, "no row can arrive while MLflow is down"
     user.topology.start_mlflow()
     back = time.time()
     job.until(lambda: sum(rows(user).values()) > 1.5 * sum(before.values()))

@@ -1,8 +1,8 @@
-"""The network between the driver and a worker's node is cut, without a word from either side: nothing hangs for ever.
+"""The network between the driver and a worker's node is cut without closing connections: nothing hangs.
 
-The node lives in a network namespace of its own; its cable is pulled, so that packets are lost and no connection is
-closed. Without the rights to make a namespace, as root has them, every process of the node is stopped instead: its
-connections stay open, too, and nothing comes out of them.
+The node has its own network namespace. The test sets its virtual cable down, so that packets are lost and no
+connection is closed. Creating a namespace needs the rights of root. Without them, every process of the node is stopped
+instead: its connections stay open too, and no data arrive from them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def ip(*words: str) -> None:
 
 
 def cut(node: Node, cable: bool) -> None:
-    """From now on nothing comes from there."""
+    """From now on no data arrive from the node."""
     if cable:
         ip("link", "set", NAME, "down")
         return
@@ -52,7 +52,7 @@ def cut(node: Node, cable: bool) -> None:
 
 @pytest.fixture
 def cable() -> Iterator[bool]:
-    """Two ends of a cable, one here and one in a namespace; whether there is one."""
+    """A virtual cable with one end here and one in a namespace; yields whether it could be created."""
     try:
         ip("netns", "add", NAME)
     except (OSError, subprocess.CalledProcessError):
@@ -67,18 +67,18 @@ def cable() -> Iterator[bool]:
             ip("-n", NAME, "link", "set", name, "up")
         yield True
     finally:
-        subprocess.run(["ip", "link", "delete", NAME], check=False)  # a namespace outlives its name by its processes
+        subprocess.run(["ip", "link", "delete", NAME], check=False)  # processes keep a namespace after its name
         ip("netns", "delete", NAME)
 
 
 @pytest.fixture
 def cluster(cable: bool, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Node, Node]]:
-    """A head that works, too, and a node at the other end of the cable: a CPU each."""
+    """A head that also runs workers, and a node at the other end of the cable: one CPU each."""
     root = Path(tempfile.mkdtemp(prefix="rn-"))
     token = secrets.token_hex(16)
     for name, value in {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.delenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", raising=False)  # ours, for clusters that it starts itself
+    monkeypatch.delenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", raising=False)  # set for clusters that are started here
     environment = os.environ | IMPATIENT | {
         "HOME": str(root), "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{THIRD_PARTY}{os.pathsep}{ROOT}",
         "RAY_memory_monitor_refresh_ms": "0",
@@ -86,7 +86,7 @@ def cluster(cable: bool, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Node
     }  # fmt: skip
     if cable:
         head = Node(root / "head", OURS, 1, environment | {"GLOO_SOCKET_IFNAME": NAME})
-        there = environment | {"GLOO_SOCKET_IFNAME": "eth0"}  # its host's name leads nowhere in a namespace
+        there = environment | {"GLOO_SOCKET_IFNAME": "eth0"}  # the host's name has no usable address there
         node = Node(root / "node", THEIRS, 1, there, head.address, prefix=["ip", "netns", "exec", NAME])
     else:
         head = Node(root / "head", "127.0.0.20", 1, environment)
@@ -139,5 +139,5 @@ def test_run_and_sweep_complete_when_the_network_to_a_node_is_cut(
 
 
 def _saved(home: Path) -> set[Path]:
-    """The folders in which a checkpoint lies."""
+    """The folders that contain a checkpoint."""
     return {file.parents[1] for file in home.glob("storage/*/t*/**/checkpoint-*/checkpoint.json")}

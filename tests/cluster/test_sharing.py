@@ -28,7 +28,7 @@ Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 @pytest.fixture
 def port() -> int:
-    """Where the cluster's one node exports metrics."""
+    """The port at which the cluster's only node exports metrics."""
     return free_port()
 
 
@@ -57,7 +57,7 @@ def scraped(port: int) -> Samples:
 
 
 def of(samples: Samples, metric: str, **labels: str) -> list[float]:
-    """The values of one of our metrics where it has these labels."""
+    """The values of one of the project's metrics that have these labels."""
     wanted = set(labels.items())
     return [value for (name, has), value in samples.items() if name == PROMETHEUS[metric] and wanted <= has]
 
@@ -77,15 +77,15 @@ def at_once(spans: list[Span], moment: float) -> int:
 def test_two_sweeps_share_the_cluster_and_both_export_metrics(home: Path, start: Start, port: int) -> None:
     first = start(*SWEEP, "--name", "first", "--trials", "999", "slow=0.2")
     first.until(lambda: first.completed() >= CPUS)
-    # Its trials take so long that its second process starts while the first one trains, on a slow machine too.
+    # A trial of the second sweep lasts so long that the sweep's second process starts during it, on a slow machine too.
     second = start(*SWEEP, "--name", "second", "--trials", "8", "slow=1")
     second.until(lambda: second.completed() >= 1)
 
-    # Seen from outside, while both run.
+    # The exported metrics, while both sweeps run.
     second.until(lambda: of(scraped(port), TRIALS, id="second", state="complete") >= [1.0])
     samples = scraped(port)
     known = {name for name, _ in samples}
-    assert {name for name in names() if "gpu" not in name and "gram" not in name} <= known, "the dashboard asks in vain"
+    assert {name for name in names() if "gpu" not in name and "gram" not in name} <= known, "not exported"
     for sweep in ("first", "second"):
         about = {"id": sweep, "kind": "sweep", "workload": "toy"}
         (running,) = of(samples, TRIALS, **about, state="running")
@@ -108,10 +108,10 @@ def test_two_sweeps_share_the_cluster_and_both_export_metrics(home: Path, start:
     assert groups() == []
 
     spans = {name: usage_log.spans(run_lookup.find(home / "storage", name)) for name in ("first", "second")}
-    assert max(at_once(spans["second"], moment) for moment in starts(spans["second"])) == CPUS // 2, "half is its share"
+    assert max(at_once(spans["second"], moment) for moment in starts(spans["second"])) == CPUS // 2, "its share: half"
     for trial in (span for span in spans["second"] if span.holder.startswith("trial")):
-        # Five of the first's fit into one of the second's. Between two of them none may run: their ends may coincide.
-        assert any(trial.start < moment < trial.end for moment in starts(spans["first"])), "the first goes on"
+        # Five trials of the first sweep fit into one of the second. Between them none may run: their ends may coincide.
+        assert any(trial.start < moment < trial.end for moment in starts(spans["first"])), "the first stopped"
 
 
 def test_max_gpus_limits_the_trials_at_once(start: Start) -> None:

@@ -10,7 +10,7 @@ from tests.support.waiting import HANG_SECONDS
 
 
 def test_soak_of_100_trials_shows_no_growth_of_resources() -> None:
-    """Resident memory, file handles, processes; no placement group is left."""
+    """Resident memory, file handles and processes do not grow; no placement group is left."""
     soak = [sys.executable, str(ROOT / "benchmarks" / "soak.py"), "--trials", "100"]
     done = subprocess.run(soak, capture_output=True, text=True, timeout=HANG_SECONDS * 8)
     print(f"\n{done.stdout}")

@@ -1,4 +1,4 @@
-"""The whole way on the real topology: a job is submitted, both nodes train its trials, MLflow holds the result."""
+"""A sweep on the real topology: submitted as a job, trained on both nodes, its result stored in MLflow."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ FOREIGN = ("RAY_", "MLFLOW_", "ORCHESTRATOR_")
 
 
 class Topology:
-    """Everything that runs, below ``root``; what is started is killed again by ``stack``."""
+    """All services and nodes, with their files below ``root``. ``stack`` kills what was started."""
 
     def __init__(self, root: Path, stack: ExitStack) -> None:
         root.chmod(0o755)  # the database runs as another user
@@ -57,7 +57,7 @@ class Topology:
         environment = base | self.secrets | {
             "PYTHONPATH": f"{THIRD_PARTY}{os.pathsep}{ROOT}",
             "ORCHESTRATOR_CACHE": str(root / "cache"),
-            "RAY_memory_monitor_refresh_ms": "0",  # what else runs here is no fault of these tests
+            "RAY_memory_monitor_refresh_ms": "0",  # memory of other programs must not matter
             "RAY_worker_niceness": "0",
         }  # fmt: skip
         self.head = started(Node(root / "head", "127.0.0.10", 0, environment))
@@ -73,11 +73,11 @@ class Topology:
 
     @property
     def client_environment(self) -> dict[str, str]:
-        """What a user sets to reach it all: addresses, token, password."""
+        """The variables that a user sets to reach the topology: addresses, token, password."""
         return self.secrets | {"RAY_API_SERVER_ADDRESS": self.head.jobs, "MLFLOW_TRACKING_URI": self.mlflow.uri}
 
     def alive(self) -> dict[str, str]:
-        """Node id to address of the nodes that the head takes to be alive."""
+        """Node id to address, for the nodes that the head considers alive."""
         request = urllib.request.Request(
             f"{self.head.jobs}/api/v0/nodes", headers={"Authorization": f"Bearer {self.token}"}
         )
@@ -93,7 +93,7 @@ class Topology:
         self.nodes[number].kill()
 
     def start_node(self, number: int, **environment: str) -> None:
-        """Start it again, and wait until the head knows the new one and has given up the old one."""
+        """Start the node again, and wait until the head lists the new node and has removed the old one."""
         node, before = self.nodes[number], set(self.alive())
         node.start(**environment)
         node.wait()
@@ -117,7 +117,7 @@ class Topology:
         self.mlflow.wait()
 
     def mend(self) -> None:
-        """Start again whatever is down."""
+        """Start all parts that are down."""
         if not self.postgres.running():
             self.postgres.start()
         if not self.mlflow.running():
@@ -128,7 +128,7 @@ class Topology:
 
 
 class Database(Store):
-    """One experiment of the tracking store, read behind MLflow's back."""
+    """One experiment of the tracking store, read directly from PostgreSQL."""
 
     def __init__(self, postgres: Postgres, experiment: str) -> None:
         self._postgres = postgres
@@ -175,7 +175,7 @@ class Job(Command):
 
 
 class User:
-    """Somebody with an experiment, a home and shared storage of their own: one a test."""
+    """A user with an experiment, a home and shared storage of their own, one for each test."""
 
     def __init__(self, topology: Topology, home: Path, experiment: str) -> None:
         self.topology, self.home, self.experiment = topology, home, experiment
@@ -189,7 +189,7 @@ class User:
         return job
 
     def start(self, *words: str) -> Command:
-        """``orchestrator <words>`` beside the cluster."""
+        """Start ``orchestrator <words>`` outside the cluster."""
         self._started.append(Command(self.home, *words))
         return self._started[-1]
 
@@ -197,7 +197,7 @@ class User:
         return MlflowClient(self.topology.mlflow.uri, self.topology.mlflow.uri)
 
     def leave(self) -> None:
-        """End what still runs, jobs included."""
+        """Kill the commands and jobs that still run."""
         for command in self._started:
             if command.process.poll() is None:
                 command.kill()

@@ -1,4 +1,7 @@
-"""Recorded learning curves: a refactor leaves them as they are. Run it to record anew; say why in the commit."""
+"""Recorded learning curves, which a refactoring must not change.
+
+Run this file to record them again, and give the reason in the commit.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +29,11 @@ METRICS = ("ndcg_at_20", "auc")
 
 
 def curve(settings: dict[str, Any]) -> tuple[list[list[float]], dict[str, list[float]]]:
-    """Of the synthetic set, one thread: [train loss, validation NDCG@20, validation AUC] of each epoch, and both
-    metrics of each user after the last."""
-    settings = {"weight_decay": 1e-5, **settings}  # the default at which the curves were recorded
+    """The curve of one case on the synthetic set, with one thread.
+
+    [train loss, validation NDCG@20, validation AUC] of each epoch, and both metrics of each user at the end.
+    """
+    settings = {"weight_decay": 1e-5, **settings}  # the default when the curves were recorded
     runtime = Runtime(device=torch.device("cpu"), data=Path(), seed=3, epochs=EPOCHS)
     workload = Recommender(Params(**settings), runtime)
     rows = []

@@ -1,4 +1,4 @@
-"""``make test-deploy`` names the file of its record in ``ORCHESTRATOR_DEPLOY_RECORD``."""
+"""Write the record of ``make test-deploy`` to the file that ``ORCHESTRATOR_DEPLOY_RECORD`` names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The record of ``make test-deploy``: of each test its last run that was not skipped."""
+"""The record of ``make test-deploy``: for each test, its last run that was not skipped."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ SERVICES = {
 
 
 def updated(old: str, reports: Iterable[pytest.TestReport]) -> str:
-    """The record ``old`` with the results of ``reports``; tests that were skipped or are gone keep or lose their line.
+    """The record ``old``, updated with ``reports``. Skipped tests keep their line; removed tests lose it.
 
-    ``reports``: one of each test, as :func:`shown` picks them.
+    ``reports`` has one report of each test, selected by :func:`shown`.
     """
     machines: dict[str, str] = {}
     lines: dict[str, str] = {}
@@ -58,17 +58,17 @@ def shown(report: pytest.TestReport) -> bool:
 
 
 def _test(line: str) -> str:
-    """The id of the test of a line."""
+    """The id of the test that a line records."""
     return re.findall(r"(?:PASSED|FAILED) (tests/.*?)(?: \(\d+ s\)|: |$)", line)[0]
 
 
 def _function(test: str) -> str:
-    """How the test's function begins."""
+    """The beginning of the definition of the test's function."""
     return f"def {test.partition('::')[2].partition('[')[0]}("
 
 
 def _result(report: pytest.TestReport) -> str:
-    """As in pytest's ``-rA``, with seconds and what the test printed, or the reason."""
+    """The result as in pytest's ``-rA``, with the seconds and the output of a test or the reason of its failure."""
     line = f"{report.outcome.upper()} {report.nodeid}"
     if report.failed:
         crash = getattr(report.longrepr, "reprcrash", None)
@@ -78,7 +78,7 @@ def _result(report: pytest.TestReport) -> str:
 
 
 def _commit() -> str:
-    """The commit of the tests, with a plus where files were changed since."""
+    """The commit of the tests, with a plus if files have uncommitted changes."""
     git = ["git", "-C", str(ROOT)]
     changed = _output([*git, "status", "--porcelain", "--untracked-files=no"])
     return (_output([*git, "rev-parse", "--short=10", "HEAD"]) or "unknown") + "+" * bool(changed)

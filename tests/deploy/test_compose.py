@@ -1,7 +1,7 @@
-"""``deploy/compose.yaml`` on real containers: a sweep that loses its worker and its driver, to a served model.
+"""``deploy/compose.yaml`` on real containers: a sweep that loses its worker and its driver, up to a served model.
 
-Needs Docker with compose. ``ORCHESTRATOR_COMPOSE_OVERRIDE`` names another compose file to lay over it, for what this
-machine needs alone (a network for builds). The images stay; everything else is removed at the end.
+Needs Docker with compose. ``ORCHESTRATOR_COMPOSE_OVERRIDE`` names another compose file that is added, for settings that
+only this machine needs (such as a network for builds). The images stay; everything else is removed at the end.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SWEEP = ["recommender", "dataset=synthetic", "epochs=300", "--space", "mf", "--s
 
 
 class Stack:
-    """The stack under a project name of its own, and a laptop's commands to it."""
+    """The stack under its own project name, and the commands that a laptop runs against it."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -70,7 +70,7 @@ class Stack:
         return done.stdout if check else f"{done.returncode} {done.stdout} {done.stderr}"
 
     def shell(self, lines: list[str]) -> None:
-        """Run lines of the page, with the names of this stack."""
+        """Run lines of the documentation page, with the names of this stack."""
         ours = {"docker compose -f deploy/compose.yaml": shlex.join(self._compose), "orchestrator_": f"{PROJECT}_"}
         text = "\n".join(lines)
         for theirs, own in ours.items():
@@ -118,7 +118,7 @@ class Stack:
             return error.code, error.read().decode()
 
     def rows(self) -> int:
-        """Values of trials in MLflow's database."""
+        """The number of training losses of trials in MLflow's database."""
         return int(self.sql("select count(*) from metrics where key = 'train/loss'"))
 
     def sql(self, query: str) -> str:
@@ -163,7 +163,7 @@ def test_doctor_as_a_job(stack: Stack) -> None:
 
 
 def test_nothing_is_lost_or_doubled(swept: Stack) -> None:
-    """Every trial that completed has each of its 300 epochs once, and the sweep those of its winner; nothing runs."""
+    """Each completed trial has its 300 epochs once, the sweep has those of its winner, and no run is running."""
     assert swept.sql("select count(*) from runs where status = 'RUNNING'") == "0"
     doubled = "select count(*) from (select 1 from metrics group by run_uuid, key, step having count(*) > 1) as twice"
     assert swept.sql(doubled) == "0"
@@ -207,7 +207,7 @@ def test_a_node_has_neither_key_nor_way_to_the_models(stack: Stack) -> None:
 
 
 def check_all_is_there(stack: Stack, rows: int) -> None:
-    """Metrics, runs, the model and the accounts."""
+    """Check the metrics, the runs, the model and the accounts."""
     assert stack.rows() == rows
     store = {
         "AWS_ENDPOINT_URL_S3": f"http://localhost:{stack.values['S3_PORT']}",
@@ -229,7 +229,7 @@ def test_a_stack_that_comes_back(swept: Stack) -> None:
 
 
 def test_a_backup_restores_a_stack_that_has_lost_its_volumes(swept: Stack) -> None:
-    """By the lines of the page."""
+    """With the commands of the documentation page."""
     backup, restore = commands_after(BACKUP)
     rows = swept.rows()
     swept.shell(backup)

@@ -1,4 +1,4 @@
-"""Wheel and sdist of ``make dist``, each installed as a client in a clean environment: what works, what it weighs."""
+"""Wheel and sdist of ``make dist``, each installed as a client in a clean environment: its functions and its size."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ MEGABYTES = 1000
 
 
 def clean() -> dict[str, str]:
-    """This environment without what leads to this checkout or to a service."""
+    """This environment without the variables that point to this checkout or to a service."""
     return {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "RAY_", "MLFLOW_"))}
 
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The folder with the executables of an environment that has the wheel alone."""
+    """The folder with the executables of an environment in which only the wheel is installed."""
     subprocess.run(["make", "dist", f"PYTHON={sys.executable}"], cwd=ROOT, check=True, env=clean())
     (wheel,) = DIST.glob("*.whl")
     folder = tmp_path_factory.mktemp("client")
@@ -96,7 +96,7 @@ def test_the_sdist_installs_the_same(client: Path, tmp_path: Path) -> None:
 
 
 def test_a_model_from_a_submitted_run_to_a_prediction(client: Path, tmp_path: Path, initialised_store: Path) -> None:
-    """The cluster and MLflow's server are of the tests' environment, which trains; the client does the rest."""
+    """The cluster and MLflow's server use the tests' environment, which can train; the client does the rest."""
     folder = tmp_path / "server"
     folder.mkdir()
     server = tracked.Server(folder, initialised_store)

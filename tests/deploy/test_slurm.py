@@ -1,6 +1,6 @@
-"""``deploy/slurm`` on a real Slurm of two nodes, which may be one machine: nothing that Slurm does loses work.
+"""``deploy/slurm`` on a real Slurm of two nodes, which may be one machine: no action of Slurm loses work.
 
-Set ``SLURM_CONF``, or have Slurm's commands work as they are.
+Set ``SLURM_CONF``, unless Slurm's commands work without it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _nodes() -> None:
 
 
 class Job:
-    """A submitted job, its output and what it left on the machine."""
+    """A submitted job, its output, and what it leaves on the machine."""
 
     def __init__(
         self,
@@ -90,9 +90,9 @@ class Job:
         return self.state()
 
     def start_again(self, *changes: str) -> None:
-        """Start the requeued job soon, with ``changes`` of its options; Slurm would wait two minutes.
+        """Start the requeued job soon, with ``changes`` of its options; Slurm itself would wait two minutes.
 
-        A job that starts in the second in which Slurm has revoked its credential fails.
+        A job fails if it starts in the second in which Slurm revokes its credential.
         """
         self.until(lambda: self.state() == "PENDING")
         slurm("scontrol", "update", f"JobId={self.id}", "StartTime=now+5", *changes)
@@ -103,7 +103,7 @@ class Job:
         return len([key for key in self.store.steps() if "/" in key]) == 4
 
     def processes(self, node: int | None = None) -> list[psutil.Process]:
-        """Processes of this job on a node, or on all."""
+        """The job's processes on ``node``, or on all nodes."""
         found = []
         for process in psutil.process_iter():
             try:
@@ -115,7 +115,7 @@ class Job:
         return found
 
     def dashboard(self, token: str | None = None) -> int:
-        """The HTTP status that Ray's dashboard answers with, asked with the job's token unless another is given."""
+        """The HTTP status of Ray's dashboard, requested with the job's token unless another is given."""
         environment = next(each.environ() for each in self.processes() if "RAY_API_SERVER_ADDRESS" in each.environ())
         request = urllib.request.Request(f"{environment['RAY_API_SERVER_ADDRESS']}/api/version")
         if token != "":
@@ -127,7 +127,7 @@ class Job:
             return error.code
 
     def check_nothing_is_left(self, lost: int | None = None) -> None:
-        """No process and no running run; no folder either, but for that of a ``lost`` node."""
+        """Check that no process, no running run and no folder is left, except the folder of a ``lost`` node."""
         self.until(lambda: not self.processes())
         left = {path.name for path in Path("/tmp").glob(f"ray-{self.id}-*")}
         assert {name for name in left if not name.startswith(f"ray-{self.id}-{lost}-")} == set()
@@ -155,7 +155,7 @@ def submit(tmp_path: Path) -> Iterator[Callable[..., Job]]:
 
 
 def test_the_warning_before_the_time_limit_saves_and_requeues(submit: Callable[..., Job]) -> None:
-    """The signal is sent by hand, in the midst of training. The dashboard answers to the job's token alone."""
+    """The test sends the signal during training. The dashboard accepts only the job's token."""
     job = submit("toy", *SWEEP, *PACE)
     job.until(job.training)
     assert [job.dashboard(), job.dashboard(token="wrong"), job.dashboard(token="")] == [200, 403, 401]
@@ -171,7 +171,7 @@ def test_the_warning_before_the_time_limit_saves_and_requeues(submit: Callable[.
 
 
 def test_a_real_time_limit(submit: Callable[..., Job]) -> None:
-    """Slurm itself warns; the trials take longer than the limit allows, whatever the machine's pace."""
+    """Slurm sends the warning. The trials take longer than the limit on a machine of any speed."""
     slow = [word if not word.startswith("slow") else "slow=2" for word in PACE]
     job = submit("toy", *SWEEP, *slow, options=("--time=2", "--signal=B:USR1@60"))
     job.until(lambda: job.state() == "PENDING" and "the time limit is near: saving" in job.text())
@@ -228,26 +228,26 @@ def test_a_node_is_lost(submit: Callable[..., Job]) -> None:
         job.check_whole()
         job.check_nothing_is_left(lost=1)
     finally:
-        subprocess.run(["scontrol", "update", "NodeName=n2", "State=RESUME"], check=False)  # it may have come back
+        subprocess.run(["scontrol", "update", "NodeName=n2", "State=RESUME"], check=False)  # the node may be up already
 
 
 def test_the_first_node_is_lost(submit: Callable[..., Job]) -> None:
-    """The driver and Ray's head go with it: the second node sends the job back, which resumes once a node is there."""
+    """The driver and Ray's head are lost too. The second node requeues the job, which resumes when a node is up."""
     job = submit("toy", *SWEEP, *PACE)
     job.until(job.training)
-    others = psutil.process_iter(["cmdline"])  # one that ends meanwhile has no command line
+    others = psutil.process_iter(["cmdline"])  # a process that has ended has no command line
     (daemon,) = (one for one in others if {"slurmd", "n1"} <= {Path(word).name for word in one.info["cmdline"] or ()})
     command = daemon.cmdline()
     lost = job.processes(node=0)
     steps = {step for each in lost for step in each.parents() if step.name().startswith("slurmstepd")}
     try:
-        for process in (daemon, *steps, *lost):  # Slurm's own first: no one reports an end
+        for process in (daemon, *steps, *lost):  # Slurm's own first, so that no end is reported
             process.kill()
         slurm("scontrol", "update", "NodeName=n1", "State=DOWN", "Reason=test")
         job.until(lambda: job.state() == "PENDING")
     finally:
         subprocess.run(command, check=True)
-        subprocess.run(["scontrol", "update", "NodeName=n1", "State=RESUME"], check=False)  # it may have come back
+        subprocess.run(["scontrol", "update", "NodeName=n1", "State=RESUME"], check=False)  # the node may be up already
     job.start_again()
     assert job.end() == "COMPLETED", job.text()
     job.check_whole()
@@ -259,7 +259,7 @@ def test_scancel_leaves_nothing_and_the_next_job_resumes(submit: Callable[..., J
     job.until(job.training)
     slurm("scancel", job.id)
     assert job.end() == "CANCELLED"
-    job.check_nothing_is_left(lost="0")  # Slurm kills what is cleaning up after 30 s
+    job.check_nothing_is_left(lost="0")  # after 30 s Slurm kills the clean-up
     again = submit("toy", *SWEEP, *PACE)
     assert again.end() == "COMPLETED", again.text()
     again.check_whole()

@@ -1,4 +1,4 @@
-"""Every ``orchestrator ...`` command of README and docs is one that the command line takes (``make test-docs``)."""
+"""The command line accepts every ``orchestrator ...`` command of README and docs (``make test-docs``)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NOT_AVAILABLE = r"machine is too small|s3://BUCKET"
 
 
 def _plan(command: PageCommand) -> tuple[str, ...] | None:
-    """The words that plan what a command would run, without a model that is not here; None where nothing is planned."""
+    """The words that plan what a command would run, without its ``init=`` model; None if there is nothing to plan."""
     words = command.words
     if words[0] == "submit" and "--" in words:
         words = words[words.index("--") + 1 :]
@@ -47,7 +47,7 @@ def test_documented_command_is_accepted_by_the_parser(command: PageCommand) -> N
 
 @pytest.mark.parametrize(("command", "words"), PLANNED, ids=[str(command) for command, _ in PLANNED])
 def test_a_command_can_be_planned(command: PageCommand, words: tuple[str, ...], tmp_path: Path) -> None:
-    """Where its datasets are not here, the same on generated data."""
+    """A command whose datasets are missing on this machine is planned with generated data."""
     planned = typed(tmp_path, *words)
     if planned.returncode == USAGE and re.search(NOT_HERE, planned.stderr):
         planned = typed(
@@ -69,7 +69,7 @@ REAL = (
 
 
 def test_commands_of_the_first_guide_succeed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In one home, one after the other, as the first guide has them."""
+    """The commands run in one home, in the order of the first guide."""
     guide = {words for words, _, _ in of_text((ROOT / "docs" / "guide" / "first-run.md").read_text())}
     monkeypatch.chdir(tmp_path)
     for line in REAL:

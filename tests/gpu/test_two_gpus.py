@@ -1,6 +1,7 @@
-"""What needs a node of two GPUs: NCCL between workers, groups in a sweep, and trials that share each device's memory.
+"""Tests that need a node of two GPUs: NCCL between workers, groups in a sweep, trials that share a device's memory.
 
-Skips visibly elsewhere; ``make test-gpu`` runs it beside what needs one GPU. A GPU is the node's own: nothing is faked.
+On other machines they are skipped visibly. ``make test-gpu`` runs them with the tests that need one GPU. The GPUs are
+real, not fakes.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def outcome(home: Path, name: str) -> dict[str, Any]:
 
 
 def test_two_workers_over_nccl_match_the_metrics_of_one(home: Path, start: Start) -> None:
-    """The same global batch, each half on a GPU of its own; within what the order of additions changes."""
+    """The global batch is the same, half of it on each GPU. The tolerance is for the order of additions."""
     for name, workers in (("alone", "1"), ("together", "2"), ("elastic", "1:2")):
         run = start("run", *TRAINING, "--workers", workers, "--gpus-per-worker", "1", "--name", name)
         assert run.end(300) == 0, run.text()
@@ -49,9 +50,9 @@ def test_two_workers_over_nccl_match_the_metrics_of_one(home: Path, start: Start
 
 
 def test_two_simclr_workers_match_the_metrics_of_one(home: Path, start: Start) -> None:
-    """Negatives, batch statistics and the calibration of α cross the GPUs; only the order of additions differs.
+    """Negatives, batch statistics and the calibration of α span both GPUs; only the order of additions differs.
 
-    Compared is the geometry of the embeddings, which moves little with it, and not single neighbours.
+    The test compares the geometry of the embeddings, which depends little on this order, and not single neighbours.
     """
     words = ["simclr", "dataset_size=16", "encoder=tiny", "loss=bcl", "lr=1e-4", "epochs=3", "batch_size=256"]
     found = {}
@@ -73,7 +74,7 @@ def test_trials_of_two_workers_run_one_at_a_time_on_two_gpus(home: Path, start: 
 
 
 def test_trials_share_gpus_and_one_over_its_memory_share_fails(home: Path, start: Start) -> None:
-    """Four a GPU. One takes more than its quarter of the memory, and fails alone, with what to do."""
+    """Four trials share a GPU. One uses more than its quarter of the memory and fails alone, with advice."""
     words = ["--space", f"{SPACES}:one_hogs", "--trials", "8", "--scheduler", "none", "--gpus-per-worker", "0.25"]
     sweep = start("sweep", "toy", "epochs=4", "slow=0.5", "refit=false", *words, "--pack", "off")
     assert sweep.end(500) == 4, sweep.text()

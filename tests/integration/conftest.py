@@ -1,4 +1,4 @@
-"""What the tests of whole commands share."""
+"""Fixtures of the tests of whole commands."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def start(home: Path, database: Path) -> Iterator[Start]:
-    """Starts ``orchestrator`` with some words; whatever still runs at the test's end is killed."""
+    """Starts ``orchestrator`` with the given words; a command that still runs at the test's end is killed."""
     with starting(home) as begin:
         yield begin
 
 
 @pytest.fixture
 def third_party(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The toy workload is installed in this process too."""
+    """Install the toy workload in this process too."""
     monkeypatch.syspath_prepend(THIRD_PARTY)
     catalog.offered.cache_clear()
     yield

@@ -1,4 +1,4 @@
-"""A Lightning module and a Trainer through the whole service: a sweep that is killed, registry, prediction."""
+"""A Lightning module and a Trainer with the whole service: a killed and resumed sweep, registry, prediction."""
 
 from __future__ import annotations
 
@@ -72,9 +72,7 @@ def swept(home: Path, start: Start, file: Path, text: str, name: str, metric: st
     assert second.end() == 0, second.text()
     store.check()
     children = [steps for key, steps in store.steps().items() if "/" in key]
-    assert children == [list(range(1, EPOCHS + 1))] * 4, (
-        "a trial of each seed, whose epochs are neither lost nor doubled"
-    )
+    assert children == [list(range(1, EPOCHS + 1))] * 4, "each seed run must have every epoch once"
     assert [row["trial"] for row in trials(home)] == [0, 1]
     input_file = file.with_suffix(".jsonl")
     input_file.write_text(json.dumps(rows))

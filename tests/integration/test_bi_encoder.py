@@ -22,7 +22,7 @@ from workloads.metrics.correlation import average_ranks, influences
 @pytest.mark.data("stsb")
 @pytest.mark.faults
 def test_minilm_vectors_match_sentence_transformers() -> None:
-    """Vectors of sentence-transformers, and in bf16 the same Spearman on the first pairs of STS-B's dev part."""
+    """The vectors are equal. In bf16, Spearman's correlation on the first pairs of STS-B's dev part is the same."""
     library = pytest.importorskip("sentence_transformers")
     dev = load_pairs("stsb", Path(os.environ["ORCHESTRATOR_DATA"])).validation
     assert dev is not None

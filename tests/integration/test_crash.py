@@ -1,6 +1,6 @@
-"""Any process may die at any moment: real processes, real Ray, a real MLflow store, real signals.
+"""Any process may be killed at any moment: tests with real processes, Ray, an MLflow store and signals.
 
-The toy workload takes its time by sleeping, so what happens does not depend on how busy the machine is.
+The toy workload spends its time sleeping, so the events do not depend on how busy the machine is.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def test_sweep_resumes_after_its_driver_is_killed(place: str, home: Path, start:
     first.kill()
     done = first.completed()
     assert done < TRIALS
-    for file in home.glob("storage/*/tune/**/*"):  # what Ray would restore from, or silently begin anew without
+    for file in home.glob("storage/*/tune/**/*"):  # Ray's own state, which a resume must not need
         if file.is_file():
             file.write_bytes(b"damaged")
 
@@ -39,7 +39,7 @@ def test_sweep_resumes_after_its_driver_is_killed(place: str, home: Path, start:
     assert second.end() == 0, second.text()
     assert second.completed() == TRIALS - done, "a finished trial was repeated"
     assert [row["trial"] for row in trials(home)] == list(range(TRIALS))
-    assert len({row["params.lr"] for row in trials(home)}) == TRIALS, "the sampler began anew"
+    assert len({row["params.lr"] for row in trials(home)}) == TRIALS, "the sampler repeated its values"
     store.check()
     store.check_trials(TRIALS, epochs)
     assert store.tag("orchestrator.kind").count("sweep") == 1
@@ -47,7 +47,7 @@ def test_sweep_resumes_after_its_driver_is_killed(place: str, home: Path, start:
 
 @pytest.mark.faults
 def test_resume_keeps_the_number_of_micro_batches(home: Path, start: Start) -> None:
-    """It is recorded when it is chosen, and a resume begins with it."""
+    """The number is recorded when it is chosen, and a resumed run starts with it."""
     store = Store(home)
     first = start("run", "toy", "--local", "epochs=60", "slow=0.3", "accumulate=auto", "fits=2")
     first.until(lambda: list(home.glob("storage/*/checkpoints/checkpoint-*/checkpoint.json")))
@@ -81,7 +81,7 @@ def test_a_trial_goes_on_when_its_process_is_killed(
     (steps,) = (steps for key, steps in store.steps().items() if "/" in key)
     assert steps == list(range(1, epochs + 1))
     (refit,) = store.steps("refit/loss").values()
-    assert len(trained.read_text().splitlines()) <= before + epochs - saved + refit[-1], "it began from the start"
+    assert len(trained.read_text().splitlines()) <= before + epochs - saved + refit[-1], "the trial started over"
 
 
 @pytest.mark.faults
@@ -91,7 +91,7 @@ def test_the_winner_goes_on_when_its_process_is_killed(
 ) -> None:
     store, trained = Store(home), tmp_path / "epochs"
     monkeypatch.setenv(TRAINED, str(trained))
-    slowly = ["epochs=40", "slow=0.5", "momentum=0.0", "optimum=0.0"]  # so that its best epoch is a late one
+    slowly = ["epochs=40", "slow=0.5", "momentum=0.0", "optimum=0.0"]  # so that the best epoch is a late one
     sweep = start(*SWEEP[:-1], "1", *slowly)
     sweep.until(lambda: list(home.glob("storage/*/winner/checkpoints/checkpoint-*/checkpoint.json")))
     (victim,) = sweep.workers("_winner_task")
@@ -102,7 +102,7 @@ def test_the_winner_goes_on_when_its_process_is_killed(
     store.check()
     (steps,) = store.steps("refit/loss").values()
     assert steps == list(range(1, steps[-1] + 1))
-    assert len(trained.read_text().splitlines()) - before <= steps[-1] - (saved - 40), "it began from the start"
+    assert len(trained.read_text().splitlines()) - before <= steps[-1] - (saved - 40), "the refit started over"
 
 
 @pytest.mark.faults
@@ -132,14 +132,14 @@ def test_a_run_goes_on_when_a_train_worker_is_killed(home: Path, start: Start) -
     ],
 )
 def test_sigterm_and_ctrl_c_interrupt_cleanly_and_resume_continues(words: list[str], home: Path, start: Start) -> None:
-    """The first driver gets a plain ``kill``, which Ray takes for its own, the second Ctrl-C."""
+    """The first driver gets SIGTERM, for which Ray has a handler of its own; the second gets Ctrl-C."""
     store = Store(home)
     first = start(*words)
     first.until(lambda: any(len(steps) > 5 for steps in store.steps().values()))
     first.terminate()
     assert first.end() == 130, first.text()
     assert "Traceback" not in first.text()
-    assert "SIGTERM" not in first.text(), "Ray has seen it"
+    assert "SIGTERM" not in first.text(), "Ray's own handler was called"
     (folder,) = run_lookup.folders(home / "storage")
     assert (folder.record["status"], folder.record["exit_code"]) == ("interrupted", 130)
     assert folder.record["ended"]
@@ -161,7 +161,7 @@ def test_sigterm_and_ctrl_c_interrupt_cleanly_and_resume_continues(words: list[s
 @pytest.mark.faults
 @pytest.mark.usefixtures("database")
 def test_second_signal_ends_an_interrupted_run_at_once(home: Path, start: Start) -> None:
-    """Its epoch, and with it the saving, takes longer than any test."""
+    """The epoch, and so the saving after it, takes longer than any test."""
     store = Store(home)
     run = start("run", "toy", "epochs=2", "slow=3600", "--local")
     run.until(lambda: store.query("select run_uuid from runs where status = 'RUNNING'"))
@@ -182,7 +182,7 @@ def test_second_signal_ends_an_interrupted_run_at_once(home: Path, start: Start)
 def test_all_trials_complete_after_an_accelerator_is_lost(
     home: Path, start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Every call of the process fails from then on, so that the trials after it must have another one."""
+    """After the loss every call of the process fails, so that the later trials need another process."""
     monkeypatch.setenv(LOST, str(tmp_path / "lost"))
     sweep = start(*SWEEP[:2], "--space", f"{SPACES}:one_loses_its_device", *SWEEP[4:], "epochs=4", "--concurrency", "1")
     assert sweep.end() == 0, sweep.text()
@@ -201,7 +201,7 @@ def test_trials_with_nan_loss_fail_and_the_others_complete(home: Path) -> None:
     store = Store(home)
     store.check()
     assert sorted(status for (status,) in store.query("select status from runs")) == ["FAILED"] * 2 + ["FINISHED"] * 3
-    assert [steps for key, steps in store.steps().items() if key.endswith("/1")] == [[1, 2]], "rows before it count"
+    assert [steps for key, steps in store.steps().items() if key.endswith("/1")] == [[1, 2]], "rows before the NaN"
 
 
 @pytest.mark.usefixtures("third_party", "database")

@@ -1,7 +1,7 @@
-"""Trials of two workers on a cluster that holds one of them at a time: nothing hangs, nothing is left behind.
+"""Trials of two workers on a cluster with room for one of them at a time: nothing hangs, nothing is left behind.
 
-The cluster is another's and lives on, so what a sweep leaves there is seen; another job's placement group is there
-all the time and must stay.
+The cluster does not belong to the sweep and lives on, so that leftovers of the sweep are visible. A placement group of
+another job is there all the time and must stay.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.support.waiting import HANG_SECONDS
 
 TRIALS = 2
 SWEEP = ["sweep", "toy", "--space", f"{SPACES}:space", "--workers", "2", "--cpus-per-worker", "1"]
-SWEEP += ["--gpus-per-worker", "0"]  # the cluster's is declared, not there
+SWEEP += ["--gpus-per-worker", "0"]  # the cluster's GPU is declared, but does not exist
 
 ONE_TRIAL = [*SWEEP, "--trials", "1", "--scheduler", "none"]
 RUN = ["run", "toy", *SWEEP[4:]]
@@ -38,14 +38,14 @@ COLLECTIVE_SECONDS = 600
 
 @pytest.fixture
 def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file of the epochs that were begun; named before the cluster starts, whose processes write it."""
+    """The file of the started epochs. It is named before the cluster starts, whose processes write it."""
     monkeypatch.setenv("TOY_EPOCHS", str(tmp_path / "epochs"))
     return tmp_path / "epochs"
 
 
 @pytest.fixture
 def address(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Two CPUs, on one node unless a test asks for two, and a place beside them that another job holds."""
+    """Two CPUs, on one node unless a test requests two, and a declared GPU that another job holds."""
     asked = getattr(request, "param", "one node")
     cpus = (1, 1) if asked == "two nodes" else (2,)
     nodes = [{"num_cpus": number, "num_gpus": 1 - place} for place, number in enumerate(cpus)]
@@ -54,7 +54,7 @@ def address(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         ray.get(other.ready())
         yield address
         assert [group["placement_group_id"] for group in groups()] == [other.id.hex()], (
-            "the sweep left some, or took it"
+            "the sweep left a group or removed the other job's"
         )
         assert soon(lambda: not busy()), f"processes are left: {[process.cmdline()[0] for process in busy()]}"
 
@@ -78,7 +78,7 @@ def start(home: Path, database: Path, address: str) -> Iterator[Start]:
 def test_asha_sweep_runs_one_trial_of_two_workers_at_a_time(
     home: Path, start: Start, request: pytest.FixtureRequest
 ) -> None:
-    """On other versions without the winner's refit, which is one group more."""
+    """For other versions without the winner's refit, which needs one more group."""
     store = Store(home)
     refit = f"refit={request.node.callspec.params['address'] != 'one node'}".lower()
     sweep = start(*SWEEP, "--trials", str(TRIALS), "epochs=3", "slow=0.1", refit)
@@ -87,7 +87,7 @@ def test_asha_sweep_runs_one_trial_of_two_workers_at_a_time(
         most = max(most, len(workers_reserved()))
         soon(lambda: sweep.process.poll() is not None, 0.2)
     assert sweep.end() == 0, sweep.text()
-    assert most == 1, "a group for which there was no room"
+    assert most == 1, "a group was created without room for it"
     states = [row["state"] for row in trials(home)]
     assert len(states) == TRIALS
     assert set(states) == {"complete", "pruned"}
@@ -99,13 +99,13 @@ def test_asha_sweep_runs_one_trial_of_two_workers_at_a_time(
 @pytest.mark.faults
 @pytest.mark.long
 def test_a_busy_cluster_is_waited_for(home: Path, start: Start) -> None:
-    """What others hold is waited for with nothing in hand; a trial begins when it is given back."""
+    """A sweep that waits for resources of other jobs holds none itself. Its trial starts when they are released."""
     taken = _take_a_cpu()
     words = ["--trials", "1", "--scheduler", "none", "epochs=2", "refit=false", "--tracking", "none"]
     sweep = start(*SWEEP, *words)
     sweep.until(lambda: any(group["state"] == "PENDING" for group in groups()))
     assert ray.available_resources()["CPU"] == 1
-    assert not named("RayTrainWorker"), "something runs before its workers can"
+    assert not named("RayTrainWorker"), "a worker runs before there is room for both"
     remove_placement_group(taken)
     assert sweep.end() == 0, sweep.text()
     assert [row["state"] for row in trials(home)] == ["complete"]
@@ -149,11 +149,11 @@ def test_worker_without_report_is_named_and_its_resources_are_freed(words: list[
     "words", [pytest.param(ONE_TRIAL, id="sweep"), pytest.param(RUN, id="run", marks=pytest.mark.long)]
 )
 def test_an_error_on_one_rank_ends_the_group_at_once(trained: Path, words: list[str], start: Start) -> None:
-    """It is not tried again: it would come again. Rank 0 waits for the other by then, for up to ten minutes."""
+    """The error is not retried: it would occur again. Rank 0 waits for the other rank then, for up to ten minutes."""
     began = time.monotonic()
     begun = start(*words, "epochs=3", "raise_at=2", "on_rank=1")
     assert begun.end() == 1, begun.text()
-    assert time.monotonic() - began < COLLECTIVE_SECONDS / 2, "rank 0 was waited for"
+    assert time.monotonic() - began < COLLECTIVE_SECONDS / 2, "the end waited for rank 0"
     assert "worker 1: ValueError: the third layer is missing (toy.py:" in begun.text()
     assert sorted(trained.read_text().split()) == ["1", "1", "2"], "a group was started again"
 
@@ -174,7 +174,7 @@ def test_nan_or_refusal_on_one_rank_ends_the_group_at_once(
     began = time.monotonic()
     begun = start(*words, "epochs=3", fault, "on_rank=1")
     assert begun.end() == code, begun.text()
-    assert time.monotonic() - began < COLLECTIVE_SECONDS / 2, "rank 0 was waited for"
+    assert time.monotonic() - began < COLLECTIVE_SECONDS / 2, "the end waited for rank 0"
     assert said in " ".join(begun.text().split())
     assert "no answer" not in begun.text()
     assert max(map(int, trained.read_text().split())) == 2, "a group was started again"
@@ -184,7 +184,7 @@ def test_nan_or_refusal_on_one_rank_ends_the_group_at_once(
 def test_hung_worker_is_named_after_the_collective_timeout(
     trained: Path, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rank 0 fails, as it alone notices; the group is not started again."""
+    """Rank 0 fails, as only it notices the timeout; the group is not started again."""
     monkeypatch.setenv("ORCHESTRATOR_COLLECTIVE_TIMEOUT", "15")
     begun = start(*RUN, "epochs=3", "hang_at=2", "on_rank=1")
     assert begun.end() == 1, begun.text()
@@ -196,14 +196,14 @@ def test_hung_worker_is_named_after_the_collective_timeout(
 
 @pytest.mark.faults
 def test_startup_timeout_of_a_group_is_reported_with_its_setting(address: str, tmp_path: Path) -> None:
-    """Its room was taken after it was seen to be free."""
+    """A CPU that was free when the group was planned is taken before the group starts."""
     taken = _take_a_cpu()
     spec = ExperimentSpec(workload="recommender", params={}, resources=Resources(workers=2))
     group = train.start(spec, tmp_path / "train", tmp_path, stop_file=tmp_path / "stop", timeouts=Timeouts(600, 1))
     assert group.ended(HANG_SECONDS)
     with pytest.raises(ControllerError) as caught:
         group.result()
-    assert train.lost_a_process(caught.value), "the node may be cold: the next start may be in time"
+    assert train.lost_a_process(caught.value), "the first start on a node is slow: the next one may be in time"
     cause = train.failure_text(caught.value)
     assert "worker group startup timed out after 1.0 seconds waiting for 2 workers" in cause
     assert "Set the ORCHESTRATOR_START_TIMEOUT environment variable" in cause
@@ -235,7 +235,7 @@ def test_training_out_of_memory_continues_in_micro_batches(
 @pytest.mark.long
 @pytest.mark.parametrize("workers", [1, 2])
 def test_profile_of_a_group_is_reported_before_its_result(workers: int, home: Path, start: Start) -> None:
-    """The sentence comes before the result; the trace is an artifact; two ranks spend time on collectives."""
+    """The sentence comes before the result, and the trace is an artifact. Two ranks spend time on collectives."""
     words = ["recommender", "dim=8", "batch_size=512", "epochs=2", "refit=false", "--profile", "3"]
     begun = start("run", *words, "--workers", str(workers), "--cpus-per-worker", "1", "--gpus-per-worker", "0")
     assert begun.end() == 0, begun.text()
@@ -249,7 +249,7 @@ def test_profile_of_a_group_is_reported_before_its_result(workers: int, home: Pa
 
 @pytest.mark.faults
 def test_decided_gpus_of_a_worker_are_kept_on_resume(home: Path, start: Start) -> None:
-    """The cluster's only GPU is another job's, so the run waits for it; a resume does so too."""
+    """Another job holds the cluster's only GPU, so the run waits for it; so does the resumed run."""
     first = start("run", "toy", "epochs=3")
     first.until(lambda: "Waiting for workers" in first.text())
     assert "GPUs of a worker: 1 (decided on the cluster; --gpus-per-worker sets it)" in first.text()
@@ -272,7 +272,7 @@ def test_sweep_of_groups_resumes_after_its_driver_is_killed(home: Path, start: S
     first = start(*SWEEP, *words)
     first.until(lambda: _saved(home))
     first.kill()
-    assert soon(lambda: len(groups()) == 1 and not busy()), "a dead driver's trials live on"
+    assert soon(lambda: len(groups()) == 1 and not busy()), "trials of the killed driver still run"
 
     second = start("sweep", "--resume", "latest")
     assert second.end() == 0, second.text()
@@ -305,7 +305,7 @@ def test_ctrl_c_saves_a_checkpoint_and_the_sweep_resumes(home: Path, start: Star
 
 @pytest.mark.faults
 def test_a_trial_goes_on_when_its_processes_are_killed(home: Path, start: Start) -> None:
-    """A worker, which Train starts anew in the same place; then the trial's own process, which Tune does."""
+    """A worker is killed, which Train restarts in the same group; then the trial's own process, which Tune restarts."""
     epochs, store = 100, Store(home)
     sweep = start(*SWEEP, "--trials", "1", "--scheduler", "none", f"epochs={epochs}", "slow=0.4", "refit=false")
     for victim in ("RayTrainWorker", "GroupTrial"):
@@ -319,12 +319,12 @@ def test_a_trial_goes_on_when_its_processes_are_killed(home: Path, start: Start)
 
 
 def _take_a_cpu() -> PlacementGroup:
-    """One of the two, for another job."""
+    """Reserve one of the two CPUs for another job."""
     taken = placement_group([{"CPU": 1}])
     ray.get(taken.ready())
     return taken
 
 
 def _saved(home: Path) -> set[Path]:
-    """The whole checkpoints of the first trial."""
+    """The complete checkpoints of the first trial."""
     return set(home.glob("storage/*/trials/00000/checkpoint-*/checkpoint.json"))

@@ -27,7 +27,7 @@ from tests.support.waiting import HANG_SECONDS
 
 SHORT = ["run", "recommender", "epochs=2", "--local", "--tracking", "none"]
 LONG = ["run", "recommender", "epochs=1000000", "--local", "--tracking", "none"]
-IN_PROCESS = ["run", "toy", "epochs=1000000", "slow=0.1", "--local"]  # leaves the processors alone
+IN_PROCESS = ["run", "toy", "epochs=1000000", "slow=0.1", "--local"]  # needs little CPU time
 ON_RAY = [*IN_PROCESS[:-1], "--cpus-per-worker", "1"]
 SLOW = ["run", "toy", "epochs=2", "slow=3600", "--local"]
 
@@ -40,7 +40,7 @@ def head(initialised_store: Path) -> Iterator[Head]:
 
 @pytest.fixture(scope="module")
 def stand_in(head: Head) -> Path:
-    """A working directory with an ``orchestrator`` of its own, which does what its last word says."""
+    """A working directory with its own ``orchestrator`` package, whose last argument determines how it ends."""
     folder = head.root / "code"
     for name in ("orchestrator/__init__.py", "kept/data/code.py", "data/big.bin", ".env", "server.pem", ".git/config"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -56,7 +56,7 @@ def stand_in(head: Head) -> Path:
 
 
 def _line(process: subprocess.Popen[str], start: str) -> str:
-    """Read on to the line with this start."""
+    """Read up to the line that starts with ``start``, and return it."""
     assert process.stdout is not None
     for line in process.stdout:
         if line.startswith(start):
@@ -85,7 +85,7 @@ def test_argument_error_of_a_job_returns_exit_code_2(head: Head) -> None:
     assert "error: " in done.stdout
 
 
-@pytest.mark.faults  # long
+@pytest.mark.faults  # takes long
 def test_exit_code_of_a_plain_ray_job_is_that_of_the_command(head: Head) -> None:
     code = head.root / "checkout"
     for package in ("orchestrator", "workloads", "search_spaces"):
@@ -119,7 +119,7 @@ def test_submit_sends_code_and_settings_without_secrets(head: Head, stand_in: Pa
 
 @pytest.mark.faults
 def test_submit_sends_the_commit_and_diff_of_the_working_directory(head: Head, stand_in: Path) -> None:
-    """As much of a difference as one variable takes: Ray sends the working directory without its repository."""
+    """The diff is cut to the size of one variable. Ray sends the working directory without its repository."""
     project = head.root / "project"
     shutil.copytree(stand_in / "orchestrator", project / "orchestrator")
     identity = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
@@ -146,7 +146,9 @@ def test_job_with_a_killed_entrypoint_is_reported_as_lost(head: Head, stand_in: 
     "words",
     [
         pytest.param(IN_PROCESS, id="local"),
-        pytest.param(ON_RAY, id="ray", marks=pytest.mark.faults),  # long: three processes more load Ray or PyTorch
+        pytest.param(
+            ON_RAY, id="ray", marks=pytest.mark.faults
+        ),  # takes long: three more processes load Ray or PyTorch
     ],
 )
 def test_job_continues_after_its_client_leaves_and_can_be_stopped(words: list[str], head: Head) -> None:
@@ -170,7 +172,7 @@ def test_job_continues_after_its_client_leaves_and_can_be_stopped(words: list[st
     assert waiting.returncode == 130
     assert json.loads(told)["status"] == "interrupted"
     followed, _ = following.communicate(timeout=HANG_SECONDS)
-    assert f"orchestrator submit -- run --resume {run}" in followed  # it had the time to save
+    assert f"orchestrator submit -- run --resume {run}" in followed  # the run had time to save
     assert "Nothing to stop" in head.call("stop", job).stdout
     assert json.loads(head.call("status", "--json", run).stdout)["status"] == "interrupted"
     assert set(store.query("select status from runs")) == {("KILLED",)}
@@ -178,7 +180,7 @@ def test_job_continues_after_its_client_leaves_and_can_be_stopped(words: list[st
 
 @pytest.mark.faults
 def test_job_killed_by_ray_before_saving_is_reported_as_interrupted(head: Head) -> None:
-    """A plain job has 3 s to end; this one's epoch takes longer than any test."""
+    """A plain job has 3 s to end; an epoch of this one takes longer than any test."""
     store = Store(head.root / "home")
     before = set(store.query("select run_uuid from runs"))
     ray = [str(Path(sys.executable).with_name("ray")), "job", "submit", "--no-wait", "--submission-id", "slow"]
@@ -197,7 +199,7 @@ def test_job_killed_by_ray_before_saving_is_reported_as_interrupted(head: Head) 
     following.communicate(timeout=60)
     told = json.loads(head.call("status", "--json", run).stdout)
     assert (told["status"], told["exit_code"]) == ("interrupted", 130), stopped.stdout + stopped.stderr
-    assert told["ended"] is None, "it has saved: Ray has not killed it"
+    assert told["ended"] is None, "the run has saved: Ray did not kill it"
     assert set(store.query("select status from runs")) == {("KILLED",)}
 
 
@@ -221,7 +223,7 @@ def test_submit_error_names_the_address_where_no_dashboard_answers(head: Head) -
 @pytest.mark.faults
 @pytest.mark.long
 def test_a_driver_saves_before_its_head_ends(initialised_store: Path) -> None:
-    """As a head's pod is deleted: Ray has its grace period, and gives the driver no signal."""
+    """The head gets SIGTERM, as when its pod is deleted: Ray has its grace period and does not signal the driver."""
     with running(initialised_store) as head:
         watching = head.start("submit", "--", *ON_RAY)
         run = _line(watching, "Run ").split()[1].rstrip(":")
@@ -230,13 +232,13 @@ def test_a_driver_saves_before_its_head_ends(initialised_store: Path) -> None:
         watching.communicate(timeout=180)
         record = json.loads((head.root / "home" / "storage" / run / "record.json").read_text())
         assert (record["status"], record["exit_code"]) == ("interrupted", 130)
-        assert record["ended"], "it was killed before it had saved"
+        assert record["ended"], "the driver was killed before it saved"
         assert Store(head.root / "home").query("select status from runs") == [("KILLED",)]
 
 
 @pytest.mark.faults
 def test_clients_fail_with_the_resume_command_when_the_head_is_killed(head: Head) -> None:
-    """The last one: it kills the head."""
+    """The last test of the module, because it kills the head."""
     impatient = (
         "from orchestrator.jobs import dashboard as d; d.PATIENCE_SECONDS = 1; wait = d.Dashboard.wait; "
         "d.Dashboard.wait = lambda self, job: print('waits', flush=True) or wait(self, job); "

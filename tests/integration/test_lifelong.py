@@ -1,4 +1,4 @@
-"""Each session's model of a lifelong run is a version with its lineage, and every version searches its own index."""
+"""Each session's model of a lifelong run is a version with its lineage, and each version searches its own index."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ def queries(tmp_path: Path) -> Path:
 
 
 def found(settings: Settings, model: str, queries: Path, **params: Any) -> int:
-    """How many documents a model searches."""
+    """The number of documents that a model searches."""
     target = queries.with_suffix(".parquet")
     prediction.predict(settings, model, str(queries), str(target), {"k": 10_000, **params})
     return len(pd.read_parquet(target))
 
 
-@pytest.mark.faults  # long
+@pytest.mark.faults  # takes long
 def test_each_session_is_a_version_that_searches_its_own_index(
     database: Path, tmp_path: Path, queries: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sealed: list[int] = []
 
     def dies_once(folder: Path, workload: Workload, row: Row, evaluation: Evaluation | None) -> None:
-        """The process dies at the end of session 1; the session is done again."""
+        """The process fails at the end of session 1, so the session is repeated."""
         sealed.append(row.epoch)
         write(folder, workload, row, evaluation)
         if sealed == [2, 3]:
@@ -59,7 +59,7 @@ def test_each_session_is_a_version_that_searches_its_own_index(
 
     write = worker.write_sealed
     monkeypatch.setattr(worker, "write_sealed", dies_once)
-    monkeypatch.setattr(isolated_check, "CALLS", 3)  # what a call takes on average is not tested
+    monkeypatch.setattr(isolated_check, "CALLS", 3)  # the mean time of a call is not tested
     index = tmp_path / "index"
     with pytest.raises(RunFailed, match="the machine is gone"):
         orchestrator.run("lifelong", local=True, register="search", name="first", index=str(index), **SMALL)
@@ -78,7 +78,7 @@ def test_each_session_is_a_version_that_searches_its_own_index(
     assert len({tag["lineage"] for tag in tags}) == 1
     files = Path(tags[0]["index"])
     assert {tag["index"] for tag in tags} == {str(files)}
-    assert files in index.iterdir()  # beside what was left by the process that died before its first checkpoint
+    assert files in index.iterdir()  # the failed process also left files
 
     promote(settings, Request("search", "champion", "2", force=True, reason="a test"))
     values = [gather(client, registry.version(client, "search", str(number))) for number in (1, 2, 3)]

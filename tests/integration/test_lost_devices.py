@@ -1,4 +1,4 @@
-"""A GPU that trials lose repeatedly is left out of the sweep, on a cluster of logical GPUs."""
+"""A GPU that trials lose repeatedly is excluded from the sweep, on a cluster of logical GPUs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def address() -> Iterator[str]:
 
 @pytest.fixture
 def lines(address: str) -> list[str]:
-    assert soon(lambda: not named("_Holder") and _free() == 3), "the last test's devices are given back"
+    assert soon(lambda: not named("_Holder") and _free() == 3), "the last test's devices are still held"
     return []
 
 
@@ -57,7 +57,7 @@ def test_device_lost_twice_is_left_out_of_the_sweep(lines: list[str]) -> None:
         devices.report(f"the accelerator was lost ({bad}): an illegal access 2 times")
         assert lines == [f"{bad} was lost 2 times: it is left out for the rest of the sweep"]
         assert soon(_settled(devices, 1))
-        assert (devices.room(6), devices.room(1)) == (4, 1), "a sweep of one trial at once has room on the others"
+        assert (devices.room(6), devices.room(1)) == (4, 1), "one trial at once has room on the other devices"
         assert all(_assigned() != bad for _ in range(6))
 
 
@@ -71,7 +71,7 @@ def test_loss_in_a_process_of_two_devices_counts_for_both(lines: list[str]) -> N
         assert [line.split(":")[0] for line in lines] == [first, second]
         assert devices.room(1) == 0
         assert soon(_settled(devices, 2))
-        assert soon(lambda: _free() == 1), "the third is free"
+        assert soon(lambda: _free() == 1), "the third device is not free"
 
 
 def test_other_devices_stay_free_while_a_lost_device_is_in_use(lines: list[str]) -> None:

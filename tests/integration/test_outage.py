@@ -1,6 +1,6 @@
-"""MLflow goes away under a real sweep: training does not notice, nothing is lost, and ``sync`` brings the rest.
+"""MLflow is stopped during a real sweep: training does not wait, no row is lost, and ``sync`` delivers the rest.
 
-The toy workload takes its time by sleeping, so a trial that waits for MLflow shows as a gap between its epochs.
+The toy workload spends its time sleeping, so a trial that waits for MLflow shows as a gap between its epochs.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ def said_of_mlflow(command: Command) -> list[str]:
 
 
 def kept_rows(home: Path) -> int:
-    """How many epochs wait on disk for MLflow."""
+    """The number of epochs that wait on disk for MLflow."""
     (journal,) = home.glob(f"storage/*/{JOURNAL}")
     operations = [json.loads(line) for line in journal.read_text().splitlines(keepends=True) if line.endswith("\n")]
     return sum(len(operation.get("rows", ())) for operation in operations)
 
 
 def run_folder(home: Path) -> Path:
-    """The folder of the only run. Those that begin with a dot are the storage's own."""
+    """The folder of the only run. Names with a leading dot belong to the storage."""
     (folder,) = home.glob("storage/[!.]*")
     return folder
 
@@ -69,7 +69,9 @@ def test_training_never_waits_for_mlflow(
         before = {key: max(steps) for key, steps in store.steps().items()}
         time.sleep(away)
         sweep.until(lambda: kept_rows(home) >= CONCURRENT * away / EPOCH_SECONDS / 2)
-        assert {key: max(steps) for key, steps in store.steps().items()} == before, "it was away"
+        assert {key: max(steps) for key, steps in store.steps().items()} == before, (
+            "no row can arrive while MLflow is down"
+        )
         server.start()
         assert sweep.end() == 0, sweep.text()
     assert said_of_mlflow(sweep) == []
@@ -128,11 +130,11 @@ def test_sync_registers_session_models_of_a_run_ended_in_an_outage(server: Serve
 
 
 def sync_after(command: Command, server: Server, home: Path, start: Start) -> set[str]:
-    """The end of a command whose MLflow is gone, and what ``sync`` makes of it; the names of the run's files."""
+    """Wait for the end of a command without MLflow, check ``sync``, and return the names of the run's artifacts."""
     assert command.end() == 0, command.text()
     ended, store = time.time(), Store(server.database.parent)
     folder = run_folder(home)
-    *_, told = said_of_mlflow(command)  # on a slow machine also that MLflow does not answer
+    *_, told = said_of_mlflow(command)  # on a slow machine another line precedes: no answer of MLflow
     assert f"orchestrator sync {folder.name}" in told
     assert json.loads((folder / "record.json").read_text())["status"] == "finished"
 
@@ -151,7 +153,7 @@ def sync_after(command: Command, server: Server, home: Path, start: Start) -> se
     store.check()
     runs = store.query("select status, end_time from runs")
     assert {status for status, _ in runs} == {"FINISHED"}
-    assert all(end < 1000 * ended for _, end in runs), "a run ended when it ended, not when that was delivered"
+    assert all(end < 1000 * ended for _, end in runs), "the end time is that of the run, not of its delivery"
     ((source, run_id),) = store.query("select source, run_id from model_versions where name = 'kept'")
     record = json.loads((folder / "record.json").read_text())
     assert (record["run_id"], record["result"]["model_uri"]) == (run_id, source)
@@ -161,7 +163,7 @@ def sync_after(command: Command, server: Server, home: Path, start: Start) -> se
 
 @pytest.mark.faults
 def test_repeated_sync_creates_no_second_model_or_version(server: Server, home: Path, start: Start) -> None:
-    """Its last step is lost again: the model is there, and is found."""
+    """The last step of the first sync is undone: sync finds the existing model."""
     store = Store(server.database.parent)
     run = start("run", "toy", "--local", "epochs=3", "--register", "kept", "--tracking", server.uri)
     assert run.end() == 0, run.text()

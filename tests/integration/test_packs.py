@@ -22,7 +22,7 @@ SWEEP = SweepSpec(workload="recommender", search=Search(trials=TRIALS))
 
 
 class FakeManager:
-    """In the manager's place: hands out trials, keeps what they tell, and has the process killed once."""
+    """A stand-in for the manager: hands out trials, keeps their rows, and kills the process once."""
 
     exhausted = False
 
@@ -95,7 +95,7 @@ def test_packed_trials_match_separate_training_after_a_kill(tmp_path: Path, monk
         Packs(SWEEP, folder, manager, [2], lambda wanted: wanted).run()  # type: ignore[arg-type]
         assert soon(lambda: not busy()), "a process is left"
     assert manager.killed
-    assert manager.released == {0, 1}, "the two that ran"
+    assert manager.released == {0, 1}, "the two trials that ran"
     for number, spec in enumerate(manager.specs):
         work = worker.experiment(spec, tmp_path, torch.device("cpu"), final=False)
         apart = {row.epoch: dict(row.metrics) for report in work.stream() for row in report.rows}

@@ -25,7 +25,7 @@ NODES = [{"num_cpus": 4, "num_gpus": 2}, {"num_cpus": 2, "num_gpus": 1}, {"num_c
 
 @pytest.fixture(scope="module")
 def unequal() -> Iterator[str]:
-    """GPUs are declared, not there: scheduling asks for no more."""
+    """The GPUs are only declared; scheduling needs no more."""
     with pytest.MonkeyPatch.context() as monkeypatch, logical(monkeypatch, NODES) as address:
         yield address
 
@@ -33,15 +33,15 @@ def unequal() -> Iterator[str]:
 @pytest.mark.parametrize(
     ("asked", "expected"),
     [
-        ({"cpus_per_worker": 2}, 4),  # nine CPUs, but four times two of one node
+        ({"cpus_per_worker": 2}, 4),  # nine CPUs, but only four pairs within a node
         ({"cpus_per_worker": 2, "workers": 2}, 2),
         ({"cpus_per_worker": 1.5, "workers": 3}, 1),
-        ({"gpus_per_worker": 1, "workers": 2}, 1),  # two nodes share the second
+        ({"gpus_per_worker": 1, "workers": 2}, 1),  # one GPU remains on each of two nodes
         ({"gpus_per_worker": 2}, 1),
         ({"gpus_per_worker": 2, "workers": 2}, 0),
-        ({"gpus_per_worker": 0.4, "cpus_per_worker": 0.5}, 6),  # two a device: 2 GPUs are not five times 0.4
+        ({"gpus_per_worker": 0.4, "cpus_per_worker": 0.5}, 6),  # two per device: 2 GPUs do not fit five times 0.4
         ({"gpus_per_worker": 1 / 3, "cpus_per_worker": 0.5}, 9),
-        ({"gpus_per_worker": 0.25, "cpus_per_worker": 1}, 6),  # by the CPUs beside the GPUs
+        ({"gpus_per_worker": 0.25, "cpus_per_worker": 1}, 6),  # limited by the CPUs of the nodes with GPUs
     ],
     ids=str,
 )
@@ -53,7 +53,7 @@ def test_planned_slots_equal_the_placement_groups_that_ray_creates(
     placed = [placement_group([bundle(resources)] * resources.workers) for _ in range(expected + 2)]
     try:
         assert soon(lambda: _ready() >= expected), f"only {_ready()} were placed"
-        time.sleep(0.5)  # room for one too many
+        time.sleep(0.5)  # time in which one too many could be placed
         assert _ready() == expected
     finally:
         _remove(placed)
@@ -74,24 +74,24 @@ def test_the_nodes_that_a_run_uses_report_their_system_metrics(unequal: str) -> 
     rows: list[Row] = []
     with SystemMetrics(rows.extend, began=time.time(), interval=0.1) as system:
         before = ray.cluster_resources()["CPU"]
-        assert soon(lambda: ray.available_resources().get("CPU") == before), "the last test's are given back"
+        assert soon(lambda: ray.available_resources().get("CPU") == before), "the last test's CPUs are still held"
         trial = ray.remote(num_cpus=1, num_gpus=1)(_Trial).remote()
         own = ray.get(trial.node.remote())
         with system.of_cluster(nodes_of_job):
             assert soon(lambda: any(_measured(row) != {""} for row in rows))
             assert nodes_of_job() == {own}
-            assert len(named("Monitors")) == 1, "of three nodes"
-            assert ray.available_resources()["CPU"] == before - 1, "it takes nothing from the trials"
+            assert len(named("Monitors")) == 1, "only one of three nodes is monitored"
+            assert ray.available_resources()["CPU"] == before - 1, "the monitor must not use the trials' CPUs"
             (name,) = _measured(rows[-1])
             assert name.split("/")[0].startswith(next(n["NodeName"] for n in ray.nodes() if n["NodeID"] == own))
             ray.kill(trial)
             assert soon(lambda: not nodes_of_job())
             seen = len(rows)
             assert soon(lambda: len(rows) > seen + 1)
-            assert _measured(rows[-1]) == {name}, "the nodes that it used last"
+            assert _measured(rows[-1]) == {name}, "the last used node"
         seen = len(rows)
         assert soon(lambda: len(rows) > seen + 1)
-        assert _measured(rows[-1]) == {""}, "the driver's own machine again"
+        assert _measured(rows[-1]) == {""}, "only the driver's machine"
         assert soon(lambda: not named("Monitors"))
 
 
@@ -101,7 +101,7 @@ class _Trial:
 
 
 def _measured(row: Row) -> set[str]:
-    """The nodes whose CPU is among the values; "" is the driver's."""
+    """The nodes whose CPU utilization is among the values; "" is the driver's."""
     end = "/cpu_utilization_percentage"
     return {name.removesuffix(end).removeprefix("system").lstrip("/") for name in row.metrics if name.endswith(end)}
 

@@ -1,4 +1,4 @@
-"""A registered model, used every way a user can: files, pipes, Python, HTTP, and an environment of its own."""
+"""A registered model in every way of use: files, pipes, Python, HTTP, and an environment of its own."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ USERS = np.array([5, 0, 599, 5, *range(1, 250)])
 
 @dataclass
 class Registered:
-    """A real run's model, registered as ``rec`` with alias ``champion``, in a home that these tests share."""
+    """The model of a real run, registered as ``rec`` with alias ``champion``, in a home that all tests here share."""
 
     home: Path
     files: Path
 
     def items(self, users: NDArray[np.int64], k: int = K) -> pd.DataFrame:
-        """The k best unseen items by the definition, from the run's exported tables, a user at a time."""
+        """The k best unseen items by the definition, from the run's exported tables, one user at a time."""
         from safetensors.numpy import load_file
 
         weights = load_file(self.files / "weights.safetensors")
@@ -91,7 +91,7 @@ def port() -> int:
 
 
 def write(frame: pd.DataFrame, path: Path) -> Path:
-    """A file as pandas writes it."""
+    """Write a file with pandas."""
     match path.suffix:
         case ".parquet":
             frame.to_parquet(path)
@@ -157,7 +157,7 @@ def test_format_of_standard_input_is_detected(
 
 
 def test_predict_in_a_pipe_writes_only_answers_to_standard_output(registered: Registered) -> None:
-    """``cat users.csv | orchestrator predict rec --input -``: the answers alone on standard output."""
+    """``cat users.csv | orchestrator predict rec --input -``: standard output has only the answers."""
     done = orchestrator(registered.home, "predict", "rec", "k=1", "--input", "-", stdin="user\n599\n0\n")
     assert done.returncode == 0, done.stderr
     same(pd.DataFrame(map(json.loads, done.stdout.splitlines())), registered.items(np.array([599, 0]), 1))
@@ -205,7 +205,7 @@ def test_an_empty_input_gives_an_empty_output_with_its_columns(
 def test_wrong_input_raises_user_error_and_keeps_the_old_output(
     name: str, text: str, message: str, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tables, "BATCH_ROWS", 2)  # rows are counted on over the batches
+    monkeypatch.setattr(tables, "BATCH_ROWS", 2)  # row numbers continue over the batches
     source, target = tmp_path / name, tmp_path / "out.csv"
     source.write_text(text)
     target.write_text("of yesterday")
@@ -213,7 +213,7 @@ def test_wrong_input_raises_user_error_and_keeps_the_old_output(
         prediction.predict(settings, "rec", str(source), str(target), {})
     assert caught.value.code == USAGE
     assert "\n" not in str(caught.value)
-    assert target.read_text() == "of yesterday"  # a half file never stays
+    assert target.read_text() == "of yesterday"  # no partial output is left
     assert {path.name for path in tmp_path.iterdir()} - {"home"} == {name, "out.csv"}
 
 
@@ -297,7 +297,7 @@ def test_model_served_over_http_matches_the_reference(registered: Registered, se
 @pytest.mark.faults
 @pytest.mark.long
 def test_model_predicts_with_only_its_listed_requirements(registered: Registered, settings: Settings) -> None:
-    """In an environment that holds what the model lists and nothing of ours; made once, kept in ``.cache/``."""
+    """The environment has only the model's listed requirements. It is created once and kept in ``.cache/``."""
     import mlflow
 
     mlflow.set_tracking_uri(settings.tracking)
@@ -319,7 +319,7 @@ def test_model_predicts_with_only_its_listed_requirements(registered: Registered
 
 
 def environment_of(requirements: Path) -> Path:
-    """The Python of a virtual environment with these requirements, under the repository's cache."""
+    """The Python of a virtual environment with these requirements, in the repository's cache."""
     text = f"{sys.version}\n{requirements.read_text()}"
     folder = ROOT / ".cache" / "models" / hashlib.sha256(text.encode()).hexdigest()[:16]
     ready = folder / "ready"
@@ -368,7 +368,7 @@ def test_the_ui_shows_the_embedded_store_until_ctrl_c(registered: Registered, po
     assert (started.returncode, "Traceback" in errors) == (0, False)
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port), 1)
-    assert list(Path.cwd().glob("ml*")) == []  # no store beside the user's files
+    assert list(Path.cwd().glob("ml*")) == []  # no store among the user's files
 
 
 def test_ui_on_a_port_in_use_raises_user_error(settings: Settings) -> None:
@@ -382,7 +382,7 @@ def test_ui_on_a_port_in_use_raises_user_error(settings: Settings) -> None:
 def test_ui_prints_the_address_of_a_tracking_server(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("USERNAME", "PASSWORD"):  # where a login in an address goes
+    for name in ("USERNAME", "PASSWORD"):  # the variables that receive the login of an address
         monkeypatch.setenv(f"MLFLOW_TRACKING_{name}", "before")
     ui.serve(resolve({"tracking": "http://me:pw@host:5000"}), "127.0.0.1", 5000)
     assert capsys.readouterr().out == "http://host:5000\n"
@@ -391,7 +391,7 @@ def test_ui_prints_the_address_of_a_tracking_server(
 
 
 def ask(url: str, body: Any = None) -> bytes | None:
-    """The answer to a GET, or to a POST of JSON; None while nobody answers."""
+    """The answer to a GET, or to a POST of JSON; None if there is none."""
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
     try:

@@ -1,4 +1,4 @@
-"""Real models through their gates: trained, registered, tried out in a clean process, promoted, and put back."""
+"""Real models and their gates: trained, registered, checked in a clean process, promoted and restored."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ rec:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory, initialised_store: Path) -> Path:
-    """A home with two versions of ``rec``: the first hardly trained, the second well."""
+    """A home with two versions of ``rec``: the first is hardly trained, the second well."""
     home = tmp_path_factory.mktemp("trained")
     copy_store(initialised_store, home)
     for words in (("epochs=1",), ("epochs=15", "lr=0.02")):
@@ -42,7 +42,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, initialised_store: Path) -
 
 @pytest.fixture(autouse=True)
 def few_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clean process predicts a few times only; what its calls take on average is not tested."""
+    """The clean process predicts only a few times; the mean time of its calls is not tested."""
     monkeypatch.setattr(isolated_check, "CALLS", 3)
 
 
@@ -58,13 +58,13 @@ def client(settings: Settings) -> Any:
 
 
 def model_files(client: Any, version: str) -> Path:
-    """Where the embedded store keeps a version's files."""
+    """The folder in which the embedded store keeps a version's files."""
     return Path(client.get_model_version_download_uri("rec", version))
 
 
 @pytest.fixture
 def spare(client: Any) -> Iterator[Path]:
-    """The files of version 1, to be broken by a test."""
+    """The files of version 1, for a test to damage; they are restored afterwards."""
     files = model_files(client, "1")
     kept = files.with_name("kept")
     shutil.copytree(files, kept)
@@ -80,7 +80,7 @@ def test_the_better_model_passes_and_the_worse_one_is_refused(
     try_out = isolated_check.try_out
 
     def once(client: Any, model: str, version: Any) -> isolated_check.Tried:
-        """Each version in one clean process, not in one for each promotion."""
+        """Check each version in one clean process instead of one per promotion."""
         if version.version not in tried:
             tried[version.version] = try_out(client, model, version)
         return tried[version.version]
@@ -96,7 +96,9 @@ def test_the_better_model_passes_and_the_worse_one_is_refused(
     for version, found in (("1", better["before"]), ("2", better["after"])):
         run = client.get_model_version("rec", version).run_id
         history = client.get_metric_history(run, "validation/ndcg_at_20")
-        assert found == pytest.approx(max(value.value for value in history), rel=1e-5)  # the selected epoch's
+        assert found == pytest.approx(
+            max(value.value for value in history), rel=1e-5
+        )  # the value of the selected epoch
 
     with pytest.raises(Refusal, match=r"refused by better: ndcg_at_20, not worse: recall_at_20\. Nothing was changed"):
         promote(settings, Request("rec", "champion", "1"))
@@ -135,8 +137,8 @@ def test_promote_refuses_a_version_whose_files_are_missing(trained: Path, client
 @pytest.mark.parametrize(
     ("code", "words"),
     [
-        ("import orchestrator.errors", "ModuleNotFoundError"),  # there only because we are
-        ("import mlflow.nowhere", "ModuleNotFoundError"),  # of a package that is there
+        ("import orchestrator.errors", "ModuleNotFoundError"),  # present only in this project's environment
+        ("import mlflow.nowhere", "ModuleNotFoundError"),  # a missing module of an installed package
     ],
 )
 def test_try_out_reports_modules_missing_in_the_clean_process(code: str, words: str, client: Any, spare: Path) -> None:
@@ -159,7 +161,7 @@ def test_the_clean_process_sees_no_address_and_no_secret(
     assert tried.measured is not None
     assert tried.measured.milliseconds > 0
     size = sum(file.stat().st_size for file in spare.rglob("*") if file.is_file()) / 1e6
-    assert tried.measured.megabytes == pytest.approx(size, abs=1e-3)  # MLflow adds a note to what it hands out
+    assert tried.measured.megabytes == pytest.approx(size, abs=1e-3)  # MLflow adds a note to downloads
     seen = (tmp_path / "seen").read_text()
     for name in ("AWS_SECRET_ACCESS_KEY", "PYTHONPATH", "MLFLOW_TRACKING_URI", "ORCHESTRATOR_HOME", str(Path.cwd())):
         assert name not in seen

@@ -1,4 +1,4 @@
-"""Reproduction of a published table by the command: interrupted, resumed, and reused."""
+"""Reproduction of a published table by its command: interrupted, resumed and reused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Racing on a real Ray: through kill -9 of driver and trials it decides as an undisturbed sweep in one process."""
+"""Racing on a real Ray: after kill -9 of driver and trials it decides as an undisturbed sweep in one process does."""
 
 from __future__ import annotations
 

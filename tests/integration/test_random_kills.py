@@ -1,6 +1,6 @@
 """A sweep whose driver, trials, raylet and GCS are killed at random times: nothing is lost, doubled or left running.
 
-Each of the four is killed at least once. ``KILL_SEED`` repeats a draw. Ten rounds, and their record, are by:
+Each of the four is killed at least once. ``KILL_SEED`` repeats a draw. Ten rounds with a record of them:
 
     export KILL_ROUNDS=10 KILL_RECORD=benchmarks/results/random_kills.json
     pytest -m faults tests/integration/test_random_kills.py
@@ -71,7 +71,7 @@ def test_sweep_completes_without_lost_rows_after_random_kills(
 
 
 def _training(sweep: Command, start: Start, condition: Callable[[], bool]) -> Command:
-    """Wait for ``condition`` or the end. Where Ray has not started within its own 30 s, resume again."""
+    """Wait for ``condition`` or the end. If Ray did not start within its own 30 s, resume again."""
     while True:
         sweep.until(lambda command=sweep: condition() or command.process.poll() is not None)
         if sweep.process.poll() != UNAVAILABLE or NOT_STARTED not in sweep.text():

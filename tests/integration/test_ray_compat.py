@@ -80,14 +80,14 @@ def test_local_cluster_listens_on_loopback_and_leftovers_are_ended() -> None:
     gcs.kill()
     driver.kill()
     driver.wait(HANG_SECONDS)
-    assert any(process.is_running() for process in ours), "what leftovers are for"
+    assert any(process.is_running() for process in ours), "no leftover processes to end"
     leftovers.end_leftovers()
     assert soon(lambda: not any(alive(process) for process in ours))
 
 
 @pytest.mark.faults
 def test_local_cluster_warns_if_ray_was_imported_before_orchestrator() -> None:
-    """Ray has read its variable by then. On a machine without a network there is nothing to warn of."""
+    """Ray has read its environment variable by then. On a machine without a network there is no warning."""
     first = "import ray, ray.util\n" + LOCAL.replace("    time.sleep(600)", "    print(ray.util.get_node_ip_address())")
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"}
     done = subprocess.run([sys.executable, "-c", first], capture_output=True, text=True, env=environment, check=True)
@@ -110,5 +110,5 @@ def listening(process: psutil.Process) -> list[psutil._common.pconn]:
 def alive(process: psutil.Process) -> bool:
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:  # it ended between the two
+    except psutil.NoSuchProcess:  # the process ended between the two calls
         return False

@@ -33,7 +33,7 @@ def settings(database: Path, toy_workload: str) -> Settings:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the model, whose environment takes seconds to write down."""
+    """Replace the logging of the model, which takes seconds to record its environment."""
     from orchestrator.registry import models as registry
 
     monkeypatch.setattr(registry, "log_model", lambda *_: registry.Logged("models:/m-1", None))
@@ -59,7 +59,7 @@ def again(settings: Settings, reference: str, **asked: Any) -> tuple[dict[str, A
 
 
 def elsewhere(settings: Settings, tmp_path: Path) -> Settings:
-    """The same MLflow store, seen from a machine that has none of the runs' folders."""
+    """The same MLflow store, used on a machine that has none of the runs' folders."""
     return replace(settings, storage=tmp_path / "other", home=tmp_path / "elsewhere")
 
 
@@ -70,7 +70,7 @@ def children(settings: Settings, swept: Result) -> list[Any]:
     return list(client.search_runs([parent.info.experiment_id], query))
 
 
-# Repeated
+# Repetition
 
 
 def test_a_run_is_repeated_bitwise_and_linked(ran: Result, settings: Settings) -> None:
@@ -87,7 +87,7 @@ def test_run_is_found_by_its_mlflow_id_without_its_folder(ran: Result, settings:
     far = elsewhere(settings, tmp_path)
     assert ran.run_id
     known, here = recorded_run.find(far, ran.run_id), recorded_run.find(settings, ran.id)
-    # The model and its outcome were not logged: see ``quick``. Its curves were.
+    # ``quick`` logs neither the model nor its outcome; the curves are logged.
     assert known.metrics["train/loss"]
     assert (known.spec, known.data, known.kind) == (here.spec, here.data, "run")
     assert known.environment == here.environment
@@ -107,7 +107,7 @@ def test_different_metrics_are_reported_and_fail_the_reproduction(
 
 @pytest.mark.parametrize("rows", [3, 6])
 def test_a_run_that_never_ended_is_compared_as_far_as_it_came(ran: Result, settings: Settings, rows: int) -> None:
-    """In its selection of four epochs, or in its refit."""
+    """The record ends in the selection of four epochs, or in the refit."""
     (ran.folder / "outcome.json").unlink()
     history = ran.folder / "history.jsonl"
     history.write_text("".join(history.read_text().splitlines(keepends=True)[:rows]))
@@ -136,7 +136,7 @@ def test_sweep_is_repeated_with_its_recorded_search_space(
     assert "search space: recorded as" in capsys.readouterr().out
 
 
-@pytest.mark.faults  # long
+@pytest.mark.faults  # takes long
 def test_recorded_sweep_includes_trials_added_on_resume(
     swept: Result, settings: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -151,7 +151,7 @@ def test_recorded_sweep_includes_trials_added_on_resume(
 
 @pytest.mark.parametrize("ended", ["complete", "pruned"])
 def test_a_trial_is_repeated_exactly_by_each_of_its_names(ended: str, swept: Result, settings: Settings) -> None:
-    """A pruned one up to where it was stopped; test stays closed, also where an old record has a value of it."""
+    """A pruned trial is repeated up to where it was stopped. Test is not evaluated, even if an old record has it."""
     child = next(run for run in children(settings, swept) if run.data.tags["orchestrator.state"] == ended)
     MlflowClient(settings.tracking).log_metric(child.info.run_id, "test/error", 1.0, step=1)
     for name in (child.info.run_id, child.data.tags["orchestrator.key"]):
@@ -175,7 +175,7 @@ def test_repeating_a_failed_trial_raises_its_failure(settings: Settings, quick: 
 def test_reproduce_command_reports_uncommitted_changes_since_the_run(
     home: Path, database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a repository that is edited in between: repeated, and told."""
+    """In a repository that is edited between the runs, the run is repeated and the change is reported."""
     (home / ".gitignore").write_text("*\n!mine.py\n")
     identity = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
     for words in (["init", "-q"], [*identity, "commit", "-q", "--allow-empty", "-m", "first"]):
@@ -197,7 +197,7 @@ def test_reproduce_command_reports_uncommitted_changes_since_the_run(
     assert third.stderr.startswith("error: Unknown run: got 'nobody'")
 
 
-# Looked at
+# Options that run nothing
 
 
 def test_check_runs_nothing(ran: Result, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,7 +232,7 @@ def test_script_has_commands_that_restore_code_and_repeat_the_run(ran: Result, s
     subprocess.run(["sh", "-n"], input="\n".join(lines), text=True, check=True)
 
 
-# Damaged, missing, of another version
+# Damaged or missing records, and those of other versions
 
 
 def test_damaged_or_old_environment_is_reported_as_a_difference(ran: Result, settings: Settings) -> None:

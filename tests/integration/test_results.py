@@ -12,7 +12,7 @@ from tests.support.commands import SPACES, typed
 
 
 def answer(home: Path, *words: str) -> Any:
-    """What a read verb tells a machine."""
+    """The JSON answer of a command that reads."""
     done = typed(home, *words, "--json")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])

@@ -1,7 +1,7 @@
-"""Storage on S3: a real server on this machine, real commands, an endpoint that goes away, machines that are lost.
+"""Storage on S3: a real server on this machine, real commands, an endpoint that fails, machines that are lost.
 
-Another home stands for another machine. The toy workload takes its time by sleeping, so what happens does not depend
-on how busy the machine is.
+Another home stands for another machine. The toy workload spends its time sleeping, so the events do not depend on how
+busy the machine is.
 """
 
 from __future__ import annotations
@@ -50,18 +50,18 @@ def door(server: Server) -> Iterator[Door]:
 
 @pytest.fixture
 def prefix(tmp_path: Path) -> str:
-    """This test's part of the bucket."""
+    """This test's prefix in the bucket."""
     return f"tests/{tmp_path.name}"
 
 
 @pytest.fixture
 def home(tmp_path: Path, door: Door, prefix: str, initialised_store: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where every command stores on S3, but for what it keeps here."""
+    """A home whose commands store on S3, except for local files."""
     for name, value in KEYS.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", door.endpoint)
     monkeypatch.setenv("ORCHESTRATOR_STORAGE", f"s3://{BUCKET}/{prefix}")
-    remote._open.cache_clear()  # of the last test's door
+    remote._open.cache_clear()  # it has the endpoint of the last test
     # One MLflow for all machines.
     database = copy_store(initialised_store, tmp_path / "home")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{database}")
@@ -80,13 +80,13 @@ def start(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
 
 
 def told(command: Command, code: int = 0) -> Any:
-    """What a command with ``--json`` said last."""
+    """The last line of a command with ``--json``, which ends with ``code``."""
     assert command.end() == code, command.text()
     return json.loads(command.text().splitlines()[-1])
 
 
 def answer(home: Path, *words: str) -> Any:
-    """The same of a command in this process."""
+    """The same for a command in this process."""
     done = typed(home, *words, "--json")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
@@ -149,8 +149,10 @@ def test_a_killed_sweep_goes_on_on_another_machine(
     first.kill()
     names = sorted(name for name in server.names(f"{prefix}/one/trials") if name.endswith(marks))
 
-    second = start("sweep", "--resume", "one", *SWEEP[2:4], machine=there)  # its code is not run unasked
-    second.until(lambda: list(there.glob("mirror/*/one/tune")))  # it is about to begin its trials
+    second = start(
+        "sweep", "--resume", "one", *SWEEP[2:4], machine=there
+    )  # the code of a space is run only if it is named
+    second.until(lambda: list(there.glob("mirror/*/one/tune")))  # its trials are about to start
     assert names[0] in {
         path.as_posix().partition("/trials/")[2] for path in there.glob(f"mirror/*/one/trials/*/*/{marks}")
     }
@@ -169,7 +171,7 @@ def test_a_killed_run_goes_on_from_its_checkpoint_on_another_machine(
     first = start("run", "toy", "epochs=4000", "slow=0.2", "--local", "--name", "one")
     first.until(lambda: [name for name in server.names(f"{prefix}/one/checkpoints") if name.endswith(".json")])
     first.kill()
-    before = max(Store(home).steps().get("one", ()), default=0)  # it may have told none yet
+    before = max(Store(home).steps().get("one", ()), default=0)  # it may have logged none yet
     there = tmp_path / "there"
     second = start("run", "--resume", "one", machine=there)
     second.until(lambda: list(there.glob("mirror/*/one/checkpoints/checkpoint-*")))
@@ -191,7 +193,7 @@ def test_trials_continue_while_the_s3_endpoint_is_away(
     sweep.until(lambda: len(store.steps()) >= 2)
     door.shut(mute=seconds > 10)  # refused at once, or never answered
     since = {key: steps[-1] for key, steps in store.steps().items()}
-    # They go on while nothing answers: a trial that waited for the endpoint would not.
+    # They continue without an answer: a trial that waited for the endpoint would not.
     sweep.until(lambda: all(steps[-1] >= since[k] + seconds / 0.2 for k, steps in store.steps().items() if k in since))
     door.open()
     assert sweep.end() == 0, sweep.text()
@@ -261,13 +263,13 @@ class Hurried(Command):
 
 
 class HurriedSuccessor(Command):
-    """The same, and its epochs take no time."""
+    """The same, with epochs that take no time."""
 
     program = ("-c", f"from tests.support import toy; toy.time = toy.Clock(); {SHORT_LEASE}")
 
 
 def stop_between_requests(command: Command, journal: Path) -> None:
-    """Stop a process while no request to MLflow is on its way: one that is cannot be taken back."""
+    """Stop a process while it sends no request to MLflow, because a sent request cannot be withdrawn."""
     while True:
         os.killpg(command.process.pid, signal.SIGSTOP)
         os.waitid(os.P_PID, command.process.pid, os.WSTOPPED)
@@ -303,7 +305,7 @@ def test_driver_that_lost_its_lease_keeps_the_successors_result(
         if first.process.poll() is None:
             first.kill()
     assert "one was taken over by another driver" in first.text()
-    Store(home).check()  # each run has ended
+    Store(home).check()  # checks that each run has ended
     assert Store(home).steps() == {"one": list(range(1, 401))}
     assert record(server, prefix, "one")["status"] == "finished"
     for machine in (tmp_path / "third", there, home):
@@ -330,12 +332,12 @@ def test_run_of_two_workers_resumes_from_s3_on_another_machine(
 
 @pytest.fixture
 def far_cluster(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A cluster whose only node with CPUs does not see the driver's home; gives its address."""
+    """The address of a cluster whose only node with CPUs does not see the driver's home."""
     apart = ["unshare", "--mount", "--propagation", "private"]
     if shutil.which("unshare") is None or subprocess.run([*apart, "true"], check=False, capture_output=True).returncode:
         pytest.skip("mounts of its own cannot be had here (unshare)")
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    monkeypatch.delenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", raising=False)  # ours, for clusters that it starts itself
+    monkeypatch.delenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", raising=False)  # set for clusters that are started here
     monkeypatch.setenv("PYTHONPATH", f"{THIRD_PARTY}:{ROOT}")
     (home.parent / "mlflow").mkdir()
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{home.parent / 'mlflow' / 'mlflow.db'}")
@@ -365,7 +367,7 @@ def test_nodes_without_a_shared_folder_save_and_resume_through_s3(
 ) -> None:
     ray = ["--ray-address", far_cluster]
     words = [*SWEEP, "epochs=30", "slow=0.25", "--trials", "2", "--keep", "all", "refit=false", "--name", "one", *ray]
-    sweep = start(*words)  # the winner goes on from its trial's checkpoint
+    sweep = start(*words)  # the winner continues from its trial's checkpoint
     assert sweep.end() == 0, sweep.text()
     names = server.names(f"{prefix}/one")
     for part in ("trials/00000", "trials/00001"):
@@ -396,7 +398,7 @@ def test_nodes_without_a_shared_folder_save_and_resume_through_s3(
 def test_start_state_and_weights_reach_nodes_without_a_shared_folder(
     far_cluster: str, server: Server, prefix: str, start: Start
 ) -> None:
-    """The state of another run (--from) and the weights of its model (init=), by the storage alone."""
+    """The state of another run (--from) and the weights of its model (init=) reach the nodes by the storage."""
     ray = ["--ray-address", far_cluster]
 
     def history(*words: str, name: str) -> dict[int, float]:

@@ -80,7 +80,7 @@ def test_model_signature_is_binary_and_the_example_has_image_bytes(registry: Set
 def test_prediction_of_images_returns_embeddings_and_classes(
     form: str, trained: Trained, registry: Settings, tmp_path: Path
 ) -> None:
-    """Parquet holds the files' bytes, the forms of text their base64."""
+    """Parquet contains the bytes of the files; CSV and JSONL contain them in base64."""
     picture = Image.fromarray(np.random.default_rng(1).integers(0, 256, (30, 20, 3), dtype=np.uint8))
     images = [encoded(picture), encoded(picture.convert("L"))]
     asked, answered = tmp_path / f"images.{form}", tmp_path / "answers.parquet"

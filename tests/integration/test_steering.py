@@ -21,7 +21,7 @@ def does(home: Path, *words: str) -> None:
 
 @pytest.fixture(autouse=True)
 def installed_toy(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The toy workload in this process too."""
+    """Install the toy workload in this process too."""
     monkeypatch.syspath_prepend(str(THIRD_PARTY))
     catalog.offered.cache_clear()
     yield
@@ -37,7 +37,7 @@ def test_add_and_stop_requests_are_applied_also_after_a_resume(home: Path, start
     first.until(lambda: "trial 1 started" in first.text())
     does(home, "add", "latest", "lr=0.0625")
     does(home, "stop", "latest/1")
-    first.kill()  # it may have read them or not
+    first.kill()  # the requests may have been read or not
     refused = typed(home, "add", "latest", "lr=7")
     assert refused.returncode == 2
     assert "lr is outside the search space" in refused.stderr

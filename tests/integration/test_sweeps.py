@@ -1,4 +1,4 @@
-"""Sweeps as a user types them, on a real Ray and a real MLflow store: hung trials, populations, seeds, budgets."""
+"""Sweeps by the command line on a real Ray and a real MLflow store: hung trials, populations, seeds, budgets."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ SWEEP = ["sweep", "toy", "--space", f"{SPACES}:space", "--scheduler", "none"]
 
 
 def table(home: Path) -> list[dict[str, Any]]:
-    """The one sweep's trials, without what is never twice the same."""
+    """The trials of the only sweep, without the values that differ between equal sweeps."""
     return [{key: value for key, value in row.items() if key != "train_seconds"} for row in trials(home)]
 
 
 def children(store: Store) -> dict[str, list[int]]:
-    """The steps of each trial's run, by what follows the sweep's id."""
+    """The steps of each trial's run, by its key without the sweep's id."""
     return {key.partition("/")[2]: steps for key, steps in store.steps().items() if "/" in key}
 
 
@@ -29,7 +29,7 @@ def children(store: Store) -> dict[str, list[int]]:
 
 @pytest.mark.faults
 def test_a_trial_that_hangs_fails_alone(home: Path, start: Start) -> None:
-    """One device: the others can only run when the hung one's is given back."""
+    """There is one device: the other trials can only run once that of the hung trial is released."""
     words = ["sweep", "toy", "--space", f"{SPACES}:one_hangs", "--scheduler", "none", "--trials", "3", "epochs=4"]
     sweep = start(*words, "--concurrency", "1", "--trial-timeout", "30")
     assert sweep.end() == 4, sweep.text()
@@ -47,7 +47,7 @@ def test_a_trial_that_hangs_fails_alone(home: Path, start: Start) -> None:
 @pytest.mark.faults
 @pytest.mark.long
 def test_a_trial_whose_process_is_stopped_fails_alone(home: Path, start: Start) -> None:
-    """It cannot even be asked for its stack."""
+    """The stopped process cannot report its stack."""
     sweep = start(*SWEEP, "--trials", "3", "epochs=30", "slow=0.2", "--concurrency", "1", "--trial-timeout", "30")
     (file,) = sweep.until(lambda: list(home.glob("storage/*/trials/00001/process.json")))
     psutil.Process(json.loads(file.read_text())["pid"]).suspend()
@@ -79,7 +79,7 @@ def check_population(home: Path) -> None:
     found = children(store)
     assert found == {str(number): list(range(1, 11)) for number in range(4)}, "a row was lost or doubled"
     curves = store.steps("pbt/lr")
-    assert all(steps == list(range(10)) for steps in curves.values()), "the parameters at each of nine meetings"
+    assert all(steps == list(range(10)) for steps in curves.values()), "a member's parameters are missing or doubled"
     assert len(curves) == 4
 
 
@@ -136,14 +136,14 @@ def test_repeated_seeds_resume_after_the_driver_is_killed(home: Path, start: Sta
         assert row["state"] == "complete"
         assert row["value"] == pytest.approx(sum(row["seeds"]) / 3)
     (steps,) = Store(home).steps("seeds/error").values()
-    assert steps == list(range(1, 9)), "the winner's seeds on the sweep's run, an epoch each"
+    assert steps == list(range(1, 9)), "the sweep's run must have the winner's seeds once per epoch"
 
 
 @pytest.mark.faults
 @pytest.mark.long
 @pytest.mark.parametrize("where", [["--local"], ["--concurrency", "2"]])
 def test_finalists_are_repeated_when_the_search_ends(where: list[str], home: Path, start: Start) -> None:
-    """In this process and on Ray: the same trials, repeats that are tagged, and a winner among the finalists."""
+    """In one process and on Ray: the same trials, tagged repeats, and a winner among the finalists."""
     sweep = start(*SWEEP, "--trials", "3", "--finalists", "2", "--finalist-seeds", "2", "epochs=2", *where)
     assert sweep.end() == 0, sweep.text()
     rows = trials(home)
@@ -163,7 +163,7 @@ def test_finalists_are_repeated_when_the_search_ends(where: list[str], home: Pat
 
 @pytest.mark.faults
 def test_device_hour_budget_counts_the_hours_before_a_restart(home: Path, start: Start) -> None:
-    """Twelve CPU seconds for trials of one and a half each; the second process has no more of them than are left."""
+    """The budget is 12 CPU seconds for trials of 1.5 s each; the second process gets only the rest of it."""
     limit = ["--max-device-hours", str(12 / 3600)]
     first = start(*SWEEP, "--trials", "500", "epochs=15", "slow=0.1", "--local", *limit)
     first.until(lambda: first.completed() >= 3)
@@ -179,6 +179,6 @@ def test_device_hour_budget_counts_the_hours_before_a_restart(home: Path, start:
     ended = {event["unit"]: event["time"] for event in events if event["event"] == "stop"}
     spent = sum(ended[unit] - begun[unit] for unit in begun if unit.startswith("trial"))
     longest = max(ended[unit] - begun[unit] for unit in begun if unit.startswith("trial"))
-    assert 8 < spent < 12 + 1 + longest, "the three trials of the first process were not counted in the second"
+    assert 8 < spent < 12 + 1 + longest, "the second process did not count the trials of the first"
     assert {row["state"] for row in trials(home)} <= {"complete", "fail"}
     Store(home).check()

@@ -26,7 +26,7 @@ COLUMNS, LINES = 80, 24
 
 
 class Terminal:
-    """A command on a pseudo-terminal. ``text`` is what it has written."""
+    """A command on a pseudo-terminal. ``text`` is its output."""
 
     def __init__(self, *words: str) -> None:
         self._master, slave = pty.openpty()
@@ -57,7 +57,7 @@ class Terminal:
         os.write(self._master, key)
 
     def close(self) -> None:
-        """Close the terminal, as a lost connection does: its session gets SIGHUP, and nothing can be written."""
+        """Close the terminal, as a lost connection does: its session gets SIGHUP, and writing fails."""
         os.close(self._master)
 
     def end(self) -> int:
@@ -69,7 +69,7 @@ class Terminal:
         return code
 
     def lines(self) -> list[str]:
-        """Everything written, in lines, without escape sequences."""
+        """The whole output, in lines, without escape sequences."""
         return [Text.from_ansi(line).plain.rstrip() for line in self.text.replace("\r", "\n").split("\n")]
 
 
@@ -93,8 +93,8 @@ def test_live_view_fits_80_columns_and_ctrl_c_interrupts_the_sweep(home: Path) -
         assert terminal.end() == INTERRUPTED, terminal.text
     lines = terminal.lines()
     view = [line.partition("^C")[0].rstrip() for line in lines if "/500 trials" in line or line.startswith("trial   ")]
-    assert [line for line in view if len(line) > COLUMNS] == [], "it would wrap"
-    assert any(line.split()[:2] == ["trial", "epoch"] for line in lines), "the view's head"
+    assert [line for line in view if len(line) > COLUMNS] == [], "a line would wrap"
+    assert any(line.split()[:2] == ["trial", "epoch"] for line in lines), "the head of the view is missing"
     assert any("/500 trials" in line for line in lines)
     assert any("Press Ctrl-C again to end at once." in line for line in lines)
     assert any("orchestrator sweep --resume s" in line for line in lines)

@@ -1,4 +1,4 @@
-"""MiniLM on Cranfield, from the command to a prediction."""
+"""MiniLM on Cranfield, from the training command to a prediction."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.commands import typed
 @pytest.mark.slow
 @pytest.mark.data("cran")
 def test_a_pretrained_ranker_is_trained_registered_and_used(home: Path, database: Path, tmp_path: Path) -> None:
-    """A few steps: it learns little, and every part of it has been there."""
+    """In a few steps the ranker learns little, but every part of it is used."""
     settings = (
         "dataset=cran", "encoder=minilm", "max_length=48", "eval_candidates=3", "positives=2", "ties=judged",
         "loss=adaptive_ranknet", "dropout=0", "epochs=1", "steps_per_epoch=2",

@@ -21,13 +21,13 @@ Typed = Callable[..., "CompletedProcess[str]"]
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A copy of the example, to be broken."""
+    """A copy of the example, for a test to damage."""
     return Path(shutil.copytree(EXAMPLE, tmp_path / "linreg"))
 
 
 @pytest.fixture
 def told(database: Path, home: Path, project: Path, tmp_path: Path) -> Typed:
-    """Types a command; each time the copy is installed anew, as it is by now."""
+    """Runs a command, each time with the copy installed in its current state."""
 
     def run(*words: str) -> CompletedProcess[str]:
         with ExitStack() as stack:
@@ -83,7 +83,7 @@ def test_broken_workload_package_is_refused_with_the_cause(
     assert expected in run.stderr
     assert "a bug of orchestrator" not in run.stderr
     if "train_epoch" not in expected:
-        assert not (home / "storage").exists() or not list((home / "storage").iterdir()), "it was begun"
+        assert not (home / "storage").exists() or not list((home / "storage").iterdir()), "the run was started"
     assert told("workloads", "recommender").returncode == 0
 
 
@@ -113,7 +113,7 @@ def test_unknown_table_error_reports_tables_that_cannot_be_loaded(told: Typed, p
 
 
 def test_registration_of_code_that_is_not_installed_fails_the_run(told: Typed, project: Path) -> None:
-    """The predictor does not lie beside the workload's module: it could be anybody's."""
+    """The predictor is not in the folder of the workload's module, so its origin is unknown."""
     shutil.copyfile(project / "linreg" / "predictor.py", project / "elsewhere.py")
     edit(project / "elsewhere.py", "class", "# Not the installed one.\nclass")
     edit(

@@ -1,4 +1,4 @@
-"""Two ranks of which one fails, leaves a collective out or hangs: a failure that names it, and new ranks afterwards."""
+"""Two ranks of which one fails, omits a collective or hangs: the error names it, and new ranks work afterwards."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def failing(rank: int) -> None:
 
 
 def at_odds(rank: int) -> None:
-    """Rank 0 waits in a collective of which rank 1 knows nothing."""
+    """Rank 0 waits in a collective that rank 1 does not call."""
     if rank == 0:
         dist.all_reduce(torch.ones(1))
     else:
@@ -44,7 +44,7 @@ def test_a_failure_of_one_rank_ends_both(function: Callable[[int], None], said: 
     began = time.monotonic()
     with pytest.raises(RuntimeError, match=said):
         run_on_ranks(function)
-    assert time.monotonic() - began < SECONDS / 2, "the other one waited for it"
+    assert time.monotonic() - began < SECONDS / 2, "the other rank waited for it"
     assert run_on_ranks(whole) == [0, 1]
 
 

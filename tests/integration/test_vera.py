@@ -1,4 +1,4 @@
-"""A registered VERA model is asked about new lists of candidates: ranking, c^(k), evidence, and when it abstains."""
+"""A registered VERA model ranks new lists of candidates: ranking, c^(k), evidence, and abstention."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run of two workers, flat trials, packs and winners, each small, on every supported version of Ray and MLflow."""
+"""A run of two workers, flat trials, packs and winners, all small, on every supported version of Ray and MLflow."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_run_of_two_workers_completes_with_every_epoch_logged(home: Path, start:
 def test_flat_and_packed_sweeps_complete_and_save_the_winners_model(
     words: list[str], at_once: int, home: Path, start: Start
 ) -> None:
-    """There is room for one process: of a flat trial, or of a pack."""
+    """There is room for one process: that of a flat trial or of a pack."""
     sweep = start("sweep", *words, "--trials", "3", "--scheduler", "none", "--cpus-per-worker", "2")
     assert sweep.end() == 0, sweep.text()
     before, _, _ = sweep.text().partition(" complete ")

@@ -1,4 +1,4 @@
-"""Tests of real data skip one by one where a data root holds only some of the datasets."""
+"""Tests of real data are skipped one by one if a data root has only some of the datasets."""
 
 from __future__ import annotations
 

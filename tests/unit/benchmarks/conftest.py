@@ -1,4 +1,4 @@
-"""The folder of the benchmarks, from which the tests import them as its commands do."""
+"""Put the folder of the benchmarks on the module path, so that tests import them as the benchmarks' commands do."""
 
 from __future__ import annotations
 

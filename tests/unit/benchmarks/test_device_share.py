@@ -18,7 +18,7 @@ def share() -> Any:
 
 
 def test_flops_of_a_linear_layer_match_hand_counts(share: Any) -> None:
-    """Forward and the weights' gradient; the second layer's inputs have one, too."""
+    """The forward pass and the gradient of the weights count; for the second layer also the gradient of its inputs."""
     layer = nn.Linear(10, 20)
     assert share.flops_per_sample(layer, torch.ones(4, 10)) == 2 * 2 * 10 * 20
     assert share.flops_per_sample(nn.Sequential(layer, nn.Linear(20, 5)), torch.ones(4, 10)) == 800 + 3 * 2 * 20 * 5
@@ -26,7 +26,7 @@ def test_flops_of_a_linear_layer_match_hand_counts(share: Any) -> None:
 
 
 def test_flops_of_resnet_18_on_cifar_match_the_known_count(share: Any) -> None:
-    """0.556 G multiplications with additions forward, as is known of it; twice as many back."""
+    """The known count is 0.556 G multiply-adds in the forward pass, and the backward pass has twice as many."""
     found = share.flops_per_sample(image_encoder("resnet18", "cifar", seed=0), torch.randn(2, 3, 32, 32))
     assert found == pytest.approx(6 * 0.556e9, rel=0.01)
 

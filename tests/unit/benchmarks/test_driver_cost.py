@@ -1,4 +1,4 @@
-"""Reports under a simulated executor: trials do not wait, and decisions and curves are unchanged."""
+"""Reports under a simulated executor: rationed reports avoid waits and keep decisions and curves."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from workloads import catalog
 
 @pytest.fixture
 def simulated(benchmarks: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    monkeypatch.syspath_prepend(str(benchmarks / "idle"))  # its workload, as an installed one
+    monkeypatch.syspath_prepend(str(benchmarks / "idle"))  # its workload is found as an installed one
     monkeypatch.setenv("PYTHONPATH", "")
     catalog.offered.cache_clear()
     yield importlib.import_module("simulated_sweep")
@@ -34,7 +34,7 @@ def run(simulated: Any, folder: Path, at_once: int, trials: int, *, rationed: bo
 
 
 def told(executor: Any) -> list[tuple[Any, ...]]:
-    """What the study says of each trial."""
+    """State, parameters, values and intermediate values of each trial in the study."""
     return [(t.state.name, t.params, t.values, t.intermediate_values) for t in executor.driver.study.trials]
 
 
@@ -42,7 +42,7 @@ def told(executor: Any) -> list[tuple[Any, ...]]:
 def test_rationed_reports_avoid_waits_and_keep_every_value(simulated: Any, tmp_path: Path) -> None:
     usual = run(simulated, tmp_path, 128, 256, rationed=False)
     rationed = run(simulated, tmp_path, 128, 256, rationed=True)
-    assert usual.share("interval") > 20, "half of the driver's time is not enough for a report a second"
+    assert usual.share("interval") > 20, "the driver is too slow for a report a second of each trial"
     assert rationed.share("interval") < 2
     kept = curves.read(rationed.driver.folder.path, "validation/score")
     for trial in rationed.driver.study.trials:
@@ -67,7 +67,7 @@ def driver_cost(simulated: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_driver_cost_measurements_run_with_few_trials(
     driver_cost: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All but Ray Tune's processes."""
+    """The measurements do not include those that start processes of Ray Tune."""
     monkeypatch.setattr(driver_cost, "ASKS", 2)
     bench = SimpleNamespace(rows=[])
     driver_cost.costs(bench, tmp_path, 6, 20.0)
@@ -80,7 +80,7 @@ def test_driver_cost_measurements_run_with_few_trials(
 def test_sweep_commands_benchmark_runs_on_a_small_sweep(
     simulated: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In this process, and on a small one. What each reads of the journal: test_journal.py."""
+    """Runs in this process, on a small sweep. test_journal.py tests how much of the journal each command reads."""
     monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "home"))
     simulated.filled(tmp_path, 6, 2, "s6").release("interrupted", 130)
     sweep_commands = importlib.import_module("sweep_commands")
@@ -100,7 +100,7 @@ WAITS = ("trials wait", "trials wait at rungs", "trials wait at their ends", "pr
 
 
 def leave(left: list[Any]) -> Any:
-    """In the place of connecting to Ray: keep what was opened by then, and end."""
+    """A replacement for connecting to Ray: store its arguments and raise LookupError."""
 
     def call(*parts: Any) -> None:
         left.append(parts)

@@ -1,4 +1,4 @@
-"""Histories of runs that lost a worker: each epoch is read once, and the pause after the loss."""
+"""Histories of runs that lost a worker: each epoch is read once, and the pause after the loss is measured."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def elastic() -> Any:
 
 def test_the_pause_is_between_epochs_that_were_not_trained_before(elastic: Any, tmp_path: Path) -> None:
     trained = [(0, 0.0), (1, 1.0), (2, 2.0), (3, 3.0), (4, 4.0), (3, 12.0), (4, 13.0), (5, 14.0), (6, 30.0)]
-    repeated = [(2, 2.0), (3, 3.0)]  # by a resume, with their times
+    repeated = [(2, 2.0), (3, 3.0)]  # epochs that a resume wrote again, with their earlier times
     rows = [json.dumps({"epoch": epoch, "time": time}) for epoch, time in [*trained[:5], *repeated, *trained[5:8]]]
     (tmp_path / "history.jsonl").write_text("\n".join([*rows, '{"epoch": 6, "ti']))
     epochs = elastic.lines(tmp_path.glob("*.jsonl"))

@@ -1,4 +1,4 @@
-"""Parts of the encoder change benchmark, against slow references."""
+"""Parts of the encoder change benchmark, compared with slow references."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_recall_and_mrr_match_each_querys_ranked_list(benchmark: Any) -> None:
     relevant[:, 149] = True
     cell = benchmark.measures(scores, relevant)
     for query in range(8):
-        top = np.argpartition(-scores[query], 99)[:100]  # which of the tied ones at the end is a matter of the sort
+        top = np.argpartition(-scores[query], 99)[:100]  # ties at the end depend on the sort
         listed = sorted(top.tolist(), key=lambda doc: (-scores[query, doc], doc))
         hits = [bool(relevant[query, doc]) for doc in listed]
         assert cell["recall_at_100"][query] == sum(hits) / relevant[query].sum()
@@ -101,7 +101,7 @@ def test_old_encoder_is_trained_without_the_held_out_topics(
 def test_method_is_selected_on_validation_and_evaluated_once_on_test(
     benchmark: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Each row's method has the highest validation value among its own, and no other method sees the test queries."""
+    """A row's method has the highest validation value of the row's methods; only chosen methods see test queries."""
     looks: list[tuple[str, Any, float]] = []
 
     class Phase:
@@ -129,11 +129,11 @@ def test_method_is_selected_on_validation_and_evaluated_once_on_test(
             assert values[chosen, share] == max(values[one, share] for one in among)
     tested = [look for look in looks if look[0] == "test"]
     assert len(tested) == 1 + len(rows) * len(benchmark.SHARES) == len(cells)
-    assert not any(method.reading == "none" for _, method, _ in looks), "another length"
+    assert not any(method.reading == "none" for _, method, _ in looks), "vectors of the new encoder have another length"
 
 
 def test_validation_and_test_phases_use_disjoint_queries(benchmark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Past queries are those of training in validation, and those of both for the test."""
+    """Past queries are the training queries for validation, and training and validation queries for the test."""
     random = np.random.default_rng(0)
     texts = np.ones((150, 3), np.int64)
     topic = np.arange(150, dtype=np.int16) % 5

@@ -1,4 +1,4 @@
-"""The benchmark session for a GPU machine, run without a GPU: rows, deadline, results file, dry run."""
+"""The benchmark session for a GPU machine, run without a GPU: rows, deadline, results file, and dry run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from workloads.recommender.workload import Recommender
 
 CPU = torch.device("cpu")
 
-# Modules that are really absent: not found, instead of an error when they are imported.
+# Modules that are not found, as on a machine without them, instead of raising an error on import.
 ABSENT = """
 import sys
 ABSENT = ("ray", "mlflow", "optuna", "numba", "hypothesis", "xdist", "pytest_timeout", "sentence_transformers")
@@ -64,7 +64,7 @@ def rows_of(built: Session) -> list[Result]:
     return rows
 
 
-# The rows
+# Rows
 
 
 def check_rows(given: Inputs, encoder: Path) -> int:
@@ -102,9 +102,9 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_parameters_of_all_rows_fit_generated_data(
     monkeypatch: pytest.MonkeyPatch, encoder: Path, tmp_path: Path
 ) -> None:
-    """Batches of 4,096 images among them, of which the embedded dataset has too few."""
+    """Rows with batches of 4,096 images need generated data, since the embedded dataset has too few images."""
     monkeypatch.setenv("ORCHESTRATOR_DATA", str(tmp_path))
-    monkeypatch.setattr(inputs_module, "PIXELS", 8)  # as many images, sooner
+    monkeypatch.setattr(inputs_module, "PIXELS", 8)  # small images, for speed
     with Inputs() as given:
         assert check_rows(given, encoder) == 59
         assert given.images_source == "generated"
@@ -124,7 +124,7 @@ def test_first_image_rows_are_resnets_in_bf16_compiled_and_uncompiled() -> None:
     assert names[:4] == [f"{net}, 256, {how}" for net in ("resnet18", "resnet50") for how in ("bf16 compiled", "bf16")]
 
 
-# The session
+# Session
 
 
 def test_errors_and_missing_packages_are_recorded_in_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +159,7 @@ def test_finished_rows_of_the_same_commit_and_device_are_not_repeated(
     second.run_part("3", rows[:1])
     for commit in ("ba9876543210", "0123456789ab-dirty", "0123456789ab-dirty", "unknown", "unknown"):
         on_h100(tmp_path, monkeypatch, commit).run_part("2", rows[:1])
-    assert runs[3:] == ["whole"] * 6, "of another part or commit, or of one that is not known"
+    assert runs[3:] == ["whole"] * 6, "rows of another part or commit, or of an unknown one, are run"
 
 
 def test_a_row_ends_at_its_own_limit_and_at_the_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,7 +215,7 @@ def test_unknown_part_and_missing_cuda_device_are_refused(tmp_path: Path, capsys
             main(["--parts", "3", "--out", str(tmp_path)])
 
 
-# What is measured
+# Measures
 
 
 def test_step_bytes_match_hand_counts() -> None:
@@ -261,7 +261,7 @@ def test_lightgcn_row_records_that_it_is_not_packed(tmp_path: Path) -> None:
 
 
 def test_device_comparison_uses_equal_batch_orders_on_both_devices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What ``tests/unit/workloads/test_gpu.py`` compares, on the virtual device: without equal orders, other losses."""
+    """The comparison of ``tests/unit/workloads/test_gpu.py`` on the virtual device; unequal orders change losses."""
     case = test_gpu.CASES["sgd-batched"]
 
     def on_both() -> tuple[test_gpu.Learned, test_gpu.Learned]:
@@ -280,7 +280,7 @@ def test_device_comparison_uses_equal_batch_orders_on_both_devices(monkeypatch: 
 
 
 def imports(file: Path) -> Iterator[str]:
-    """Modules that a file of the tests imports when it is imported, and those that these import."""
+    """Modules that a test file imports at its top level, and those that imported test modules import."""
     for statement in ast.parse(file.read_text()).body:
         names = [statement.module or ""] if isinstance(statement, ast.ImportFrom) else []
         if isinstance(statement, ast.Import | ast.ImportFrom):
@@ -293,7 +293,7 @@ def imports(file: Path) -> Iterator[str]:
 
 
 def test_gpu_tests_import_only_packages_of_a_gpu_machine() -> None:
-    """Besides the workloads, of which the import rules say the same."""
+    """Modules of the workloads are allowed, since the import rules limit their imports in the same way."""
     installed = {"numpy", "scipy", "pytest", "torch", "torchvision", "PIL", "pandas"}
     allowed = {*installed, "tests", "workloads", *sys.stdlib_module_names}
     files = measures.gpu_tests()
@@ -302,9 +302,9 @@ def test_gpu_tests_import_only_packages_of_a_gpu_machine() -> None:
     assert not strange
 
 
-@pytest.mark.faults  # imports much in a process of its own
+@pytest.mark.faults  # imports many modules in a separate process
 def test_gpu_tests_are_collected_without_packages_a_gpu_machine_lacks(without_packages: dict[str, str]) -> None:
-    """And what is imported for them is no orchestrator: only PyTorch and the workloads."""
+    """Imports PyTorch and the workloads, but not the orchestrator."""
     words = [
         "-m",
         "pytest",
@@ -328,7 +328,7 @@ def test_gpu_tests_are_collected_without_packages_a_gpu_machine_lacks(without_pa
     assert len(counts) == len(files)
 
 
-@pytest.mark.faults  # a minute, or more on a busy machine
+@pytest.mark.faults  # takes a minute, or more on a busy machine
 @pytest.mark.long
 def test_dry_run_of_every_part_writes_all_rows(tmp_path: Path, without_packages: dict[str, str]) -> None:
     command = [sys.executable, "-m", "benchmarks.gpu_day", "--dry", "--minutes", "600", "--out", str(tmp_path)]

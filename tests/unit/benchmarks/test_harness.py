@@ -21,7 +21,7 @@ def harness(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     monkeypatch.setattr(harness, "commit", lambda: "0123456789ab-dirty")
     monkeypatch.setattr(harness, "QUIET_CORES", 1e9)
     monkeypatch.setattr(harness, "busy_cores", lambda: 0.0)
-    monkeypatch.setattr(harness, "adopt_orphans", lambda: None)  # not those of other tests in this process
+    monkeypatch.setattr(harness, "adopt_orphans", lambda: None)  # other tests share this process
     return harness
 
 
@@ -49,7 +49,7 @@ def test_printed_tables_begin_with_command_date_and_commit(harness: Any, capsys:
 def test_benchmark_measures_its_checkout_and_not_the_installed_package(
     harness: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its commit is recorded."""
+    """The results name the commit of the checkout, so its code must be measured."""
     monkeypatch.setattr(harness, "HERE", tmp_path / "benchmarks")
     further = tmp_path / "further"
     for folder in (further, tmp_path / "workloads"):
@@ -65,7 +65,7 @@ def test_benchmark_measures_its_checkout_and_not_the_installed_package(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has subreapers")
 def test_cpu_time_of_orphaned_processes_counts_for_their_contestant(benchmarks: Path) -> None:
-    """Ray's daemons do that: their time is not another program's."""
+    """Ray's daemons are orphaned processes; their time must not count as that of other programs."""
     program = """
 import subprocess, sys, time, harness
 harness.Benchmark("none", rounds=1)
@@ -84,7 +84,7 @@ print(seconds)
 
 
 def test_time_of_other_programs_is_the_smaller_of_two_counts(harness: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ray's raylet does not wait for its workers: by cores their time would be another program's."""
+    """Ray's raylet does not wait for its workers, so a count by cores would attribute their time to other programs."""
     counts = iter([(1.0, 1.0), (1e6, 1.0)])
     monkeypatch.setattr(harness, "foreign_seconds", lambda: next(counts))
     bench = harness.Benchmark("none", rounds=1)
@@ -95,7 +95,7 @@ def test_time_of_other_programs_is_the_smaller_of_two_counts(harness: Any, monke
 def test_all_figures_of_a_disturbed_run_are_measured_again(
     harness: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Such as the seconds of a trial and of its whole process: the median of neither has a disturbed run."""
+    """A disturbed run is left out of every median, such as a trial's seconds and those of its whole process."""
     monkeypatch.setattr(harness, "QUIET_CORES", 0.3)
     foreign = iter([0.0, 1e9, 1e9, 1e9])
     monkeypatch.setattr(harness, "foreign_seconds", lambda: (next(foreign),) * 2)

@@ -53,7 +53,7 @@ def test_results_of_a_single_seed_are_stored_with_deviation_zero(
 
 
 def test_failing_peer_exits_with_its_error_message(contrast: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """This interpreter has no RecBole."""
+    """RecBole is not installed in this interpreter."""
     pairs = SimpleNamespace(users=torch.tensor([0]), items=torch.tensor([0]))
     data = SimpleNamespace(train=pairs, test=pairs, n_users=1, n_items=1)
     monkeypatch.setattr(contrast, "data_root", Path)
@@ -65,7 +65,7 @@ def test_failing_peer_exits_with_its_error_message(contrast: Any, monkeypatch: p
 def test_untrained_baseline_is_computed_for_all_seeds_of_later_calls(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A first call with one seed does not leave the others without an interval."""
+    """Baselines stored by a first call with one seed are extended, so that later calls have an interval."""
     quality = importlib.import_module("simclr_quality")
     monkeypatch.setattr(quality, "RESULTS", tmp_path)
 

@@ -61,7 +61,7 @@ def test_an_interrupted_recording_is_continued(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(Simulated, "trainings", 6)
     with pytest.raises(KeyboardInterrupt):
         record.record(tmp_path / "two.npz", "dns", 10, 2, 2, str)
-    assert len(read(tmp_path / "two.npz").test) == 4, "what was recorded is in the file"
+    assert len(read(tmp_path / "two.npz").test) == 4, "trials recorded before the interruption are in the file"
     monkeypatch.setattr(Simulated, "trainings", 10**6)
     record.record(tmp_path / "two.npz", "dns", 10, 2, 2, str)
     two = read(tmp_path / "two.npz")
@@ -86,7 +86,7 @@ def test_an_interrupted_recording_is_continued(tmp_path: Path, monkeypatch: pyte
 
 @pytest.mark.parametrize("scheduler", ["asha", "hyperband", "median", "racing"])
 def test_replays_decide_as_a_sweep_does(scheduler: Any, sample: Recording, tmp_path: Path) -> None:
-    """One trial after the other, through the study of a sweep with its journal."""
+    """The reference runs one trial after another through a sweep's study with its journal."""
     epochs = sample.about["every"] * sample.units.shape[1]
     decide_at = rungs(epochs, scheduler)
     running = study(
@@ -125,7 +125,7 @@ def test_the_report_has_every_scheduler_and_selector(sample: Recording, tmp_path
 
 
 def test_a_recording_without_further_seeds_has_no_selectors(sample: Recording, tmp_path: Path) -> None:
-    """One that was interrupted."""
+    """An interrupted recording has no further seeds."""
     arrays = {name: getattr(sample, name)[:0] for name in ("repeated", "repeat_units", "repeat_test")}
     replace(sample, **arrays).write(tmp_path / "bce.npz")
     with pytest.MonkeyPatch.context() as patch:
@@ -138,7 +138,7 @@ def test_a_recording_without_further_seeds_has_no_selectors(sample: Recording, t
 
 
 def test_unevenly_spaced_epochs_keep_their_training_time(sample: Recording) -> None:
-    """Of the sample, without its second value: the same device time, and no decision at the epoch that is left out."""
+    """The sample without its second value has equal device time, but no decision at the omitted epoch."""
     kept = [index for index in range(len(sample.epochs)) if index != 1]
     uneven = replace(
         sample, about=sample.about | {"epochs": [sample.epochs[index] for index in kept]}, units=sample.units[:, kept]
@@ -150,7 +150,7 @@ def test_unevenly_spaced_epochs_keep_their_training_time(sample: Recording) -> N
 
 
 def test_contenders_contain_the_best_simulated_trial(sample: Recording, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Units of equal trials with independent noise: nothing is lost, and trials far apart are separated."""
+    """Contenders contain the best of equal trials with independent noise; distant trials are separated."""
     monkeypatch.setattr(selection, "RESAMPLES", 500)
     rng = np.random.default_rng(0)
     for gap, most in ((0.0, 24.0), (5.0, 1.1)):
@@ -166,7 +166,7 @@ def test_contenders_contain_the_best_simulated_trial(sample: Recording, monkeypa
 
 
 def test_tpe_finds_better_trials_than_random_search(sample: Recording) -> None:
-    """Of 400 trials of one parameter, with the best value at its middle."""
+    """Simulates 400 trials of one parameter with the best value in the middle of its range."""
     rng = np.random.default_rng(0)
     params = [{"lr": float(value)} for value in np.exp(rng.uniform(np.log(1e-3), 0, 400))]
     values = np.array([-abs(np.log10(each["lr"]) + 1.5) for each in params])
@@ -181,7 +181,7 @@ def test_tpe_finds_better_trials_than_random_search(sample: Recording) -> None:
         found = samplers.compare(simulated, 6, 1)
     assert found["tpe"]["test"][-1] > found["random"]["test"][-1]
     used = samplers.play(simulated, samplers.SAMPLERS["tpe"], 24, seed=0)
-    assert len(set(used)) == 24, "each trial once"
+    assert len(set(used)) == 24, "each trial must be used once"
 
 
 def test_categories_and_log_scales_have_equal_distances() -> None:
@@ -193,7 +193,7 @@ def test_categories_and_log_scales_have_equal_distances() -> None:
 
 @pytest.mark.slow
 def test_recorder_does_not_import_modules_that_write_runs() -> None:
-    """The recorder evaluates test for each trial: it must not be able to write a run."""
+    """The recorder evaluates each trial on test, so it must not be able to write a run."""
     script = (
         "import sys, benchmarks.replay.record\n"
         "print([name for name in sys.modules if name.startswith(('orchestrator.tracking', 'orchestrator.runs', "

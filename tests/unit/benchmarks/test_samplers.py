@@ -1,4 +1,4 @@
-"""The sampler benchmark: BPR's least memory traffic, and options that are refused."""
+"""The sampler benchmark: the least memory traffic of BPR, and options that are refused."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ def samplers() -> Any:
 
 
 def test_least_traffic_of_a_bpr_epoch_matches_hand_counts(samplers: Any) -> None:
-    """10 interactions of 3 nodes in batches of 4, so 3 steps; 7 nodes of 2 floats."""
-    rows = 10 * 3 * (8 + 8 + 2 * 4 + 2 * 2 * 4)  # written, read; gathered; gradient read and written
-    dense = 7 * 2 * 4 * (1 + 4 + 3)  # cleared; table, gradient, two moments read; all but the gradient written
+    """10 interactions of 3 nodes in batches of 4 take 3 steps; there are 7 nodes of 2 floats."""
+    rows = 10 * 3 * (8 + 8 + 2 * 4 + 2 * 2 * 4)  # indices written and read; rows gathered; gradient read and written
+    dense = 7 * 2 * 4 * (1 + 4 + 3)  # cleared; table, gradient, 2 moments read; all but gradient written
     assert samplers.bpr_bytes(10, 7, 2, 4) == rows + 3 * dense
 
 

@@ -1,4 +1,4 @@
-"""The scale benchmark: costs at several sizes, and the size at which memory ends."""
+"""The scale benchmark: costs at several sizes, and the size at which memory is exhausted."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def test_measured_cost_covers_memory_and_writes_of_the_block(scale: Any, tmp_pat
     from growth import measured, memory
 
     for private in (False, True):
-        gc.collect()  # garbage of other tests that is freed inside would count against the block
+        gc.collect()  # garbage of other tests, if freed in the block, would reduce its count
         files = memory("RssFile")
         with measured(tmp_path, private) as cost:
             block = b"1" * 2**26
             (tmp_path / f"file-{private}").write_bytes(block[: 2**20])
-            reclaimed = 0 if private else max(0, files - memory("RssFile"))  # pages of mapped files, by the system
+            reclaimed = 0 if private else max(0, files - memory("RssFile"))  # mapped pages freed by the system
         assert cost.written == 2**20
         assert cost.memory >= 2**26 - reclaimed
         assert 0 <= cost.seconds < 60
@@ -63,7 +63,7 @@ def test_staging_exits_with_an_error_if_its_s3_server_has_ended(
     ended = subprocess.Popen(["false"])
     ended.wait()
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION", "AWS_ENDPOINT_URL_S3"):
-        monkeypatch.setenv(name, "")  # it sets them for the process
+        monkeypatch.setenv(name, "")  # stage sets these variables for the process
     monkeypatch.setattr(storage.subprocess, "Popen", lambda *words, **options: ended)
     with pytest.raises(SystemExit, match=r"moto\[server\]"):
         storage.stage(4, tmp_path)

@@ -1,4 +1,4 @@
-"""The benchmarks of searches compare programs that find the same documents."""
+"""The search benchmarks compare only programs that find the same documents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The server of the request benchmark: if it ends at the start, the benchmark exits with its output."""
+"""The benchmark of requests exits with the server's output if the server ends at the start."""
 
 from __future__ import annotations
 

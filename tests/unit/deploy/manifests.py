@@ -1,4 +1,7 @@
-"""What `deploy/` holds, read as its tools read it: kustomize's overlays resolved, compose's variables filled in."""
+"""The content of `deploy/` as its tools read it.
+
+Kustomize's overlays are resolved, and compose's variables are replaced.
+"""
 
 from __future__ import annotations
 
@@ -40,19 +43,19 @@ VARIABLE = re.compile(r"\$\{(\w+)(?:(:?\?)([^}]*))?\}")
 
 
 def load(text: str) -> Any:
-    """Parse YAML with libyaml, ten times as fast as the parser in Python."""
+    """Parse YAML with libyaml, which is ten times as fast as PyYAML's parser in Python."""
     return yaml.load(text, yaml.CSafeLoader)
 
 
 @cache
 def build(name: str) -> list[Manifest]:
-    """What `kubectl kustomize` prints, for the part of kustomize that is used here: JSON patches, images, namespace.
+    """The output of `kubectl kustomize` for the features used here: JSON patches, images, namespace.
 
-    It is made once: nobody changes what is given back.
+    The result is cached, so callers must not change it.
     """
     folder = KUBERAY / name
     plan = load((folder / "kustomization.yaml").read_text())
-    assert not set(plan) - KNOWN, f"{folder}: teach tests/unit/deploy/manifests.py what {set(plan) - KNOWN} means"
+    assert not set(plan) - KNOWN, f"{folder}: build() does not support {set(plan) - KNOWN}"
     found: list[Manifest] = []
     for resource in plan["resources"]:
         path = (folder / resource).resolve()
@@ -61,11 +64,11 @@ def build(name: str) -> list[Manifest]:
             if path.is_dir()
             else list(yaml.load_all(path.read_text(), yaml.CSafeLoader))
         )
-    found = json.loads(json.dumps(found))  # a copy in which YAML's anchors are objects of their own
+    found = json.loads(json.dumps(found))  # a copy in which each use of a YAML anchor is a separate object
     for patch in plan.get("patches", ()):
         operations = jsonpatch.JsonPatch(load(patch["patch"]))
         meant = [manifest for manifest in found if _is(manifest, patch["target"])]
-        assert meant, f"{folder}: a patch of {patch['target']} meets nothing"
+        assert meant, f"{folder}: a patch of {patch['target']} matches no manifest"
         for manifest in meant:
             operations.apply(manifest, in_place=True)
     for manifest in found:
@@ -79,7 +82,7 @@ def build(name: str) -> list[Manifest]:
 
 
 def every_manifest() -> Iterator[tuple[str, Manifest]]:
-    """Each manifest of each build, under a name for a test."""
+    """Each manifest of each build, with a name for a test's id."""
     for name in BUILDS:
         for manifest in build(name):
             yield f"{name}:{manifest['kind']}/{manifest['metadata']['name']}", manifest
@@ -92,7 +95,7 @@ def one(name: str, kind: str) -> Manifest:
 
 
 def pods(manifest: Any) -> Iterator[Manifest]:
-    """The specs of all pods that a manifest makes, wherever they stand in it."""
+    """The specs of all pods of a manifest, at any depth."""
     if isinstance(manifest, dict):
         if "containers" in manifest:
             yield manifest
@@ -109,7 +112,7 @@ def containers(manifest: Any) -> Iterator[Manifest]:
 
 
 def ray_clusters(name: str) -> Iterator[Manifest]:
-    """The specs of the Ray clusters of a build, a RayJob's own among them."""
+    """The specs of the Ray clusters of a build, including those of its RayJobs and RayServices."""
     for manifest in build(name):
         if manifest["kind"] == "RayCluster":
             yield manifest["spec"]
@@ -121,7 +124,7 @@ def ray_clusters(name: str) -> Iterator[Manifest]:
 
 @cache
 def compose(file: str = "compose.yaml") -> Manifest:
-    """A compose file as it stands, anchors resolved, variables not."""
+    """A compose file with anchors resolved and variables not replaced."""
     found: Manifest = load((DEPLOY / file).read_text())
     return found
 
@@ -133,7 +136,7 @@ def variables(file: Path) -> dict[str, str]:
 
 
 def filled(value: Any, given: Mapping[str, str]) -> Any:
-    """``value`` with compose's ${VARIABLE:?hint} replaced. Raises KeyError for one that has to have a value."""
+    """``value`` with compose's ${VARIABLE:?hint} replaced. Raises KeyError if a required variable has no value."""
 
     def put(match: re.Match[str]) -> str:
         name, operator, _ = match.groups()
@@ -159,7 +162,7 @@ BACKUP = "and to restore them into a new stack:"
 
 
 def commands_after(sentence: str) -> list[list[str]]:
-    """The lines of the code blocks of the README that follow ``sentence``, block by block, up to the next paragraph."""
+    """The lines of the code blocks that follow ``sentence`` in the README, by block, up to the next paragraph."""
     blocks: list[list[str]] = []
     for block in README.partition(sentence)[2].partition("\n\n")[2].split("\n\n"):
         if not block.startswith("    "):
@@ -169,7 +172,7 @@ def commands_after(sentence: str) -> list[list[str]]:
 
 
 def misspelt(value: Any, free: frozenset[str], path: tuple[Any, ...] = ()) -> Iterator[tuple[str, Any]]:
-    """``value`` with one of its keys misspelt, for each key in turn but those right below a name in ``free``."""
+    """``value`` with one misspelt key, for each key in turn except those directly below a name in ``free``."""
     for place, owner in _owners(value, path):
         if place and place[-1] in free:
             continue

@@ -1,4 +1,4 @@
-"""Strict schemas of what Kubernetes and its operators accept, and the rules that schemas cannot say."""
+"""Strict schemas of Kubernetes and its operators, and the rules that schemas do not express."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LOCAL_QUEUE = {
         },
     },
 }
-# Read once: each validation would read some megabytes of definitions again.
+# Cached: otherwise each validation would read some megabytes of definitions again.
 kubernetes_validate.utils.schema_contents = cache(kubernetes_validate.utils.schema_contents)
 
 METADATA = {"name", "namespace", "labels", "annotations"}
@@ -41,7 +41,7 @@ METADATA = {"name", "namespace", "labels", "annotations"}
 
 
 def definitions() -> Path:
-    """The folder of KubeRay's CRDs; skips where there is none, and fails under ORCHESTRATOR_NO_SKIP=1."""
+    """The folder of KubeRay's CRDs. Without one, the test is skipped, or fails under ORCHESTRATOR_NO_SKIP=1."""
     given, data = os.environ.get("ORCHESTRATOR_KUBERAY_CRDS"), os.environ.get("ORCHESTRATOR_DATA")
     folder = Path(given) if given else Path(data).parent / "kuberay-crds" if data else None
     if folder and folder.is_dir():
@@ -53,7 +53,7 @@ def definitions() -> Path:
 
 
 def check(manifest: Manifest) -> None:
-    """Raises jsonschema's ValidationError, or AssertionError, for anything that is not known to be right."""
+    """Raises jsonschema's ValidationError, or AssertionError, for anything that is not known to be valid."""
     group = manifest["apiVersion"].partition("/")[0]
     if group == "ray.io":
         if manifest["kind"] == "RayService" and not (definitions() / "ray.io_rayservices.yaml.gz").exists():
@@ -70,7 +70,7 @@ def check(manifest: Manifest) -> None:
 
 
 def operator_rules(manifest: Manifest) -> list[str]:
-    """What KubeRay's operator, its CRDs' CEL rules and Kueue's webhook would refuse, in their words shortened."""
+    """Violations of the rules of KubeRay's operator, its CRDs (CEL) and Kueue's webhook, as shortened messages."""
     spec, kind = manifest["spec"], manifest["kind"]
     cluster = spec if kind == "RayCluster" else spec.get("rayClusterSpec", spec.get("rayClusterConfig"))
     broken = []
@@ -119,7 +119,7 @@ def _ray(kind: str, folder: Path) -> jsonschema.Draft7Validator:
 
 
 def _strict(schema: Any) -> Any:
-    """The schema, refusing keys that it does not name: the API server would drop them without a word."""
+    """The schema with unknown keys refused, which the API server would drop silently."""
     if isinstance(schema, list):
         return [_strict(inner) for inner in schema]
     if not isinstance(schema, dict):

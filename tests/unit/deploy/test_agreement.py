@@ -1,4 +1,4 @@
-"""Values repeated in the files of `deploy/` agree: versions, names, ports, hosts, variables."""
+"""Values that are repeated in the files of `deploy/` agree: versions, names, ports, hosts, variables."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_mlflow_uses_the_database_that_compose_and_kubernetes_start() -> None:
     assert MLFLOW_IN_KUBERNETES["MLFLOW_BACKEND_STORE_URI"] == uri
     assert f"database_uri = {uri}\n" in (DEPLOY / "docker/auth.ini").read_text()
     place = urlsplit(uri)
-    assert place.password is None, "PGPASSWORD has it: a URI stands in logs and error messages"
+    assert place.password is None, "the URI is in logs; PGPASSWORD has the password"
     assert place.hostname in SERVICES
     (service,) = (
         each for each in build("base") if each["kind"] == "Service" and each["metadata"]["name"] == place.hostname
@@ -93,7 +93,7 @@ def test_mlflow_accepts_the_host_name_of_the_nodes_tracking_uri(where: str) -> N
         server, port, asked_for = SERVICES["mlflow"]["environment"], 5000, SERVICES["mlflow"]["healthcheck"]["test"]
         assert urlsplit(asked_for[-1]).netloc == urlsplit(uri).netloc
         assert SERVICES["mlflow"]["ports"] == [f"127.0.0.1:{EXAMPLE['MLFLOW_PORT']}:{port}"]
-        assert "localhost:*" in server["MLFLOW_SERVER_ALLOWED_HOSTS"].split(",")  # MLFLOW_PORT may be another
+        assert "localhost:*" in server["MLFLOW_SERVER_ALLOWED_HOSTS"].split(",")  # MLFLOW_PORT may differ
         assert urlsplit(uri).hostname in SERVICES
     else:
         (uri,) = {v["value"] for v in NODE_IN_KUBERNETES["env"] if v["name"] == "MLFLOW_TRACKING_URI"}
@@ -126,13 +126,13 @@ def test_team_sweep_uses_the_kueue_queue_of_the_team() -> None:
 
 
 def test_every_environment_variable_is_one_that_a_program_reads() -> None:
-    """An environment variable with a wrong name is the quietest of all mistakes."""
+    """An environment variable with a wrong name causes no error."""
     package = Path(mlflow.__file__).parent
     read = "\n".join(
         (package / name).read_text() for name in ("environment_variables.py", "cli/__init__.py", "utils/cli_args.py")
     )
     names = {name for service in SERVICES.values() for name in service["environment"]}
-    expanded = {"BUCKET", "ARTIFACTS_BUCKET"}  # by Kubernetes, in another value
+    expanded = {"BUCKET", "ARTIFACTS_BUCKET"}  # expanded by Kubernetes in another value
     names |= {
         variable["name"] for name in BUILDS for each in containers(build(name)) for variable in each.get("env", ())
     }
@@ -178,7 +178,7 @@ def test_nodes_do_not_use_the_admin_account_of_mlflow() -> None:
 
 
 def test_nodes_cannot_write_where_mlflow_keeps_its_models() -> None:
-    """A registered model is code: only MLflow has the key of its artifacts; in compose only it reaches their store."""
+    """A registered model is code, so only MLflow has its artifacts' key and, in compose, access to their store."""
     for name, service in SERVICES.items():
         of_artifacts = "ARTIFACTS" in str(compose()["services"][name]["environment"])
         assert of_artifacts == (name in {"mlflow", "artifacts", "artifacts-bucket"}), name
@@ -233,7 +233,7 @@ def test_readme_puts_every_referenced_key_into_its_secret() -> None:
 
 def test_backup_commands_of_the_readme_cover_database_and_volumes() -> None:
     backup, restore = map("\n".join, commands_after(BACKUP))
-    kept = set(compose()["volumes"]) - {"database", "datasets"}  # the first is dumped
+    kept = set(compose()["volumes"]) - {"database", "datasets"}  # the database is backed up by pg_dump
     for lines in (backup, restore):
         assert set(re.findall(rf"{compose()['name']}_(\w+):/", lines)) == kept
         assert SERVICES["postgres"]["image"] in lines
@@ -260,7 +260,7 @@ def test_files_of_passwords_are_created_with_mode_0600(tmp_path: Path) -> None:
 
 
 def test_policy_of_the_nodes_key_allows_only_the_bucket_of_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a store that checks keys: what nodes do is allowed on the bucket of runs alone."""
+    """The policy is checked by a store that verifies keys: the nodes' calls succeed on the bucket of runs only."""
     policy = (DEPLOY / "nodes" / "runs-policy.json").read_text()
     runs, artifacts = EXAMPLE["RUNS_BUCKET"], EXAMPLE["ARTIFACTS_BUCKET"]
     assert variables(DEPLOY / "nodes/nodes.env.example")["ORCHESTRATOR_STORAGE"] == f"s3://{runs}"
@@ -276,7 +276,7 @@ def test_policy_of_the_nodes_key_allows_only_the_bucket_of_runs(monkeypatch: pyt
         people.put_user_policy(UserName="nodes", PolicyName="runs", PolicyDocument=policy)
         key = people.create_access_key(UserName="nodes")["AccessKey"]
         nodes = boto3.client("s3", aws_access_key_id=key["AccessKeyId"], aws_secret_access_key=key["SecretAccessKey"])
-        monkeypatch.setattr("moto.settings.INITIAL_NO_AUTH_ACTION_COUNT", 0)  # from here on keys are checked
+        monkeypatch.setattr("moto.settings.INITIAL_NO_AUTH_ACTION_COUNT", 0)  # keys are checked from now on
         calls: dict[str, dict[str, Any]] = {
             "list_objects_v2": {}, "put_object": {"Key": "a", "Body": b"1"},
             "get_object": {"Key": "a"}, "delete_object": {"Key": "a"},

@@ -25,7 +25,7 @@ from tests.unit.deploy.test_slurm import ray_start as slurm_ray_start
 
 
 def ray_starts() -> Iterator[list[str]]:
-    """The words of every `ray start`, KubeRay's parameters and those of Slurm's nodes among them."""
+    """The arguments of every `ray start`, including KubeRay's parameters and those of Slurm's nodes."""
     for service in SERVICES.values():
         if service.get("command", ())[:2] == ["ray", "start"]:
             yield service["command"][2:]
@@ -44,7 +44,7 @@ def ray_starts() -> Iterator[list[str]]:
 
 
 def shapes() -> dict[str, list[connection.Node]]:
-    """The nodes of each example cluster as a sweep finds them: CPUs and GPUs, the head first."""
+    """The nodes of each example cluster in the form that a sweep uses: CPUs and GPUs, the head first."""
     found = {}
     for name in BUILDS:
         for spec in ray_clusters(name):
@@ -63,7 +63,7 @@ def shapes() -> dict[str, list[connection.Node]]:
 
 
 def asked(words: list[str], nodes: list[connection.Node], monkeypatch: pytest.MonkeyPatch) -> SweepSpec:
-    """The sweep that a command line asks for, on a cluster of these nodes; nothing is started."""
+    """The sweep of a command line on a cluster of these nodes; nothing is started."""
     caught = []
 
     def instead(spec: SweepSpec, *_: Any) -> None:
@@ -79,7 +79,7 @@ def asked(words: list[str], nodes: list[connection.Node], monkeypatch: pytest.Mo
 
 
 def entrypoint(name: str) -> tuple[str, list[str]]:
-    """The name that a RayJob's sweep has, and the words of our command."""
+    """The name of a RayJob's sweep, and the arguments of its orchestrator command."""
     python, option, module, run, *words = shlex.split(one(name, "RayJob")["spec"]["entrypoint"])
     assert (python, option, module) == ("python", "-m", durable.__name__)
     return run, words
@@ -88,7 +88,7 @@ def entrypoint(name: str) -> tuple[str, list[str]]:
 RAY_STARTS = list(map(tuple, ray_starts()))
 
 
-@pytest.mark.parametrize("words", RAY_STARTS, ids=range(len(RAY_STARTS)))  # Slurm's nodes draw their ports
+@pytest.mark.parametrize("words", RAY_STARTS, ids=range(len(RAY_STARTS)))  # the ports of Slurm's nodes are random
 def test_options_of_every_ray_start_command_are_valid(words: tuple[str, ...]) -> None:
     ray_commands.start.make_context("ray start", list(words))
 
@@ -114,7 +114,7 @@ def test_entrypoint_of_a_sweep_is_valid_and_uses_its_whole_cluster(name: str, mo
     nodes = shapes()[name]
     at_once = connection.check_fit(nodes, asked(words, nodes, monkeypatch).resources)
     device = "CPU" if "cpu" in name else "GPU"
-    assert at_once == sum(node[device] for node in nodes), "devices lie idle"
+    assert at_once == sum(node[device] for node in nodes), "all devices must be used"
 
 
 def test_resources_that_exceed_the_cluster_are_refused() -> None:
@@ -127,7 +127,7 @@ def test_resources_that_exceed_the_cluster_are_refused() -> None:
 
 
 def test_every_cluster_keeps_at_least_one_worker() -> None:
-    """A sweep sizes itself by the nodes that are there, and one that finds none is refused."""
+    """A sweep is sized by the existing nodes and refused if there are none."""
     for name, nodes in shapes().items():
         on_cpus = "cpu" in name or name.endswith("serve")
         assert connection.check_fit(nodes, Resources(gpus_per_worker=not on_cpus)) >= 1, name
@@ -153,7 +153,7 @@ def test_sweeps_of_the_readme_fit_every_cluster(line: str, monkeypatch: pytest.M
     words = shlex.split(line, comments=True)[shlex.split(line).index("--") + 1 :]
     specs: dict[float, SweepSpec] = {}
     for name, nodes in shapes().items():
-        gpus = sum(node["GPU"] for node in nodes)  # all that a sweep's resources take from its cluster
+        gpus = sum(node["GPU"] for node in nodes)  # a sweep's resources depend only on the cluster's GPUs
         if gpus not in specs:
             specs[gpus] = asked(words, nodes, monkeypatch)
         assert connection.check_fit(nodes, specs[gpus].resources) >= 1, name

@@ -1,4 +1,4 @@
-"""The compose files: compose's schema, variables, secrets, limits, rights, health checks, dependencies."""
+"""The compose files: compose's schema, variables, secrets, limits, rights, health checks, and dependencies."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SECRET = re.compile(r"PASSWORD|SECRET|TOKEN|ACCESS_KEY")
 
 @pytest.fixture(scope="module")
 def schema() -> jsonschema.protocols.Validator:
-    """The compose specification, as check-jsonschema carries it."""
+    """The compose specification that is part of check-jsonschema."""
     text = (files("check_jsonschema") / "builtin_schemas" / "vendor" / "compose-spec.json").read_text()
     return jsonschema.validators.validator_for(json.loads(text))(json.loads(text))
 
@@ -35,7 +35,7 @@ def test_compose_file_is_valid_by_the_specification(schema: jsonschema.protocols
 def test_a_misspelt_key_anywhere_is_caught(schema: jsonschema.protocols.Validator, name: str) -> None:
     stack = {key: value for key, value in filled(compose(name), GIVEN).items() if not key.startswith("x-")}
     for place, wrong in misspelt(stack, FREE):
-        assert not schema.is_valid(wrong), f"{place} misspelt is not seen"
+        assert not schema.is_valid(wrong), f"{place} misspelt is not detected"
 
 
 def test_every_variable_is_in_the_example_and_must_have_a_value() -> None:
@@ -67,13 +67,13 @@ def test_secrets_come_from_the_environment_and_the_example_holds_none() -> None:
             if SECRET.search(name):
                 assert VARIABLE.fullmatch(value), f"{name} is a literal"
         words = " ".join([*service.get("command", ()), *service.get("healthcheck", {}).get("test", ())])
-        assert not SECRET.search(words), "a process's words can be read by everybody"
+        assert not SECRET.search(words), "all users can read a process's arguments"
     for name, value in EXAMPLE.items():
         assert not (SECRET.search(name) or name.endswith("_KEY")) or not value, f"{name} has a value in .env.example"
 
 
 def test_services_that_are_built_keep_their_names() -> None:
-    """Anyone behind a proxy lays a file over this one, which names the services that are built."""
+    """An override file for a proxy names the services that are built."""
     built = {name for name, service in SERVICES.items() if "build" in service}
     assert built == {"mlflow", "ray-head", "ray-worker", "buckets"}
     assert SERVICES["artifacts-bucket"]["image"] == SERVICES["buckets"]["image"] == SERVICES["mlflow"]["image"]
@@ -84,7 +84,7 @@ def test_each_service_has_limits_and_a_read_only_root() -> None:
         assert service["read_only"] is True, name
         assert service["pids_limit"] > 0, name
         assert {"mem_limit", "cpus"} <= set(service), name
-        if "buckets.py" not in str(service.get("command")):  # those run for a second
+        if "buckets.py" not in str(service.get("command")):  # those end after about a second
             for limit, variable in (("mem_limit", "MEMORY"), ("cpus", "CPUS")):
                 (used,) = VARIABLE.findall(compose()["services"][name][limit])
                 assert re.fullmatch(r"0|\d+g" if variable == "MEMORY" else r"[012]", EXAMPLE[used[0]]), used
@@ -118,7 +118,7 @@ def test_health_check_of_each_permanent_service_uses_its_own_name() -> None:
         if service["restart"] == "no":
             continue
         words = " ".join(service["healthcheck"]["test"])
-        # A worker's raylet listens on its own loopback alone, and has no name of its own where there are several.
+        # A worker's raylet listens only on its own loopback, and several workers share one service name.
         host = "127.0.0.1" if name == "ray-worker" else name
         assert re.search(rf"(//|--host=){host}\b", words), f"{name}: {words}"
     assert "/api/2.0/mlflow/" in SERVICES["mlflow"]["healthcheck"]["test"][-1], "/health hides the host check"

@@ -33,13 +33,13 @@ def arguments(dockerfile: Path) -> dict[str, str]:
 
 
 def base(dockerfile: Path) -> str:
-    """The image it is built on, its arguments filled in."""
+    """The base image, with build arguments replaced."""
     (found,) = (value for word, value in instructions(dockerfile) if word == "FROM")
     return re.sub(r"\$\{(\w+)\}", lambda match: arguments(dockerfile)[match[1]], found)
 
 
 def copied(dockerfile: Path) -> list[str]:
-    """What it takes from the context."""
+    """The files that are copied from the build context."""
     sources = [value for word, value in instructions(dockerfile) if word == "COPY"]
     return [path for value in sources for path in value.split()[:-1] if not path.startswith("--")]
 
@@ -61,7 +61,7 @@ def test_python_of_the_base_images_is_3_11() -> None:
 def test_images_run_as_an_unprivileged_numeric_user() -> None:
     for dockerfile in DOCKERFILES:
         users = [value for word, value in instructions(dockerfile) if word == "USER"]
-        # A number: Kubernetes cannot tell of a name that it is not root's.
+        # The user is a number, since Kubernetes cannot determine whether a name is root's.
         assert re.fullmatch(r"1000:\d+", users[-1])
 
 
@@ -69,7 +69,7 @@ def test_images_run_as_an_unprivileged_numeric_user() -> None:
 def test_build_context_contains_only_the_copied_files(dockerfile: Path) -> None:
     lines = dockerfile.with_name(f"{dockerfile.name}.dockerignore").read_text().splitlines()
     rules = [line for line in lines if line and not line.startswith("#")]
-    assert rules[0] == "*", "all is left out but what is named"
+    assert rules[0] == "*", "all other files must be excluded"
     assert {rule[1:] for rule in rules if rule.startswith("!")} == set(copied(dockerfile))
     for source in copied(dockerfile):
         assert (ROOT / source).exists()

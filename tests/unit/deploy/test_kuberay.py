@@ -1,4 +1,4 @@
-"""The Kubernetes manifests against strict schemas and the operators' rules, as kustomize puts them together."""
+"""The Kubernetes manifests, as kustomize combines them, against strict schemas and the rules of the operators."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_pods_are_restricted_and_hold_no_secret(name: str) -> None:
                 "capabilities": {"drop": ["ALL"]},
             }
             assert container["resources"]["requests"].keys() >= BOUNDED
-            assert container["resources"]["limits"].keys() >= BOUNDED, "one that grows takes its node down"
+            assert container["resources"]["limits"].keys() >= BOUNDED, "without limits a container can exhaust its node"
             for variable in container.get("env", ()):
                 secret = any(word in variable["name"] for word in ("PASSWORD", "SECRET", "TOKEN", "ACCESS_KEY"))
                 assert not secret or "secretKeyRef" in variable["valueFrom"], variable["name"]
@@ -125,7 +125,7 @@ def test_pods_are_restricted_and_hold_no_secret(name: str) -> None:
 
 
 def test_volume_sizes_and_requests_are_within_the_limits_of_a_pod() -> None:
-    """The volumes on a node's disk have sizes that the pod's limit covers; requests are not above limits."""
+    """A pod's limit covers the sizes of its volumes on the node's disk, and requests do not exceed limits."""
     for name, manifest in MANIFESTS.items():
         for pod in pods(manifest):
             limits = [container["resources"]["limits"] for container in pod["containers"]]
@@ -140,7 +140,7 @@ def test_volume_sizes_and_requests_are_within_the_limits_of_a_pod() -> None:
 
 
 def test_only_the_autoscaler_has_a_kubernetes_token() -> None:
-    """The head runs the drivers of jobs, which would read it."""
+    """The drivers of jobs run on the head and could read a token there."""
     for name, manifest in MANIFESTS.items():
         for pod in pods(manifest):
             assert pod["automountServiceAccountToken"] is False, name
@@ -168,7 +168,7 @@ def test_only_the_autoscaler_has_a_kubernetes_token() -> None:
 
 @pytest.mark.parametrize(("name", "gpus"), [("gpu-nodes", "8"), ("rdma", "8")])
 def test_pod_of_a_multi_gpu_node_takes_all_gpus_and_shared_memory(name: str, gpus: str) -> None:
-    """One pod takes a whole node, with shared memory for NCCL and loaders; the nodes of rdma reach each other by it."""
+    """A pod takes a whole node, with shared memory for NCCL and loaders. With rdma, nodes communicate by RDMA."""
     for spec in (*ray_clusters(f"overlays/{name}"), *ray_clusters(f"overlays/{name}/sweep")):
         (group,) = spec["workerGroupSpecs"]
         pod = group["template"]["spec"]
@@ -209,19 +209,19 @@ def test_sweep_job_shuts_down_and_ends_before_its_deadline() -> None:
         words = spec["entrypoint"].split()
         assert spec["shutdownAfterJobFinishes"] is True
         assert spec["backoffLimit"] > 0
-        assert spec["submitterConfig"] == {"backoffLimit": 0}, "a retry before the workers are back"
+        assert spec["submitterConfig"] == {"backoffLimit": 0}, "no retry before the workers are back"
         assert float(words[words.index("--time-budget") + 1]) < spec["activeDeadlineSeconds"]
         assert spec["preRunningDeadlineSeconds"] < spec["activeDeadlineSeconds"]
 
 
 def test_sweep_cluster_has_the_pod_templates_of_the_permanent_cluster() -> None:
-    """The pod templates stand in two files: kustomize cannot share them."""
+    """The pod templates are repeated in two files, since kustomize cannot share them."""
     for name in ("", "overlays/cpu/", "overlays/single-gpu/", "overlays/gpu-nodes/", "overlays/rdma/"):
         here, there = name.rstrip("/") or "base", f"{name}sweep"
         stays = copy.deepcopy(one(here, "RayCluster")["spec"])
         comes = one(there, "RayJob")["spec"]["rayClusterSpec"]
         head = stays["headGroupSpec"]["template"]["spec"]
-        head["volumes"] = [volume for volume in head["volumes"] if "projected" not in volume]  # the autoscaler's
+        head["volumes"] = [volume for volume in head["volumes"] if "projected" not in volume]  # of the autoscaler
         assert stays["headGroupSpec"] == comes["headGroupSpec"]
         (stays,), (comes,) = stays["workerGroupSpecs"], comes["workerGroupSpecs"]
         assert stays["template"] == comes["template"]
@@ -237,14 +237,14 @@ def test_network_policies_allow_only_the_named_callers() -> None:
         for manifest in [*build("base"), *build("sweep")]
         for template in _templates(manifest)
     }
-    assert set(policies) == labels - {"buckets"}, "a Job that no one may call"
+    assert set(policies) == labels - {"buckets"}, "only the Job buckets has no callers"
     for name, policy in policies.items():
         assert policy["podSelector"] == {"matchLabels": {"app.kubernetes.io/name": name}}
         assert all(peer for rule in policy["ingress"] for peer in rule["from"])
     (to_database,) = policies["postgres"]["ingress"]
     assert to_database["from"] == [{"podSelector": {"matchLabels": {"app.kubernetes.io/name": "mlflow"}}}]
     of_ray = {"podSelector": {"matchLabels": {"app.kubernetes.io/name": "ray"}}}
-    operator = {  # the label of KubeRay's helm chart and of its kustomize install alike, in whichever namespace
+    operator = {  # the label in KubeRay's helm chart and in its kustomize install, in any namespace
         "namespaceSelector": {},
         "podSelector": {"matchLabels": {"app.kubernetes.io/component": "kuberay-operator"}},
     }
@@ -262,7 +262,7 @@ def test_network_policies_allow_only_the_named_callers() -> None:
 
 
 def _number(quantity: str) -> float:
-    """What a quantity of Kubernetes means: bytes, CPUs, devices."""
+    """The value of a Kubernetes quantity: bytes, CPUs or devices."""
     unit = quantity.lstrip("0123456789.")
     return float(quantity.removesuffix(unit)) * (UNITS[unit] if unit else 1)
 
@@ -277,7 +277,7 @@ def _templates(value: Any) -> list[Manifest]:
 def test_arguments_of_the_ray_service_are_those_of_its_application() -> None:
     (application,) = load(one("serve", "RayService")["spec"]["serveConfigV2"])["applications"]
     module, _, name = application["import_path"].partition(":")
-    tree = ast.parse((ROOT / f"{module.replace('.', '/')}.py").read_text())  # importing it needs ray[serve]
+    tree = ast.parse((ROOT / f"{module.replace('.', '/')}.py").read_text())  # an import requires ray[serve]
     (build,) = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name)
     taken = {node.value for node in ast.walk(build) if isinstance(node, ast.Constant)}
     assert application["args"].keys() <= taken

@@ -1,4 +1,4 @@
-"""The files of Ray's cluster launcher, read with the functions of `ray up`."""
+"""The files of Ray's cluster launcher, read by the functions of `ray up`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def read(name: str) -> Manifest:
 
 
 def check(config: Manifest) -> Manifest:
-    """The configuration as the launcher completes it. Raises what it raises for one that it does not take."""
+    """The configuration as completed by the launcher. Raises the launcher's error for an invalid one."""
     provider = config["provider"]
     if unknown := set(provider) - PROVIDERS[provider["type"]]:
         raise ValueError(f"unknown to the provider: {unknown}")
@@ -57,7 +57,7 @@ def test_launcher_accepts_the_cluster_file(name: str) -> None:
 @pytest.mark.parametrize("name", FILES)
 def test_a_misspelt_key_is_caught(name: str) -> None:
     for place, wrong in misspelt(read(name), FREE | {"BlockDeviceMappings"}):
-        if "node_config" in place.split("/")[:-1]:  # EC2's
+        if "node_config" in place.split("/")[:-1]:  # keys of EC2
             continue
         with pytest.raises((jsonschema.ValidationError, AssertionError, ValueError, KeyError, TypeError)):  # noqa: PT012
             check(wrong)
@@ -78,7 +78,7 @@ def test_only_the_head_has_an_aws_instance_profile() -> None:
     profiles = {kind: each["node_config"].get("IamInstanceProfile") for kind, each in _kinds(config).items()}
     assert profiles == {config["head_node_type"]: {"Name": "orchestrator-head"}, "gpu": None}
     bootstrap = _configure_iam_role({**copy.deepcopy(config), "head_node": {}})  # without a request to AWS
-    assert bootstrap["head_node"] == {}, "a role of the launcher's own"
+    assert bootstrap["head_node"] == {}, "the launcher must not create a role"
     tags = {
         value
         for statement in HEAD_POLICY["Statement"]
@@ -92,7 +92,7 @@ def test_only_the_head_has_an_aws_instance_profile() -> None:
 
 @pytest.mark.slow
 def test_policy_of_the_head_allows_only_the_calls_of_the_autoscaler(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ray's own calls against moto, which checks the actions alone: it knows no resource and no condition of EC2."""
+    """Makes Ray's own calls against moto, which checks actions, but neither resources nor conditions of EC2."""
     config = read("cluster-aws.yaml")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "administrator")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "administrator")
@@ -108,10 +108,10 @@ def test_policy_of_the_head_allows_only_the_calls_of_the_autoscaler(monkeypatch:
         ec2 = boto3.client("ec2", region_name=region)
         worker = {
             **config["available_node_types"]["gpu"]["node_config"],
-            "ImageId": "ami-03cf127a",  # moto's own; it takes seconds to list all of its images
+            "ImageId": "ami-03cf127a",  # an image of moto, whose full list takes seconds
             "SubnetIds": [ec2.describe_subnets()["Subnets"][0]["SubnetId"]],
         }
-        monkeypatch.setattr("moto.settings.INITIAL_NO_AUTH_ACTION_COUNT", 0)  # from here on keys are checked
+        monkeypatch.setattr("moto.settings.INITIAL_NO_AUTH_ACTION_COUNT", 0)  # keys are checked from now on
         provider = AWSNodeProvider({**config["provider"], "aws_credentials": key}, config["cluster_name"])
         provider.create_node(worker, {TAG_RAY_NODE_KIND: "worker"}, 1)
         (node,) = provider.non_terminated_nodes({})
@@ -153,7 +153,7 @@ def test_head_has_no_cpus_and_its_dashboard_is_on_loopback(name: str) -> None:
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize(("hard", "files"), [(4096, 4096), (None, 65536)])
 def test_limit_of_open_files_is_raised_to_the_allowed_maximum(name: str, hard: int | None, files: int) -> None:
-    """Where the hard limit is lower, as in rootless Docker, Ray starts with that."""
+    """If the hard limit is lower, as in rootless Docker, Ray starts with the hard limit."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     lower = "ulimit -Sn 1024;" + (f"ulimit -Hn {hard};" if hard else "")
     for command in _starts(read(name)):

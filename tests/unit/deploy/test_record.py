@@ -1,4 +1,4 @@
-"""The record that ``make test-deploy`` leaves in ``docs/``."""
+"""The record that ``make test-deploy`` writes to ``docs/``."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_deploy_pages_link_the_record_and_it_contains_no_local_path() -> None:
 
 @pytest.mark.parametrize("name", ["compose", "dist", "slurm"])
 def test_deploy_test_modules_have_a_timeout_of_an_hour(name: str) -> None:
-    """The other tests' limit ends a first build of the images."""
+    """The timeout of the other tests would end the first build of the images."""
     module = importlib.import_module(f"tests.deploy.test_{name}")
     marks = {mark.name: mark.args for mark in module.pytestmark}
     assert marks["timeout"] == (3600,)

@@ -1,4 +1,4 @@
-"""Scripts of the deployments: durable retries, health checks, buckets, the account of the training nodes."""
+"""Scripts of the deployments: durable retries, health checks, buckets, and the MLflow account of training nodes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def script(name: str) -> ModuleType:
 
 
 class Commands:
-    """An `orchestrator` that notes what it is asked, and answers `status` and the rest as it was told to."""
+    """A stand-in for `orchestrator` that records its arguments; `status` and other commands answer as configured."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._environment = folder, {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -62,7 +62,7 @@ exit {code}
         program.chmod(0o755)
 
     def durable(self, *words: str) -> int:
-        """The exit code of an attempt, made in this process."""
+        """The exit code of an attempt that runs in this process."""
         kept = {stop: signal.getsignal(stop) for stop in (signal.SIGINT, signal.SIGTERM)}
         with pytest.MonkeyPatch.context() as patch:
             for name in ("PATH", "RAY_JOB_CONFIG_JSON_ENV_VAR"):
@@ -155,7 +155,7 @@ def test_durable_refuses_other_arguments(
 
 @pytest.fixture
 def server() -> Iterator[tuple[str, list[dict[str, str | None]]]]:
-    """A server that notes by what name and with what credentials it is asked; it answers 401 to a wrong one."""
+    """A server that records the Host and Authorization of requests, and answers 401 to wrong credentials."""
     heard: list[dict[str, str | None]] = []
 
     class Handler(QuietHandler):

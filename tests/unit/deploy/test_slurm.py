@@ -1,4 +1,4 @@
-"""Slurm's scripts without Slurm: syntax, options of sbatch and Ray. ``make test-deploy`` runs them."""
+"""Slurm's scripts without Slurm: syntax, and options of sbatch and Ray. ``make test-deploy`` runs them with Slurm."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ Head = Literal["listens", "is lost", "never starts"]
 
 
 def node(folder: Path, head: Head = "listens", **variables: str) -> list[str]:
-    """What ``node.sh`` tells Ray and Slurm on a node with these variables of Slurm, by what becomes of Ray's head."""
+    """The output of the stand-ins for Ray and Slurm when ``node.sh`` runs with these variables of Slurm.
+
+    ``head`` is the behaviour of Ray's head.
+    """
     lost = folder / "lost"
     for name, body in PROGRAMS.items():
         (folder / name).write_text(f"#!/bin/sh\n{body}\n")
@@ -60,12 +63,12 @@ def node(folder: Path, head: Head = "listens", **variables: str) -> list[str]:
 
 
 def ray_start(folder: Path, **variables: str) -> list[str]:
-    """The words that it gives to ``ray start``."""
+    """The arguments of ``ray start`` in ``node.sh``."""
     return node(folder, **variables)[1:-1]
 
 
 def memory(folder: Path, **variables: str) -> list[int]:
-    """The memory and the object store that Ray is told, in bytes."""
+    """The memory and the object store of the options of ``ray start``, in bytes."""
     words = ray_start(folder, SLURM_NODEID="2", **variables)
     return [int(word.partition("=")[2]) for word in words if "memory" in word]
 
@@ -96,11 +99,11 @@ def test_ray_gets_no_memory_option_without_a_slurm_limit(variables: dict[str, st
 
 
 def test_temporary_folder_of_ray_is_private_and_removed(tmp_path: Path) -> None:
-    """Ray gives the folder with its sockets mode 0777."""
+    """Ray creates the folder of its sockets with mode 0777."""
     printed = node(tmp_path, SLURM_NODEID="1")
     folder = next(word for word in printed if word.startswith("--temp-dir=")).removeprefix("--temp-dir=")
     assert printed[-1] == f"700 {Path(folder).parent}"
-    assert not Path(folder).parent.exists(), "it is left"
+    assert not Path(folder).parent.exists(), "the folder is not removed"
 
 
 def test_the_first_node_is_the_head_and_its_dashboard_on_loopback(tmp_path: Path) -> None:
@@ -111,7 +114,7 @@ def test_the_first_node_is_the_head_and_its_dashboard_on_loopback(tmp_path: Path
     for words in (head, worker):
         assert {"--num-cpus=4", "--num-gpus=8"} <= set(words)
         ports = [word.partition("=")[2] for word in words if word.startswith("--") and "-port=" in word]
-        ports = [port for port in ports if port != "0"]  # any
+        ports = [port for port in ports if port != "0"]  # 0 is any free port
         assert len(set(ports)) == len(ports), ports
 
 
@@ -138,7 +141,7 @@ def test_failed_ray_start_is_retried_while_the_head_answers(number: str, tmp_pat
 
 
 def test_a_node_whose_head_was_lost_does_not_try_again(tmp_path: Path) -> None:
-    """Ray's processes end with an error; to join the lost head again would take minutes."""
+    """Ray's processes end with an error; joining the lost head again would take minutes."""
     printed = node(tmp_path, "is lost", SLURM_NODEID="1", START="1")
     assert printed.count("start") == 1
     assert "scontrol requeue test" in printed
@@ -159,7 +162,7 @@ def test_a_node_whose_head_was_lost_does_not_try_again(tmp_path: Path) -> None:
 def test_a_job_that_slurm_stops_is_requeued(
     preempted: str, code: int, signalled: str, requeued: bool, tmp_path: Path
 ) -> None:
-    """``signalled`` is the program that runs when the signal before the time limit or preemption comes."""
+    """``signalled`` is the program that is running when the signal before the time limit or preemption arrives."""
     then = "exit 0" if signalled and code == 1 else "exec /bin/sleep 50"
     ignore = 'trap "" TERM; ' if then == "exit 0" else ""
     signal = f'case "$*" in *{signalled or "nothing"}*) {ignore}kill -USR1 $PPID; {then};; esac'

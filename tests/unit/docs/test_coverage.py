@@ -1,4 +1,4 @@
-"""The page of coverage is current, names only what exists, and has a row for every stored and published result."""
+"""The coverage page is current, names only existing objects, and has a row for every stored or published result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Docstrings of losses and metrics state shapes, and presets of the example have docstrings."""
+"""Docstrings of losses and metrics state shapes, and presets of the linreg example have docstrings."""
 
 from __future__ import annotations
 

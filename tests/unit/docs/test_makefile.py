@@ -1,4 +1,4 @@
-"""`make test` runs both parts of the tests. A stub stands for Python."""
+"""Targets of the Makefile. In the tests of `make test`, a stub replaces Python."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is no
 
 
 def make_test(folder: Path, unit: str, integration: str) -> tuple[list[str], subprocess.CompletedProcess[str]]:
-    """Run `make test` with a Python that runs the given shell code for each part. Returns the parts it was run for."""
+    """Run `make test` with a stub of Python that runs shell code for each part. Returns the parts that ran."""
     stub, ready, parts = folder / "python", folder / "ready", folder / "parts"
     stub.write_text(
         f'#!/bin/sh\necho "$3" >> {parts}\ncase "$3" in tests/unit) {unit};; tests/integration) {integration};; esac\n'
@@ -51,7 +51,7 @@ def test_ctrl_c_ends_both_parts_of_make_test(tmp_path: Path) -> None:
 
 
 def test_make_dist_does_not_use_the_training_environment(tmp_path: Path) -> None:
-    """A laptop builds the client with it."""
+    """The client is built with it on a laptop, which has no training environment."""
     words = ["make", "-C", str(ROOT), "--dry-run", "dist", f"TOOLS={tmp_path}", f"VENV={tmp_path}/none"]
     printed = subprocess.run(words, capture_output=True, text=True, check=True, timeout=100).stdout
     assert f"{tmp_path}/bin/python -m build" in printed

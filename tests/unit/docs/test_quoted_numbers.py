@@ -1,4 +1,4 @@
-"""Each number of README and the results pages is in the results file that it names, or is listed with its reason."""
+"""Numbers of README and results pages are in the results files that the pages name, or are listed with a reason."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def numbers(page: str) -> list[Quoted]:
 
 
 def entries(page: str, one: Quoted) -> list[dict[str, Any]]:
-    """What is listed for a number."""
+    """The listed entries of a number."""
     line = lines(page)[one.line - 1]
     return [
         entry for entry in LISTED
@@ -87,7 +87,7 @@ def test_results_page_marks_no_miss_without_its_size(page: str) -> None:
     assert "**below**" not in "\n".join(lines(page))
 
 
-# The test itself
+# The check of numbers itself
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_wrong_digit_on_a_results_page_is_reported(right: str, wrong: str) -> No
 
 
 def test_most_wrong_last_digits_are_found() -> None:
-    """A number of another row may have the digits by chance, so that not each is."""
+    """The digits may occur by chance in another row, so some wrong digits are not found."""
     every = [one for page in RESULT_PAGES for one in numbers(page) if one.artefacts and ARTEFACTS.have(one)]
     changed = [Quoted((_next_digit(one.numbers[0]), *one.numbers[1:]), one.unit, 0, one.artefacts) for one in every]
     missed = sum(ARTEFACTS.have(one) for one in changed)
@@ -125,7 +125,7 @@ def _next_digit(text: str) -> str:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A benchmark's results, a published table and a printed one."""
+    """Results of a benchmark, a published table and a printed table."""
     (tmp_path / RESULTS / "published").mkdir(parents=True)
     row = {"what": "an epoch", "ours": 2_310_151.5, "theirs": 712_207.2, "ratio": 0.2438}
     bench = {"rows": [row], "samples": {"ours": [0.125]}, "notes": []}
@@ -157,7 +157,7 @@ def test_page_numbers_that_no_named_result_contains_are_reported(folder: Path, t
     assert [str(one) for one in quoted(text, artefacts) if not artefacts.have(one)] == wrong
 
 
-# What the files say of themselves
+# Headers of result files
 
 
 def test_every_published_result_has_its_command_its_commit_and_its_date() -> None:

@@ -59,7 +59,7 @@ def test_first_commands_of_the_readme_are_make_targets() -> None:
     "page", sorted((ROOT / "workloads").glob("*/README.md")), ids=lambda page: Path(page).parent.name
 )
 def test_a_workloads_readme_names_each_of_its_files(page: Path) -> None:
-    """A module by its name, or the folder that it is in; and nothing that is not there."""
+    """A file is named as a module or by its folder, and each named file exists."""
     files = page.read_text().partition("\n## Files\n")[2].partition("\n## ")[0]
     named = set(re.findall(r"`([\w/]+(?:\.py|/))`", files))
     there = {path.name for path in page.parent.glob("*.py")} - {"__init__.py"}

@@ -1,4 +1,4 @@
-"""The page on scripts has the keys that ``--json`` prints and the files that a run leaves."""
+"""The page on scripts has the keys that ``--json`` prints, and the files of a run."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def words(cell: str) -> set[str]:
 
 
 def documented(name: str) -> tuple[set[str], set[str]]:
-    """Keys that an output always has, and optional ones."""
+    """The keys that an output always has, and the optional ones."""
     always, optional = next((always, optional) for label, always, optional in ROWS if label.startswith(name))
     base = BASES.get(name.strip("`"))
     named = words(always) - {base}
@@ -52,7 +52,7 @@ def documented(name: str) -> tuple[set[str], set[str]]:
 
 @pytest.fixture
 def keys(home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Typed]:
-    """Types a line with ``--json``; gives what it prints, which is one line."""
+    """A function that runs a command line with ``--json`` and returns its output, which is one line of JSON."""
     monkeypatch.setitem(catalog.BUILT_IN, "toy", toy_published.ENTRY)
     monkeypatch.setenv(NAMES["tracking"][0], "none")
     all_published.cache_clear()
@@ -68,7 +68,7 @@ def keys(home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
 
 
 def check(name: str, printed: Any, params: Set[str] = frozenset()) -> Any:
-    """Compare the keys of an object, or of the first of a list, with the page; give the object."""
+    """Compare the keys of an object, or of the first in a list, with the page. Returns the object."""
     one = printed[0] if isinstance(printed, list) else printed
     always, optional = documented(name)
     got = {key for key in one if not key.startswith("params.")} - params
@@ -116,7 +116,7 @@ def test_documented_keys_and_files_match_real_runs(keys: Typed, tmp_path: Path) 
     named = re.findall(r"^\| (`.+?) \|", FILES, re.MULTILINE)
     for name in re.findall("`(.+?)`", " ".join(named)):
         held = any((place / name).exists() for place in (folder, Path(sweep["folder"])))
-        assert held or name == "report.html", name  # its plots take their time
+        assert held or name == "report.html", name  # no_page disables it: its plots take long
     recorded = json.loads((folder / "record.json").read_text())["result"]
     assert recorded == {key: value for key, value in run.items() if key != "folder"}
 

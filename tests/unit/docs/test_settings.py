@@ -1,4 +1,4 @@
-"""The page of settings, and lists in the first guide, are those of the code."""
+"""The page of settings and lists in the first guide agree with the code."""
 
 from __future__ import annotations
 

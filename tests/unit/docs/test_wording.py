@@ -1,4 +1,4 @@
-"""The wording check of ``make lint`` sees strings, comments and pages, and nothing else."""
+"""The wording check of ``make lint`` reads strings, comments and pages, and nothing else."""
 
 from __future__ import annotations
 

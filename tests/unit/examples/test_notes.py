@@ -1,4 +1,4 @@
-"""Experiment files in examples/notes: each is valid and trains, and has the settings that the notes print."""
+"""Experiment files in examples/notes: each is valid and trains, and has the settings of the notes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_every_notes_file_has_small_test_settings() -> None:
 
 @pytest.mark.parametrize("file", NOTES, ids=lambda file: file.stem)
 def test_notes_file_is_valid_and_trains_one_step(file: Path) -> None:
-    """As it stands it is valid; on generated data and from scratch it makes a step."""
+    """The file is valid unchanged; with generated data and an untrained encoder, it trains one step."""
     import torch
 
     values = read_experiment(file).values
@@ -56,11 +56,11 @@ def test_notes_file_is_valid_and_trains_one_step(file: Path) -> None:
     workload = entry.load()
     runtime = Runtime(device=torch.device("cpu"), data=Path(), seed=1, epochs=plan.epochs, steps_per_epoch=1)
     metrics = workload(workload.Params(**{**values["params"], **SMALL[file.stem]}), runtime).train_epoch(1)
-    assert metrics["loss"] == metrics["loss"], "not a number"
+    assert metrics["loss"] == metrics["loss"], "the loss is NaN"
 
 
 def test_notes_files_have_the_settings_of_the_notes() -> None:
-    """STS-B 6.6; VERA 6."""
+    """STS-B 6.6 and VERA 6."""
     sts, vera = (read_experiment(ROOT / f"examples/notes/{name}.yaml").values for name in ("sts-b", "vera"))
     printed = {"batch_size": 32, "lr": 2e-5, "warmup": 0.1, "weight_decay": 0.01, "clip": 1.0, "max_length": 128}
     assert printed.items() <= sts["params"].items()

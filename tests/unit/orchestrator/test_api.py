@@ -60,7 +60,7 @@ DESCRIBED = {
 
 
 def test_the_defaults_in_help_are_those_of_the_spec() -> None:
-    """An option is None where it is not given, so that a file may set it; its default is the spec's."""
+    """An option that is not given is None, so that a file may set it; its default is that of the spec."""
     defaults: dict[str, Any] = {"keep": Options().keep, "seed": SweepSpec.model_fields["seed"].default}
     for part in (Search, Resources):
         defaults |= {name: field.default for name, field in part.model_fields.items()}
@@ -73,7 +73,7 @@ def test_the_defaults_in_help_are_those_of_the_spec() -> None:
 
 
 class Parsed(Exception):
-    """Raised where a command has read its options."""
+    """Raised after a command has read its options."""
 
 
 @pytest.mark.parametrize(("call", "verb"), VERBS)

@@ -23,7 +23,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.fixture
 def shown(clock: Clock) -> tuple[Console, io.StringIO]:
-    """A console that shows every line, and what it shows."""
+    """A console that shows every line, and its output."""
     found, out = Console(every=0.0), io.StringIO()
     found._out = out
     return found, out
@@ -73,7 +73,7 @@ def test_no_rate_is_shown_in_the_first_half_second(shown: tuple[Console, io.Stri
 
 
 def test_throughput_of_each_kind_of_unit_is_timed_separately(shown: tuple[Console, io.StringIO], clock: Clock) -> None:
-    """After the trials the winner is refitted; who does not say when work began is timed from the first report on."""
+    """After the trials the winner is refitted. Units without ``begin`` are timed from their first report on."""
     lines, out = shown
     lines.begin("trial")
     clock.sleep(100.0)
@@ -90,7 +90,7 @@ class Terminal(io.StringIO):
 
 
 def on_terminal(monkeypatch: pytest.MonkeyPatch, term: str = "xterm") -> Terminal:
-    """Standard output that is a terminal. In the test itself: pytest replaces what a fixture has set."""
+    """Make standard output a terminal. Tests call this themselves, because pytest replaces what a fixture sets."""
     terminal = Terminal()
     monkeypatch.setenv("TERM", term)
     monkeypatch.setattr("sys.stdout", terminal)
@@ -173,7 +173,7 @@ def test_a_dumb_terminal_and_a_pipe_get_lines(monkeypatch: pytest.MonkeyPatch) -
 def test_log_is_still_written_when_the_output_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As of a full disk behind the output, a closed terminal or a closed pipe."""
+    """For example because of a full disk behind the output, a closed terminal or a closed pipe."""
 
     class Unwritable(io.StringIO):
         def flush(self) -> None:

@@ -42,7 +42,7 @@ print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules} & set(h
 
 
 def loaded(statement: str, names: tuple[str, ...]) -> list[str]:
-    """Which of these packages a fresh process has loaded after the statement."""
+    """Which of these packages a new process has loaded after the statement."""
     words = [sys.executable, "-c", PROBE, statement, json.dumps(names)]
     done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=ROOT)
     found: list[str] = json.loads(done.stdout)
@@ -56,7 +56,7 @@ def test_import_loads_no_heavy_packages(statement: str) -> None:
 
 @cache
 def sources() -> list[tuple[str, ast.Module]]:
-    """Every source file of ours by its path, parsed."""
+    """Every source file of the project by its path, parsed."""
     files = [file for package in PACKAGES for file in sorted((ROOT / package).rglob("*.py"))]
     return [(file.relative_to(ROOT).as_posix(), ast.parse(file.read_text())) for file in files]
 
@@ -68,7 +68,7 @@ def nodes(tree: ast.Module) -> list[ast.AST]:
 
 @cache
 def imports(tree: ast.Module) -> set[str]:
-    """Every module that is imported anywhere in a file, with what is taken from it."""
+    """Every module that is imported anywhere in a file, with the names that are imported from it."""
     found: set[str] = set()
     for node in nodes(tree):
         if isinstance(node, ast.Import):
@@ -112,7 +112,7 @@ def test_ray_train_report_is_called_from_one_module(name: str, place: str) -> No
 
 
 def test_among_driver_packages_only_winner_imports_the_report_package() -> None:
-    """Of sweeps, the end alone calls a view: it writes the page. A search or a run calls none."""
+    """Of sweeps, only the end uses a view, to write the report. A search or a run uses none."""
     drivers = ("orchestrator/sweeps/", "orchestrator/runs/", "orchestrator/search/")
     importers = {
         path
@@ -123,10 +123,10 @@ def test_among_driver_packages_only_winner_imports_the_report_package() -> None:
 
 
 def test_imports_between_modules_have_no_cycle() -> None:
-    """Imports within functions and for types included. A package's own ``__init__`` is not counted."""
+    """Imports within functions and for types are included. A package's own ``__init__`` is not counted."""
     trees = {path.removesuffix(".py").removesuffix("/__init__").replace("/", "."): tree for path, tree in sources()}
     imported = {name: imports(tree) & trees.keys() - {name} for name, tree in trees.items()}
-    for name, tree in trees.items():  # of "from package import module" the module is meant, not the package
+    for name, tree in trees.items():  # "from package import module" needs the module, not the package
         packages = {
             node.module
             for node in nodes(tree)
@@ -143,7 +143,7 @@ def test_imports_between_modules_have_no_cycle() -> None:
 
 
 def test_only_the_image_archive_reader_imports_pickle() -> None:
-    """But CIFAR's own archives, which are read with every name refused that is not an array's."""
+    """It reads CIFAR's own archives, and refuses every name except those of arrays."""
     pickling = {"pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}
     assert {path for path, tree in sources() if imports(tree) & pickling} == {"workloads/data/images/archives.py"}
     for path, tree in sources():

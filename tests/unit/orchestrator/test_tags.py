@@ -1,4 +1,4 @@
-"""Names of MLflow tags are fixed: earlier runs have the names of today."""
+"""The names of MLflow tags must not change, because earlier runs have them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a stranger would leave: a pickle that runs code, Python files that do, and the file by which it shows."""
+"""Files of an attacker: a pickle and Python files that run code, which creates a canary file."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 class Bomb:
-    """Unpickled, it leaves ``canary`` behind."""
+    """Creates the file ``canary`` when it is unpickled."""
 
     def __init__(self, canary: Path) -> None:
         self.canary = canary
@@ -21,5 +21,5 @@ def bomb(canary: Path) -> bytes:
 
 
 def source(canary: Path, rest: str = "") -> str:
-    """Python that leaves ``canary`` behind when it is imported."""
+    """Python code that creates the file ``canary`` when it is imported."""
     return f"import pathlib\npathlib.Path({str(canary)!r}).touch()\n{rest}\n"

@@ -1,4 +1,4 @@
-"""Names of runs, models, experiments, datasets and objects cannot lead outside their folders."""
+"""Names of runs, models, experiments, datasets and objects cannot refer to places outside their folders."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_accepted_alias_has_no_special_characters(name: str) -> None:
 @few
 @given(names)
 def test_dataset_name_is_in_the_catalog_or_an_absolute_path(name: str) -> None:
-    assume("\0" in name or not os.path.isdir(name))  # a user's own folder is looked into
+    assume("\0" in name or not os.path.isdir(name))  # an existing folder is a valid dataset name
     try:
         known = datasets.dataset(name)
     except DataError:

@@ -1,4 +1,4 @@
-"""Ray's token, Ray's folder and the home are accessible to this user alone from their creation."""
+"""From their creation, only this user has access to Ray's token, Ray's folder and the home."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def mode(path: Path) -> int:
 
 @pytest.fixture
 def token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where a token is made for a user who has none."""
+    """The path at which a token is created for a user without one."""
     for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "user"))
@@ -53,7 +53,10 @@ def token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def begin(token: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[tuple[int, int, str]]]:
-    """Starts a cluster as far as ``ray.init``; returns the modes of folder and token, and the token, as found there."""
+    """Starts a cluster up to ``ray.init``.
+
+    Returns the modes of the token's folder and of the token's file, and the token, at that point.
+    """
 
     def call() -> list[tuple[int, int, str]]:
         import ray
@@ -76,7 +79,7 @@ def test_a_token_is_never_readable_by_others(umask: int, begin: Callable[[], lis
     (folder, file, text) = begin()[0]
     assert (folder, file) == (0o700, 0o600)
     assert len(bytes.fromhex(text)) == 32
-    assert begin()[0][2] == text  # the next cluster's, too
+    assert begin()[0][2] == text  # also for the next cluster
 
 
 def test_existing_ray_token_is_kept_and_gets_mode_0600(
@@ -112,7 +115,7 @@ def test_concurrent_cluster_starts_create_one_ray_token(token: Path) -> None:
 
 @pytest.fixture
 def begun_in(token: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Path]:
-    """Starts a cluster as far as ``ray.init``; returns the folder below which Ray writes there."""
+    """Starts a cluster up to ``ray.init``; returns the folder of Ray's files at that point."""
 
     def call() -> Path:
         import ray
@@ -133,7 +136,7 @@ def begun_in(token: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Path]
 
 @pytest.fixture
 def short() -> Iterator[Path]:
-    """A folder with a short path: those of Ray's sockets have a limit."""
+    """A folder with a short path, since the paths of Ray's sockets have a limit."""
     with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as folder:
         yield Path(folder)
 
@@ -142,7 +145,7 @@ def short() -> Iterator[Path]:
 def test_folder_of_a_local_ray_cluster_has_mode_0700(
     variable: str, umask: int, begun_in: Callable[[], Path], short: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ray gives its own folders mode 0777, the one with its sockets too."""
+    """Ray creates its own folders with mode 0777, including the folder of its sockets."""
     monkeypatch.delenv("RAY_TMPDIR", raising=False)
     monkeypatch.setenv(variable, str(short))
     short.chmod(0o1777)
@@ -224,7 +227,7 @@ MAKERS: dict[str, Callable[[], Any]] = {
 
 
 def no_schema(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The store stays empty: its schema takes seconds."""
+    """Keep the store empty, since the creation of its schema takes seconds."""
     made = SimpleNamespace(engine=SimpleNamespace(dispose=lambda: None))
     stub = SimpleNamespace(SqlAlchemyStore=lambda *_: made)
     monkeypatch.setitem(sys.modules, "mlflow.store.tracking.sqlalchemy_store", stub)
@@ -281,7 +284,7 @@ def test_files_of_a_home_have_mode_0600(
 def test_local_copy_of_an_object_has_the_mode_of_files_in_the_home(
     before: int, expected: int, umask: int, home: Path, tmp_path: Path
 ) -> None:
-    """Records, logs and journals of the local copy are as those that are written in the home."""
+    """Records, logs and journals of the local copy have the modes of those that are written in the home."""
     home.mkdir()
     home.chmod(before)
     team = Remote(f"file://{tmp_path / 'team'}")

@@ -1,4 +1,4 @@
-"""Malicious pickles in every kind of file that is read: refused or ignored, and never executed."""
+"""Malicious pickles in every kind of file that is read are refused or ignored, and never executed."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_pickle_in_a_checkpoint_with_valid_digests_is_refused(tmp_path: Path, ca
 
 @pytest.mark.parametrize("ours", [True, False])
 def test_cma_es_state_that_is_a_pickle_is_not_executed_by_our_sampler(ours: bool, canary: Path) -> None:
-    """Optuna's own sampler, which runs it, shows that the attack is one."""
+    """The state is executed by Optuna's own sampler, which shows that the attack works."""
     study = optuna.create_study(sampler=sampler("cmaes", 0) if ours else CmaEsSampler(seed=0))
     unit = {name: FloatDistribution(0, 1) for name in ("x", "y")}
     state = {"cma:optimizer:0": bomb(canary).hex(), "cma:generation": 0}

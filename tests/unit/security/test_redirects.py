@@ -1,4 +1,4 @@
-"""Credentials are sent only to the configured address: two servers on loopback, one of which redirects."""
+"""Credentials are sent only to the configured address. The tests use two servers on loopback; one redirects."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ANSWERS = {"/version": b"3.5.0", "/api/version": b'{"ray_version": "2.50.0", "ve
 
 @dataclass
 class Server:
-    """A server on loopback. Requests to the paths in ``moved`` are redirected to the base address there."""
+    """A server on loopback. Requests to a path in ``moved`` are redirected to that path's base address."""
 
     url: str
     code: int = 302
@@ -55,7 +55,7 @@ def redirecting() -> Iterator[Server]:
 
 @pytest.fixture
 def servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Server, Server]]:
-    """The server that is named, and another."""
+    """The configured server, and another one."""
     monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", SECRET)
     with ExitStack() as stack:
         yield stack.enter_context(redirecting()), stack.enter_context(redirecting())
@@ -70,12 +70,12 @@ def test_the_preflight_sends_no_login_to_another_address(code: int, host: str, s
     with pytest.raises(UserError) as caught:
         preflight.tracking(resolve({"tracking": named.url}))
     assert (caught.value.code, other.seen) == (UNAVAILABLE, [])
-    assert named.seen[0][1] == f"Bearer {SECRET}"  # it was there to be sent on
+    assert named.seen[0][1] == f"Bearer {SECRET}"  # the login was sent to the configured address
     assert str(caught.value).startswith(f"MLflow at {named.url} redirects to {target}")
     assert "MLFLOW_TRACKING_URI" in str(caught.value)
     with pytest.raises(OSError, match=target):
         preflight.server_version(named.url)
-    preflight._check_experiment(resolve({"tracking": named.url}), "mine")  # a question only: its answer may be missing
+    preflight._check_experiment(resolve({"tracking": named.url}), "mine")  # optional: it may fail without an error
     assert other.seen == []
 
 

@@ -1,4 +1,4 @@
-"""Passwords in addresses and tokens in errors appear in no message, log, record or tag."""
+"""Passwords in addresses and tokens in errors do not appear in messages, logs, records or tags."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_a_password_on_the_command_line_is_refused(
 def test_password_in_a_parameter_is_refused(
     verb: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, home: Path
 ) -> None:
-    """A record and MLflow keep parameters as they are: what is resumed or repeated needs them."""
+    """Records and MLflow store parameters unmasked, since a resume or repetition needs them."""
     config = tmp_path / "experiment.yaml"
     config.write_text(f"workload: recommender\nparams: {{dataset: '{ADDRESSES[1]}'}}\n")
     for words in ([verb, "recommender", f"dataset={ADDRESSES[2]}"], [verb, "--config", str(config)]):
@@ -144,7 +144,7 @@ def test_password_of_the_environment_is_not_in_the_error_message(
     address: str, code: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"):
-        monkeypatch.setenv(name, "")  # undone afterwards, whatever the command sets
+        monkeypatch.setenv(name, "")  # so that monkeypatch undoes what the command sets
     monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
     assert call(["promotions", "rec"]) == code
     assert SECRET not in capsys.readouterr().err
@@ -167,7 +167,7 @@ def test_the_record_of_a_run_has_no_login(home: Path, monkeypatch: pytest.Monkey
 
 
 def test_environment_of_a_submitted_job_contains_no_secret(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ray has a job's environment on the command lines of its own processes."""
+    """Ray puts a job's environment on the command lines of its own processes."""
     monkeypatch.setenv("ORCHESTRATOR_NOTIFY", f"https://hooks.example/{SECRET}")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://mlflow.example")
     sent = submission._environment(resolve())

@@ -1,4 +1,4 @@
-"""Run folders, records, spools and models of another user: no code of theirs is run, no file is sent."""
+"""Run folders, records, spools and models of another user: their code is not run, and no file is sent."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def canary(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def theirs(settings: Settings, tmp_path: Path, canary: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A sweep of a stranger's, brought here in its folder: its search space's file lies in that."""
+    """The sweep of another user, copied with its folder, which contains the file of its search space."""
     home = tmp_path / "theirs"
     (tmp_path / "space.py").write_text(SPACE)
     with monkeypatch.context() as patch:
@@ -60,7 +60,7 @@ def theirs(settings: Settings, tmp_path: Path, canary: Path, monkeypatch: pytest
     return folder
 
 
-# The search space that a record names
+# Search spaces named in a record
 
 
 def test_a_resume_does_not_run_the_search_space_of_a_record(theirs: Path, settings: Settings, canary: Path) -> None:
@@ -91,7 +91,7 @@ def test_search_space_named_by_the_user_is_run_and_trusted_later(
     sweep.resume(run_lookup.find(settings.storage, "theirs"), settings, Console(), ResumeOptions(more_trials=1))
 
 
-# The spool, and what a record says is still to be delivered
+# Spool, and deliveries named in a record
 
 
 def test_spool_uploads_only_files_of_its_own_folder(
@@ -115,7 +115,7 @@ def test_spool_uploads_only_files_of_its_own_folder(
 
 @pytest.fixture
 def outcome(theirs: Path) -> Path:
-    """The winner of the stranger's sweep, its model in it."""
+    """The winner of the other user's sweep, with its model."""
     return theirs / "winner"
 
 
@@ -174,7 +174,7 @@ def test_a_login_is_not_sent_to_an_address_of_a_record(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", ours)
     folder = finished.run(resolve().storage, "theirs", 0.5)
     folder.update(tracking=attack)
-    assert adopt(resolve(), folder).tracking == attack  # without a login there is nothing to lose
+    assert adopt(resolve(), folder).tracking == attack  # without a login, no credential could be sent
     monkeypatch.setenv(variable, "hunter2")
     with pytest.raises(UserError, match=f"--tracking {attack}"):
         adopt(resolve(), folder)
@@ -209,7 +209,7 @@ def test_a_model_that_is_a_pickle_is_not_loaded(
     with pytest.raises(UserError, match=r"cannot be loaded.*pickle is disallowed"):
         prediction.predict(settings, "theirs/1", str(tmp_path / "x.csv"), str(tmp_path / "out.csv"), {})
     assert not canary.exists()
-    monkeypatch.setenv("MLFLOW_ALLOW_PICKLE_DESERIALIZATION", "true")  # MLflow's own word for: I trust it
+    monkeypatch.setenv("MLFLOW_ALLOW_PICKLE_DESERIALIZATION", "true")  # MLflow's variable that allows pickles
     with pytest.raises((UserError, RunFailed)):
         prediction.predict(settings, "theirs/1", str(tmp_path / "x.csv"), str(tmp_path / "out.csv"), {})
     assert canary.exists()

@@ -1,4 +1,4 @@
-"""Files of a working directory in the package that Ray uploads: code is sent, secrets and bulk data are not."""
+"""The package of a working directory that Ray uploads: code is sent, secrets and bulk data are not."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def write(folder: Path, *names: str) -> None:
 
 
 class Dashboard(QuietHandler):
-    """As much of a Ray dashboard as a submission talks to; it keeps the package."""
+    """The parts of a Ray dashboard that a submission uses. Stores the package."""
 
     package = b""
 
@@ -78,7 +78,7 @@ class Dashboard(QuietHandler):
 
 
 def sent(folder: Path, *apart: Path) -> set[str]:
-    """The files in the package that Ray uploads of a folder."""
+    """The files in the package of a folder that Ray uploads."""
     with serving(Dashboard) as address:
         client = JobSubmissionClient(address)
         client.submit_job(
@@ -112,7 +112,7 @@ def test_code_files_are_not_taken_for_secret_files(path: str) -> None:
 
 
 def test_source_diff_leaves_out_secret_files(project: Path) -> None:
-    """git matches the patterns by itself: a file that is hidden in one way only would be left out unsaid, or kept."""
+    """git matches the patterns itself: if the two matchers differ, a file is left out without a report, or kept."""
     write(project, *SECRETS)
     git = ["git", "-C", str(project), "-c", "user.name=a", "-c", "user.email=a@b"]
     for words in (["init", "-q"], ["add", "-f", "."], ["commit", "-qm", "all"]):
@@ -133,9 +133,7 @@ def test_links_to_excluded_files_are_not_sent(project: Path) -> None:
     }  # fmt: skip
     for name, target in links.items():
         (project / name).symlink_to(project / target)
-    assert sent(project, project / "runs") == {*CODE, "new.py", "big.bin"}, (
-        "a file of the data is sent where it is linked"
-    )
+    assert sent(project, project / "runs") == {*CODE, "new.py", "big.bin"}, "a linked file of the data folder is sent"
     secret = excludes.find_excluded(project).secret
     assert secret == (".env", ".ssh/", "again.txt", "key.bin", "keys/", "settings.txt")
 

@@ -1,4 +1,4 @@
-"""One cache for the tests of the workloads, so that a dataset is converted once and not in each test; threads."""
+"""Fixtures: one cache for the tests of the workloads, so that each dataset is converted once, and one thread."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def cache(request: pytest.FixtureRequest, home: Path, shared_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replaces the empty cache of each test, except where reading and converting is what is tested."""
+    """Replaces each test's empty cache by a shared one, except in tests of reading and converting data."""
     if not request.path.is_relative_to(DATA):
         monkeypatch.setenv("ORCHESTRATOR_CACHE", str(shared_cache))
 
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
-    """Sums in one order, and no threads to wait for where tensors are small."""
+    """Run PyTorch on one thread, so that sums have one order and small tensors do not wait for other threads."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -14,7 +14,7 @@ from workloads.sampling.negatives import permutation
 
 @pytest.mark.parametrize("at_once", [2**26, 20])
 def test_kmeans_matches_lloyds_algorithm_in_numpy(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In blocks of points, too."""
+    """With 20 the points are processed in blocks."""
     monkeypatch.setattr(lloyd, "_AT_ONCE", at_once)
     points = torch.randn(60, 3, generator=torch.Generator().manual_seed(1))
     centres = points[permutation(7, 60, points.device)[:4]].double().numpy()

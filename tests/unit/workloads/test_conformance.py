@@ -38,7 +38,7 @@ class RecommenderConformance(Conformance):
 
     @contextmanager
     def spoiled_test(self) -> Iterator[None]:
-        """Half of the test part is missing."""
+        """Drop half of the test part."""
 
         def spoiled(name: str, root: Path, *variant: Any) -> Interactions:
             whole = load_interactions(name, root, *variant)
@@ -49,7 +49,7 @@ class RecommenderConformance(Conformance):
             yield
 
     def test_many_short_epochs_are_one_long_one(self) -> None:
-        """Three virtual epochs of two steps are one of six: a pass is cut, not begun anew."""
+        """Three virtual epochs of two steps equal one of six: a virtual epoch continues the pass of the one before."""
         short, long = self.build(steps_per_epoch=2), self.build(steps_per_epoch=6)
         for epoch in (1, 2, 3):
             short.train_epoch(epoch)
@@ -71,7 +71,7 @@ class TestLightGCN(RecommenderConformance):
 
 
 class OneProcess(RecommenderConformance):
-    """Without the spawn of two processes, which is dear."""
+    """Base without the two-process test, which is expensive."""
 
     test_two_processes_equal_one = None  # type: ignore[assignment]
 
@@ -185,7 +185,7 @@ class TestSequentialBPRACWithBNS(OneProcess):
         "optimizer": "sgd", "loss": "bprac", "sampler": "bns", "bns_lambda": "warm", "dim": 8, "lr": 0.05,
         "weight_decay": 0.01,
     }  # fmt: skip
-    # One triple at a time, in whole passes: these are refused.
+    # Triples are trained one at a time, in whole passes, so these are refused.
     test_many_short_epochs_are_one_long_one = None  # type: ignore[assignment]
     test_micro_batches_give_the_same_gradient = None  # type: ignore[assignment]
     test_virtual_epochs_cover_the_same_stream = None  # type: ignore[assignment]
@@ -199,7 +199,7 @@ class TestBatchedSGDWithDNS(RecommenderConformance):
 
 
 class Fitted(RecommenderConformance):
-    """A baseline, which is fitted as a whole: micro-batches and virtual epochs are refused."""
+    """A baseline that is fitted as a whole. Micro-batches and virtual epochs are refused."""
 
     test_many_short_epochs_are_one_long_one = None  # type: ignore[assignment]
     test_micro_batches_give_the_same_gradient = None  # type: ignore[assignment]
@@ -221,7 +221,7 @@ class Deterministic(Fitted):
 
 class TestPopularity(Deterministic):
     params: ClassVar[Mapping[str, Any]] = {"backbone": "popularity"}
-    test_two_processes_equal_one = None  # type: ignore[assignment]  # nothing is shared out, and a spawn is dear
+    test_two_processes_equal_one = None  # type: ignore[assignment]  # nothing is distributed, and the test is expensive
 
 
 class TestItemKNN(Deterministic):
@@ -236,7 +236,7 @@ class TestToy(Conformance):
     workload: ClassVar[type[Any]] = Toy
     weights: ClassVar[str] = "x"
     params: ClassVar[Mapping[str, Any]] = {"lr": 0.05}
-    test_two_processes_equal_one = None  # type: ignore[assignment]  # it has nothing to share out, and a spawn is dear
+    test_two_processes_equal_one = None  # type: ignore[assignment]  # nothing is distributed, and the test is expensive
 
     @contextmanager
     def spoiled_test(self) -> Iterator[None]:
@@ -245,7 +245,7 @@ class TestToy(Conformance):
             yield
 
 
-# Faults, each of which the suite must find. Every class is the sound toy but for what its name says.
+# Faults that the suite must find. Each class is the correct toy with the one fault that its name states.
 
 
 class LacksMethods:
@@ -283,7 +283,7 @@ class DrawsFromNumPysGlobalStream(Toy):
 
 
 class CarriesItsStream(Toy):
-    """Resumes wrongly: the generator goes on where this object left it, not where the epoch begins."""
+    """Resumes wrongly: the generator continues from its state in this object instead of the epoch's beginning."""
 
     def __init__(self, params: Params, runtime: Any) -> None:
         super().__init__(params, runtime)
@@ -376,7 +376,7 @@ class ScalesWithMicroBatches(Toy):
 
 
 class SumsMomentsOfMicroBatches(Toy):
-    """No metric of two epochs shows it."""
+    """The metrics of two epochs do not show this fault."""
 
     def state_dict(self) -> State:
         return {**super().state_dict(), "velocity": self.velocity * self.runtime.accumulate}
@@ -490,7 +490,7 @@ class Ranking(TestToy):
 
 
 def evaluated(**other: Any) -> Evaluation:
-    """Of 100 users: ``ndcg`` by user, ``share_right`` over them and a loss."""
+    """An evaluation of 100 users with ``ndcg`` by user, ``share_right`` over all users, and a loss."""
     ndcg = np.linspace(0, 1, 100)
     metrics = {"ndcg": ndcg.mean(), "share_right": 0.5, "loss": 1.0}
     units = {"id": np.arange(100), "ndcg": ndcg}
@@ -510,10 +510,10 @@ def test_one_flipped_rank_between_processes_is_tolerated() -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        {"units": {"ndcg": np.where(np.arange(100) % 2, evaluated().units["ndcg"], 0)}},  # one rank's half
+        {"units": {"ndcg": np.where(np.arange(100) % 2, evaluated().units["ndcg"], 0)}},  # the half of one rank is 0
         {"units": {"id": np.arange(100)[::-1]}},
         {"metrics": {"loss": 1.001}},
-        {"metrics": {"ndcg": 0.25}},  # the mean of other units
+        {"metrics": {"ndcg": 0.25}},  # not the mean of the units
         {"metrics": {"more": 1.0}},
         {**one_rank_flipped(), "metrics": {}},
     ],

@@ -1,4 +1,4 @@
-"""Two gloo processes against one on the same global batches, and the collectives."""
+"""Two gloo processes compared with one process on the same global batches, and the collectives."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def two_epochs(runtime: Runtime, params: dict[str, Any]) -> tuple[Recommender, f
 
 
 def measured(workload: Recommender) -> tuple[dict[str, float], int]:
-    """Metrics, and the number of columns of units."""
+    """The metrics, and the number of columns of units."""
     evaluation = workload.evaluate("test")
     return dict(evaluation.metrics), len(evaluation.units)
 
@@ -66,7 +66,7 @@ def test_two_processes_train_and_evaluate_as_one_process(tmp_path: Path) -> None
         assert torch.equal(first[0], second[0])
         torch.testing.assert_close(first[0], alone.model.embedding.detach(), rtol=0, atol=2e-5)
         assert first[1] == second[1] == pytest.approx(loss, rel=1e-6)
-        # Where weights differ in a last bit, two near-equal scores may change places: these are of equal weights.
+        # If weights differ in the last bit, near-equal scores may swap, so these metrics are of equal weights.
         alone.load_state_dict({**alone.state_dict(), "embedding": first[0]})
         metrics, columns = measured(alone)
         assert first[2] == second[2] == metrics

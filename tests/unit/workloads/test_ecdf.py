@@ -1,4 +1,4 @@
-"""Empirical distribution functions against the comparison of all pairs."""
+"""Empirical distribution functions compared with the comparison of all pairs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from workloads.ecdf import Ties, ecdf, ecdf_at
 
 
 def _all_pairs(sample: torch.Tensor, x: torch.Tensor, ties: Ties) -> torch.Tensor:
-    """Thesis (2.4), one comparison a pair."""
+    """Thesis (2.4), with one comparison for each pair."""
     below = (sample[:, None, :] < x[:, :, None]).double()
     equal = (sample[:, None, :] == x[:, :, None]).double()
     return (below + equal * (1.0 if ties == "le" else 0.5)).mean(2)
@@ -22,7 +22,7 @@ def _all_pairs(sample: torch.Tensor, x: torch.Tensor, ties: Ties) -> torch.Tenso
 @settings(max_examples=40, deadline=None)
 def test_ecdf_matches_the_comparison_of_all_pairs(ties: Ties, rows: int, n: int, seed: int) -> None:
     source = torch.Generator().manual_seed(seed)
-    scores = torch.randint(-3, 4, (rows, n), generator=source).double()  # ties abound
+    scores = torch.randint(-3, 4, (rows, n), generator=source).double()  # few distinct values, hence many ties
     torch.testing.assert_close(ecdf(scores, ties), _all_pairs(scores, scores, ties), rtol=0, atol=1e-15)
     elsewhere = torch.randint(-4, 5, (rows, 5), generator=source).double()
     found = ecdf_at(scores.sort(1).values, elsewhere, ties)
@@ -31,7 +31,7 @@ def test_ecdf_matches_the_comparison_of_all_pairs(ties: Ties, rows: int, n: int,
 
 @pytest.mark.parametrize("ties", ["le", "mid"])
 def test_ecdf_of_long_rows_matches_the_comparison_of_all_pairs(ties: Ties) -> None:
-    """Rows that are not compared pair by pair, with ties, both zeros and infinities."""
+    """Rows too long for pairwise comparison, with ties, both zeros, and infinities."""
     source = torch.Generator().manual_seed(0)
     scores = torch.randint(-60, 60, (3, 2, 300), generator=source) / 8
     scores[0, 0, :5] = torch.tensor([-0.0, 0.0, torch.inf, -torch.inf, -torch.inf])
@@ -43,7 +43,7 @@ def test_ecdf_of_long_rows_matches_the_comparison_of_all_pairs(ties: Ties) -> No
 
 @pytest.mark.parametrize("anchors", [4, 512])
 def test_ecdf_of_a_batch_of_256_equals_all_comparisons_bit_for_bit(anchors: int) -> None:
-    """N = 510, as thesis 6.6.3.2 trains: by sorting, what the authors' comparison of all pairs counts in float32."""
+    """N = 510 as in thesis 6.6.3.2: sorting gives the float32 counts of the authors' comparison of all pairs."""
     source = torch.Generator().manual_seed(6)
     scores = torch.rand(anchors, 510, generator=source) * 2 - 1
     scores[:, 7] = scores[:, 3]
@@ -55,7 +55,7 @@ def test_ecdf_values_with_ties_and_constant_rows_are_exact() -> None:
     scores = torch.tensor([[2.0, 1.0, 2.0, 5.0]])
     assert ecdf(scores).tolist() == [[0.75, 0.25, 0.75, 1.0]]
     assert ecdf(scores, "mid").tolist() == [[0.5, 0.125, 0.5, 0.875]]
-    assert ecdf(torch.full((1, 6), 3.0)).tolist() == [[1.0] * 6]  # a collapsed encoder
+    assert ecdf(torch.full((1, 6), 3.0)).tolist() == [[1.0] * 6]  # scores of a collapsed encoder
     assert ecdf(torch.full((1, 6), 3.0), "mid").tolist() == [[0.5] * 6]
     assert ecdf(torch.tensor([[7.0]])).item() == 1
 

@@ -1,4 +1,4 @@
-"""Two gloo processes with unequal shards against one: a contrastive loss over all of them, and its gradients."""
+"""A contrastive loss over two gloo processes with unequal shards, and its gradients, compared with one process."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ALONE = Runtime(device=torch.device("cpu"), data=Path(), seed=0, epochs=1)
 
 
 def network() -> nn.Sequential:
-    """Convolutions and a head, with normalisation in two and in one dimensions, in float64."""
+    """Convolutions and a head in float64, with batch normalisation in two dimensions and in one."""
     torch.manual_seed(1)
     return nn.Sequential(
         nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 6), nn.BatchNorm1d(6),
@@ -32,12 +32,12 @@ def network() -> nn.Sequential:
 
 
 def views() -> torch.Tensor:
-    """(images, 2, 3, 4, 4)."""
+    """Random views, (images, 2, 3, 4, 4)."""
     return torch.randn(sum(COUNTS), 2, 3, 4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
 
 
 def trained(rank: int, world: int) -> tuple[torch.Tensor, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """The loss over all images, the gradients summed over the ranks, and the state after the step's forward."""
+    """The loss over all images, the gradients summed over ranks, and the state after the forward pass."""
     runtime = Runtime(device=torch.device("cpu"), data=Path(), seed=0, epochs=1, rank=rank, world_size=world)
     model = synchronised(network(), runtime)
     counts = COUNTS if world > 1 else (sum(COUNTS),)

@@ -1,7 +1,7 @@
-"""All workloads where there is a CUDA device: the numbers of a CPU, TF32 in training alone, packs.
+"""All workloads on a CUDA device: results match those of a CPU, TF32 is used only in training, and packs.
 
-Needs nothing but what the workloads and ``tests/support/device_cases.py`` import: no fixtures of the project, no Ray,
-MLflow or Optuna (``benchmarks/gpu_day`` runs it where they are missing).
+Requires only the imports of the workloads and of ``tests/support/device_cases.py``: no fixtures of the project, no
+Ray, MLflow or Optuna (``benchmarks/gpu_day`` runs it where they are missing).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ DROPOUT = {"vera-dropout"}
 
 @pytest.fixture(autouse=True)
 def _equal_orders(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Have the CPU take the order of a pass that CUDA takes, and convolutions full float32."""
+    """Make the CPU use CUDA's order of a pass, and convolutions full float32."""
     equal_orders(monkeypatch)
     before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     use_full_float32()
@@ -51,7 +51,7 @@ def equal_orders(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def learned(case: Case, device: torch.device) -> Learned:
-    """Losses of two epochs, and the metrics that select."""
+    """The losses of two epochs, and the metrics of the objectives."""
     built = case.build(device=device)
     losses = [built.train_epoch(epoch)["loss"] for epoch in (1, 2)]
     metrics = built.evaluate("validation").metrics
@@ -60,7 +60,10 @@ def learned(case: Case, device: torch.device) -> Learned:
 
 
 def assert_close(name: str, cpu: Learned, cuda: Learned) -> None:
-    """Within rounding, of bfloat16 where it is used; a metric of ranks may move by the few of nearly equal score."""
+    """Compare within rounding, that of bfloat16 if it is used.
+
+    A metric of ranks may differ by the few units with nearly equal scores.
+    """
     rough = CASES[name].runtime.get("precision") == "bf16"
     loss = 0.1 if name in DROPOUT else 1e-2 if rough else 1e-3
     metric = 0.1 if name in DROPOUT else 0.04 if name.startswith("simclr") else 0.02 if rough else 5e-3
@@ -75,7 +78,7 @@ def test_gpu_training_matches_cpu_training(name: str) -> None:
 
 @pytest.mark.parametrize("n", [1, 1000, 2**20])
 def test_a_permutation_is_the_same_on_every_device(n: int) -> None:
-    """``torch.randperm`` on CUDA is not from about 900,000 numbers on."""
+    """``torch.randperm`` on CUDA differs from the CPU's from about 900,000 numbers on."""
     key = derive(5, "order", 1)
     assert torch.equal(permutation(key, n, CUDA).cpu(), permutation(key, n, CPU))
 
@@ -111,7 +114,7 @@ def test_bf16_losses_are_close_to_float32() -> None:
 
 
 def test_packed_trials_match_separate_training() -> None:
-    """Within rounding: atomics add a step's gradients in any order, apart as well."""
+    """Equal within rounding: atomics add the gradients of a step in any order, in separate training, too."""
     rows = []
     for together in (False, True):
         members = [

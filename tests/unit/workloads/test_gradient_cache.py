@@ -1,4 +1,4 @@
-"""Micro-batches with a gradient cache against the plain backward, and their effect on batch normalisation."""
+"""Micro-batches with a gradient cache compared with the plain backward, and their effect on batch normalisation."""
 
 from __future__ import annotations
 
@@ -52,7 +52,10 @@ def test_micro_batches_match_with_frozen_batch_norm_statistics() -> None:
 
 
 def test_batch_norm_uses_and_tracks_each_micro_batch_once() -> None:
-    """The caveat: statistics are a micro-batch's, so loss and gradient are others; running ones move once a part."""
+    """Statistics are those of a micro-batch, so loss and gradient differ from the batch's.
+
+    The running statistics are updated once for each micro-batch.
+    """
     cached, plain = _network(normalised=True), _network(normalised=True)
     assert not torch.isclose(_backward(cached, 4)[0], _backward(plain, 1)[0], rtol=1e-6)
     expected = _network(normalised=True)

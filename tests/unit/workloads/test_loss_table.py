@@ -1,4 +1,4 @@
-"""Loss tables of the workloads: parameters, errors, training and listings follow from a loss's row."""
+"""Loss tables of the workloads: parameters, errors, training and listings follow from the row of a loss."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_each_row_names_a_function_and_parameters_that_exist(workload: str, para
 
 
 def test_each_parameter_of_a_recommenders_loss_is_used() -> None:
-    weights = {"bprac": {"credence", "prior_var", "e_steps"}, "supervised": {"truth"}}  # not of the formula
+    weights = {"bprac": {"credence", "prior_var", "e_steps"}, "supervised": {"truth"}}  # not arguments of the formula
     for name, row in LOSSES.items():
         values = dict.fromkeys(Params.model_fields) | dict.fromkeys(row.params, 3)
         drawn = {key for key in row.params if row.counts(values) != row.counts({**values, key: 7})}

@@ -20,7 +20,7 @@ GIB = 2**30
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
-    """A GPU of 80 GiB, of which 70 are free and this process holds 4, 3 of them in use."""
+    """A GPU of 80 GiB with 70 GiB free; this process has reserved 4 GiB, of which 3 are in use."""
     state = {"free": 70 * GIB, "total": 80 * GIB, "reserved": 4 * GIB, "allocated": 3 * GIB, "fraction": 1.0}
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (int(state["free"]), int(state["total"])))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: int(state["reserved"]))
@@ -35,9 +35,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({}, 71),  # what is free, and what PyTorch holds without using it
-        ({"fraction": 0.25}, 17),  # 20 of 80, less 3 in use
-        ({"fraction": 0.25, "free": 2 * GIB}, 3),  # others have taken the rest
+        ({}, 71),  # 70 free, and 1 that PyTorch has reserved but does not use
+        ({"fraction": 0.25}, 17),  # 20 of 80, minus 3 in use
+        ({"fraction": 0.25, "free": 2 * GIB}, 3),  # other processes use the rest
         ({"fraction": 0.25, "allocated": 21 * GIB, "reserved": 21 * GIB}, 0),
     ],
 )
@@ -80,7 +80,7 @@ def test_file_cache_of_a_container_counts_as_free_memory(tmp_path: Path, monkeyp
     monkeypatch.setattr(memory, "MEMORY", machine)
     monkeypatch.setattr(memory, "CONTAINER_LIMITS", [limit])
     monkeypatch.setattr(memory, "CONTAINER_USE", [used])
-    assert memory.free_bytes() > 0, "no such file"
+    assert memory.free_bytes() > 0, "the machine's memory is used if the files are missing"
     machine.write_text("MemTotal:  9000 kB\nMemFree:  10 kB\nMemAvailable:  700 kB\n")
     assert memory.free_bytes() == 700 * 1024
     used.write_text("2000\n")
@@ -151,13 +151,13 @@ def test_cache_drops_the_least_recently_used_value_above_its_limit(monkeypatch: 
 
     assert table(200) is table(200)
     table(150)
-    table(200)  # used last
+    table(200)  # now the last used
     table(180)
     table(200)
     assert made == [200, 150, 180]
-    table(150)  # was dropped for 180
+    table(150)  # was dropped to make room for 180
     assert made == [200, 150, 180, 150]
-    assert len(table(2000)) == 2000, "larger than the limit, and kept all the same"
+    assert len(table(2000)) == 2000, "a value larger than the limit is returned and kept"
     table(2000)
     assert made[-2:] == [150, 2000]
     table.cache_clear()
@@ -167,7 +167,7 @@ def test_cache_drops_the_least_recently_used_value_above_its_limit(monkeypatch: 
 
 
 def test_all_caches_share_one_memory_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three of 200 bytes are more than the 500: the one used longest ago is dropped, whichever function's it is."""
+    """Three values of 200 bytes exceed the 500: the least recently used one is dropped, of whichever function it is."""
     monkeypatch.setattr(memory, "_KEPT", OrderedDict())
     monkeypatch.setattr(memory, "process_bytes", lambda device: 1000)
     functions = [memory.BoundedCache(lambda size: torch.zeros(size, dtype=torch.uint8)) for _ in range(3)]

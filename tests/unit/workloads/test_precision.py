@@ -1,4 +1,4 @@
-"""TF32 only in training, cuDNN's benchmark mode, and deterministic algorithms by a key of the plan."""
+"""TF32 only in training, cuDNN's benchmark mode, and the plan's key for deterministic algorithms."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def tf32() -> tuple[bool, bool]:
 
 
 class Watched(Toy):
-    """Notes whether TF32 is allowed."""
+    """A toy that records whether TF32 is allowed."""
 
     def train_epoch(self, epoch: int) -> Metrics:
         self.seen = [*getattr(self, "seen", []), ("train", tf32())]
@@ -49,7 +49,7 @@ def test_tf32_is_allowed_only_in_training(precision: str, allowed: bool) -> None
 
 
 def test_fastest_convolutions_restores_cudnn_benchmark_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And what the process had is there again, after an error too."""
+    """The process's benchmark setting is restored; with deterministic algorithms, benchmark mode is off."""
     for before in (False, True):
         monkeypatch.setattr(torch.backends.cudnn, "benchmark", before)
         with suppress(ValueError), fastest_convolutions():
@@ -100,7 +100,7 @@ def test_deterministic_algorithms_are_reset_for_the_next_trial() -> None:
     assert not torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True)
     worker.experiment(plain, Path(), CPU)
-    assert torch.are_deterministic_algorithms_enabled(), "the user's own choice"
+    assert torch.are_deterministic_algorithms_enabled(), "the user's setting is kept"
 
 
 def test_deterministic_and_precision_change_the_fingerprint() -> None:

@@ -1,5 +1,8 @@
-"""The numbers did not move. Processors differ in the last digits, and ranks flip on them: values are compared by a
-tolerance, ranks by the share of users who have the same."""
+"""Losses and metrics match recorded curves.
+
+Processors differ in the last digits, and near-equal scores change ranks with them. So values are compared within a
+tolerance, and ranks by the share of users with equal metrics.
+"""
 
 from __future__ import annotations
 

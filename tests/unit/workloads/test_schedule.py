@@ -1,4 +1,4 @@
-"""Epoch to stage: shares, stages without one, and stages that end when their loss stops falling."""
+"""Stages by epoch: shares, stages without a share, and stages that end when their loss stops falling."""
 
 from __future__ import annotations
 

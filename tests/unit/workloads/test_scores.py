@@ -1,4 +1,4 @@
-"""Scores of embeddings in each of their forms against plain algebra, and their gradients."""
+"""Scores of embeddings in all forms compared with plain algebra, and their gradients."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from workloads.losses.contrastive import infonce_loss
 @pytest.mark.parametrize("cached", [0, 2**21])
 @pytest.mark.parametrize("n", [1, 2, 5])
 def test_node_scores_and_gradient_match_inner_products(n: int, cached: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whole and in blocks of a few columns, the last of them smaller; nodes occur several times."""
+    """At once and in blocks of a few columns with a smaller last one; some nodes occur several times."""
     monkeypatch.setattr(scores, "_CACHED", cached)
     monkeypatch.setattr(scores, "_BLOCK", 3 * (1 + n) * 4)
     source = torch.Generator().manual_seed(n)
@@ -32,14 +32,14 @@ def test_dots_of_the_first_row_with_all_others_match_einsum() -> None:
 
 
 def _nt_xent(first: torch.Tensor, second: torch.Tensor, temperature: float) -> torch.Tensor:
-    """SimCLR's loss from two views of each image, not yet of length one."""
+    """SimCLR's loss for two views of each image, which are normalised here."""
     views = functional.normalize(torch.cat([first, second]), dim=1)
     positive, negatives = scores.two_view_scores(views, torch.arange(len(views)))
     return infonce_loss(positive, negatives, temperature).mean()
 
 
 def test_two_view_scores_match_the_definition() -> None:
-    """Every anchor against every k != i, written out: 2B - 1 terms, the positive among them (E-2.4)."""
+    """For each anchor i, the sum over all k != i has 2B - 1 terms, the positive among them (E-2.4)."""
     views = torch.randn(10, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     table = (views @ views.T).tolist()
     losses = []
@@ -79,7 +79,7 @@ def test_two_view_scores_of_some_anchors_equal_rows_of_all_scores() -> None:
 def test_nt_xent_matches_expected_values(
     first: list[list[float]], second: list[list[float]] | None, temperature: float, expected: float
 ) -> None:
-    """One image, which has no negatives; two views that are one; a temperature near 0."""
+    """The cases: one image, which has no negatives; two equal views; a temperature near 0."""
     one = torch.tensor(first, dtype=torch.float64)
     other = one if second is None else torch.tensor(second, dtype=torch.float64)
     assert _nt_xent(one, other, temperature).item() == pytest.approx(expected, abs=1e-9)
@@ -87,7 +87,7 @@ def test_nt_xent_matches_expected_values(
 
 @pytest.mark.parametrize("count", [16, 80])
 def test_ecdf_of_batch_negatives_equals_the_cubic_comparison(count: int) -> None:
-    """The N³ comparison that defines them (6.30), as the authors' code has it; some images occur twice."""
+    """The reference is the N³ comparison of the definition (6.30) in the authors' code; some images occur twice."""
     views = torch.randn(2 * count, 8, generator=torch.Generator().manual_seed(3))
     views[5] = views[6]
     _, negatives = scores.two_view_scores(functional.normalize(views, dim=1), torch.arange(2 * count))

@@ -19,7 +19,7 @@ def test_different_arguments_give_different_seeds() -> None:
 
 
 def test_derived_seed_is_equal_in_another_process() -> None:
-    """Python's own ``hash`` of a string would differ."""
+    """Python's ``hash`` of a string differs between processes."""
     command = "from workloads.seeding import derive; print(derive(7, 'order', 3, 1))"
     found = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True)
     assert int(found.stdout) == derive(7, "order", 3, 1)

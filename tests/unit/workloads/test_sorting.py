@@ -1,4 +1,4 @@
-"""The order of rows of scores against Python's."""
+"""The order of rows of scores, compared with Python's sort."""
 
 from __future__ import annotations
 

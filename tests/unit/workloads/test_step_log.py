@@ -1,4 +1,4 @@
-"""Values within an epoch: their means, in workloads, packs and the engine's rows."""
+"""Values within an epoch and their means, in workloads, packs and the engine's rows."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_micro_batches_are_summed_per_step_and_pack_members_kept_apart() -> None
     ],
 )
 def test_step_values_average_to_the_epoch_loss_and_do_not_change_it(workload: Any, params: dict[str, Any]) -> None:
-    """Also with micro-batches, and in the second epoch, whose steps follow those of the first."""
+    """Covers micro-batches and the second epoch, whose step numbers continue those of the first."""
     runtime = replace(RUNTIME, accumulate=2, epochs=3, log_every=1)
     built = workload(workload.Params(**params), runtime)
     plain = workload(workload.Params(**params), replace(runtime, log_every=0))
@@ -128,14 +128,14 @@ def test_engine_rows_contain_the_step_values_of_their_epoch() -> None:
         sizes = [min(2, steps - 2 * n) for n in range(per_epoch)]
         means = [values["train_steps/loss"] for _, _, values in row.steps]
         queries = [min(8, len(ranker.group_sampler.queries) - 8 * step) for step in range(steps)]
-        if len(set(queries)) == 1:  # else the mean over queries is not that over steps
+        if len(set(queries)) == 1:  # otherwise the means over queries and over steps differ
             mean = sum(size * value for size, value in zip(sizes, means)) / steps
             assert mean == pytest.approx(row.metrics["train/loss"], rel=1e-5)
         assert all(value > 0 for value in means)
-        assert all(one[1] <= other[1] for one, other in pairwise(row.steps)), "a time axis"
+        assert all(one[1] <= other[1] for one, other in pairwise(row.steps)), "times must not decrease"
     plain = TextRanker(Params(**SMALL), replace(RUNTIME, log_every=0))
     ranker = TextRanker(Params(**SMALL), RUNTIME)
-    assert plain.train_epoch(1) == ranker.train_epoch(1), "logging changes nothing"
+    assert plain.train_epoch(1) == ranker.train_epoch(1), "logging must not change training"
 
 
 def test_log_every_is_refused_without_step_values_and_keeps_fingerprint(monkeypatch: pytest.MonkeyPatch) -> None:

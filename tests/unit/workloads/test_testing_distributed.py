@@ -1,4 +1,4 @@
-"""Two ranks on one machine: results of a function on each, from processes that are reused."""
+"""Functions on two ranks of one machine: their results, and the reuse of processes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The thesis' theorems on simulated data, where the truth is known: every tolerance is a number of standard errors.
+"""The thesis' theorems on simulated data with known truth. Each tolerance is a number of standard errors.
 
-Each claim is checked beside one that does not hold (no correction, another rule, a wrong parameter), which the same
-tolerance must refuse.
+Each claim is checked together with one that does not hold (no correction, another rule, a wrong parameter) and must
+exceed the same tolerance.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _uniform(source: torch.Generator, *shape: int) -> torch.Tensor:
 
 
 def _errors_of(sample: torch.Tensor, truth: float) -> float:
-    """How many standard errors the mean of a sample lies from the truth."""
+    """The distance of a sample's mean from the truth, in standard errors."""
     return ((sample.mean() - truth).abs() / (sample.std() / math.sqrt(sample.numel()))).item()
 
 
@@ -49,7 +49,7 @@ CALIBRATED = 60.0
 """A chi-square of 20 degrees of freedom passes it once in 100,000."""
 
 
-# Chapter 5. Cosines of two classes, discrete so that every expectation is a sum.
+# Chapter 5. Cosines of two classes; they are discrete, so that every expectation is a sum.
 VALUES = torch.tensor([-0.8, -0.3, 0.1, 0.5, 0.9], dtype=torch.float64)
 POSITIVE = torch.tensor([0.05, 0.1, 0.2, 0.3, 0.35], dtype=torch.float64)
 NEGATIVE = torch.tensor([0.4, 0.25, 0.2, 0.1, 0.05], dtype=torch.float64)
@@ -71,7 +71,7 @@ def _pairs(source: torch.Generator, n: int, m: int, anchors: int) -> tuple[torch
 
 @pytest.mark.parametrize(("n", "m"), [(1, 1), (5, 2), (2, 8)])
 def test_lemma_5_1_dpl_estimates_without_bias(n: int, m: int) -> None:
-    """E P̂ = P(a positive above a true negative), for any M and N."""
+    """E P̂ = P(a positive above a true negative) for all M and N."""
     truth = (POSITIVE @ torch.sigmoid(VALUES[:, None] - VALUES[None, :]) @ NEGATIVE).item()
     positive, negatives, extra = _pairs(_generator(n), n, m, 40_000)
     assert _errors_of(debiased_probability(positive, negatives, extra, tau=TAU), truth) < SURE
@@ -81,7 +81,7 @@ def test_lemma_5_1_dpl_estimates_without_bias(n: int, m: int) -> None:
 
 @pytest.mark.parametrize(("n", "m"), [(1, 1), (4, 16), (16, 4), (64, 64)])
 def test_lemma_5_3_the_error_falls_with_n_and_m(n: int, m: int) -> None:
-    """The variance of P̂ is V_un / (N τ-²) + V_p (τ+/τ-)² / M, so each of N and M alone leaves the other's part."""
+    """The variance of P̂ is V_un / (N τ-²) + V_p (τ+/τ-)² / M: a larger N or M alone leaves the other term."""
     anchors = 20_000
     above = torch.sigmoid(0.5 - VALUES)  # of the anchor 0.5
     spread = [
@@ -95,7 +95,7 @@ def test_lemma_5_3_the_error_falls_with_n_and_m(n: int, m: int) -> None:
     error = debiased_probability(anchor, negatives, extra, tau=TAU) - (NEGATIVE @ above)
     assert _errors_of(error.square(), expected) < SURE
     assert _errors_of(error.square(), expected * 1.5) > SURE
-    # The bound of the lemma itself, on the error of the loss: e² √(2π) (1/√N + τ+/√M).
+    # The lemma's bound on the error of the loss: e² √(2π) (1/√N + τ+/√M).
     loss = dpl_loss(anchor, negatives, extra, tau=TAU, floor=1 / (1 + math.e**2))
     supervised = -(NEGATIVE @ above).log()
     bound = math.e**2 * math.sqrt(2 * math.pi) * (1 / math.sqrt(n) + TAU / math.sqrt(m))
@@ -103,7 +103,7 @@ def test_lemma_5_3_the_error_falls_with_n_and_m(n: int, m: int) -> None:
 
 
 def test_lemma_5_2_dpl_loss_converges_to_the_supervised_loss() -> None:
-    """Its error halves as M and N grow fourfold, and BPR on unlabelled samples keeps its bias."""
+    """The error of the DPL loss halves as M and N grow fourfold; BPR on unlabelled samples keeps its bias."""
     above = torch.sigmoid(VALUES[:, None] - VALUES[None, :])
     supervised = -(POSITIVE @ (above @ NEGATIVE).log()).item()
     errors = []
@@ -121,7 +121,7 @@ def test_lemma_5_2_dpl_loss_converges_to_the_supervised_loss() -> None:
 
 # Chapter 6. A score's place Φ is the smaller or larger of two uniform draws: (6.14) and (6.15).
 def _places(source: torch.Generator, alpha: float, tau: float, *shape: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Φ of unlabelled samples and whether each is a false negative."""
+    """Φ of unlabelled samples, and whether each sample is a false negative."""
     pair = _uniform(source, 2, *shape)
     false = _uniform(source, *shape) < tau
     apart = _uniform(source, *shape) < alpha
@@ -136,7 +136,7 @@ def _unlabelled(phi: torch.Tensor, alpha: float, tau: float) -> torch.Tensor:
 
 @pytest.mark.parametrize(("alpha", "tau"), [(0.9, 0.1), (0.7, 0.4), (0.95, 0.02), (0.6, 0.7)])
 def test_theorem_6_1_bcl_weight_is_the_posterior_of_a_true_negative(alpha: float, tau: float) -> None:
-    """At β = .5, ω τ- = P(true negative | score): observed as often as it says."""
+    """At β = .5, ω τ- = P(true negative | score), so the observed frequency of true negatives matches it."""
     phi, false = _places(_generator(int(1000 * alpha + tau)), alpha, tau, 200_000)
     weights = bcl_weights_at(_unlabelled(phi, alpha, tau), alpha=alpha, beta=0.5, tau=tau)
     assert _calibration(weights * (1 - tau), ~false) < CALIBRATED
@@ -146,7 +146,7 @@ def test_theorem_6_1_bcl_weight_is_the_posterior_of_a_true_negative(alpha: float
 
 
 def test_theorem_6_1_holds_with_the_empirical_distribution() -> None:
-    """The places taken from the anchor's own 2,000 samples, whatever the scores' distribution."""
+    """Places are ranks among the anchor's own 2,000 samples, for any distribution of the scores."""
     phi, false = _places(_generator(1), 0.85, 0.2, 100, 2000)
     for scores in (phi, torch.special.ndtri(phi), (3 * phi).exp()):
         weights = bcl_weights(scores, alpha=0.85, beta=0.5, tau=0.2, ties="mid")
@@ -155,7 +155,7 @@ def test_theorem_6_1_holds_with_the_empirical_distribution() -> None:
 
 @pytest.mark.parametrize(("alpha", "beta", "tau"), [(0.9, 0.5, 0.1), (0.8, 0.8, 0.3)])
 def test_importance_weights_give_the_mean_over_the_target(alpha: float, beta: float, tau: float) -> None:
-    """(6.39)-(6.41): E_un ω e^x is the mean over the target, true negatives with their hard part raised (6.22)."""
+    """(6.39)-(6.41): E_un ω e^x is the mean over the target, true negatives with a raised hard part (6.22)."""
     phi, _ = _places(_generator(2), alpha, tau, 100_000)
     weights = bcl_weights_at(_unlabelled(phi, alpha, tau), alpha=alpha, beta=beta, tau=tau)
     assert _errors_of(weights, 1.0) < SURE
@@ -167,8 +167,10 @@ def test_importance_weights_give_the_mean_over_the_target(alpha: float, beta: fl
 
 
 def test_theorem_6_2_bcl_loss_converges_to_the_supervised_loss() -> None:
-    """Its estimate's error halves as N grows fourfold, its loss meets InfoNCE over true negatives, and that over all
-    samples does not."""
+    """The error of the estimate halves as N grows fourfold.
+
+    The BCL loss equals InfoNCE over true negatives within the tolerance, and InfoNCE over all samples does not.
+    """
     alpha, tau, anchors = 0.9, 0.2, 800
     truth = alpha * 2 * (math.e - 2) + (1 - alpha) * 2
     errors = []
@@ -211,7 +213,7 @@ def _candidates(source: torch.Generator, users: int, n: int) -> tuple[torch.Tens
 
 
 def test_unbias_is_the_posterior_of_a_true_negative() -> None:
-    """(4.14): the share of true negatives among candidates of equal unbias."""
+    """(4.14): unbias is the share of true negatives among candidates with equal unbias."""
     place, prior, false = _candidates(_generator(11), 100_000, 2)
     assert _calibration(unbias(place, prior), ~false) < CALIBRATED
     assert _calibration(unbias(place, prior * 0.8), ~false) > CALIBRATED
@@ -219,7 +221,7 @@ def test_unbias_is_the_posterior_of_a_true_negative() -> None:
 
 @pytest.mark.parametrize("lam", [0.5, 5.0])
 def test_theorem_4_1_bayesian_sampling_rule_has_the_least_risk(lam: float) -> None:
-    """What a sample costs, by its label (4.24), is least on average with the rule of (4.26), whatever the other."""
+    """The rule of (4.26) has the least mean cost of a sample by its label (4.24), compared with five other rules."""
     users, n = 40_000, 5
     place, prior, false = _candidates(_generator(12), users, n)
     scores = torch.special.ndtri(place)
@@ -232,7 +234,7 @@ def test_theorem_4_1_bayesian_sampling_rule_has_the_least_risk(lam: float) -> No
         return loss.gather(1, chosen[:, None]).squeeze(1)
 
     best = cost(conditional.argmin(1))
-    assert _errors_of(best, conditional.amin(1).mean().item()) < SURE  # it costs what the risk foretells
+    assert _errors_of(best, conditional.amin(1).mean().item()) < SURE  # the cost equals the expected risk
     others = {
         "RNS": torch.zeros(users, dtype=torch.int64),
         "DNS": scores.argmax(1),
@@ -243,7 +245,7 @@ def test_theorem_4_1_bayesian_sampling_rule_has_the_least_risk(lam: float) -> No
     for name, chosen in others.items():
         saved = cost(chosen) - best
         assert saved.mean() > SURE * saved.std() / math.sqrt(users), name
-    # All unobserved items as candidates are the optimum, a single one is RNS.
+    # With more candidates the cost falls; a single candidate is RNS, all unobserved items would be the optimum.
     by_size = [cost(conditional[:, :size].argmin(1)) for size in (1, 3, 5)]
     for fewer, more in pairwise(by_size):
         assert (fewer - more).mean() > SURE * (fewer - more).std() / math.sqrt(users)
@@ -251,13 +253,13 @@ def test_theorem_4_1_bayesian_sampling_rule_has_the_least_risk(lam: float) -> No
 
 # Chapter 3.
 def _log_likelihood(place: LogProbabilities, prior: torch.Tensor) -> torch.Tensor:
-    """Σ ln[p F(x) + (1 - p)(1 - F(x))]: credible interactions score high, others low, which is which unknown."""
+    """Σ ln[p F(x) + (1 - p)(1 - F(x))]: credible interactions score high, others low; the two are not labelled."""
     odds = torch.nn.functional.logsigmoid
     return torch.logaddexp(odds(prior) + place.log_below, odds(-prior) + place.log_above).sum()
 
 
 def _em(modes: Sequence[Mode]) -> list[float]:
-    """Likelihoods along rounds of an E-step in the given mode and an M-step that climbs Q with F and 1 - F."""
+    """Likelihoods after rounds of an E-step in the given mode and an M-step that raises Q with F and 1 - F."""
     source = _generator(21)
     tables = [torch.randn(k, 4, generator=source, dtype=torch.float64, requires_grad=True) for k in (30, 40)]
     pairs = torch.stack([torch.randint(k, (400,), generator=source) for k in (30, 40)])
@@ -282,8 +284,11 @@ def _em(modes: Sequence[Mode]) -> list[float]:
 
 
 def test_em_raises_the_likelihood_with_the_bayes_credence() -> None:
-    """Lemma 3.2 where it holds (E-3.25): every round raises the likelihood if the credence is the posterior of the
-    model that is fitted, mode ``bayes``. With a density in its place, mode ``thesis``, the next round can fall."""
+    """Lemma 3.2 where it holds (E-3.25).
+
+    Every round raises the likelihood if the credence is the posterior of the fitted model, mode ``bayes``. With a
+    density in place of the probability, mode ``thesis``, the next round can lower it.
+    """
     climbing: list[Mode] = ["bayes"] * 30
     likelihoods = _em(climbing)
     assert all(later > earlier for earlier, later in pairwise(likelihoods))
@@ -293,7 +298,7 @@ def test_em_raises_the_likelihood_with_the_bayes_credence() -> None:
 
 
 def test_mean1_credence_scales_the_m_step_gradient_by_a_constant() -> None:
-    """(3.40): ĉ in mode ``mean1`` is that of ``thesis`` times one constant, so (3.29) keeps its maximiser."""
+    """(3.40): ĉ of mode ``mean1`` is that of ``thesis`` times a constant, so (3.29) has the same maximiser."""
     source = _generator(22)
     w, h, other = (torch.randn(300, 6, generator=source, dtype=torch.float64, requires_grad=True) for _ in range(3))
     scores, prior = (w * h).sum(1), torch.randn(300, generator=source, dtype=torch.float64)

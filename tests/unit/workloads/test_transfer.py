@@ -1,4 +1,4 @@
-"""Copies to a device: several tensors in one, and constants once."""
+"""Copies to a device: several tensors in one copy, and constants only once."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-# The device itself
+# The virtual device itself
 
 
 def there(*shape: int) -> Tensor:
@@ -83,7 +83,7 @@ def test_operations_that_cuda_supports_run_on_the_device(log: Log) -> None:
     assert there(2).uniform_(generator=torch.Generator("cuda")).device == CUDA
     assert torch.multinomial(there(2), 1, generator=torch.Generator("cuda")).device == CUDA
     assert nn.functional.one_hot(there(2).long()).tolist() == [[0, 1]] * 2
-    assert torch._C._nn.one_hot(there(2).long(), 3).device == CUDA, "of zeros that C++ makes and then writes to"
+    assert torch._C._nn.one_hot(there(2).long(), 3).device == CUDA, "the zeros are made in C++"
     assert there(3).cpu().device == CPU
     assert there(3).to("cpu", torch.float64).dtype == torch.float64
     torch.cuda.set_device(0)
@@ -102,7 +102,7 @@ def test_compiled_functions_run_on_the_virtual_device(log: Log) -> None:
 
 
 def test_training_step_causes_no_synchronisation(log: Log) -> None:
-    """Not the gradients, some of which C++ makes, nor their clipping, nor the optimiser."""
+    """Neither gradients, of which C++ makes some, nor clipping nor the optimiser synchronise."""
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)).to("cuda", torch.float32)
     optimizer = torch.optim.AdamW(model.parameters())
     log.clear()
@@ -156,7 +156,7 @@ def test_synchronising_operation_is_counted_with_its_line(
     ("operation", "kind"),
     [
         (lambda x: torch.ones(2).to("cuda"), "to the device"),
-        (lambda x: torch.ones(2).to("cuda", non_blocking=True), "to the device"),  # from pageable memory it does wait
+        (lambda x: torch.ones(2).to("cuda", non_blocking=True), "to the device"),  # blocks: the memory is pageable
         (lambda x: torch.ones(2).pin_memory().to("cuda"), "to the device"),
         (lambda x: torch.tensor([1.0, 2.0], device="cuda"), "tensor"),
         (lambda x: x.new_tensor([1.0]), "new_tensor"),
@@ -193,7 +193,7 @@ def test_nonblocking_operations_are_not_counted(log: Log) -> None:
 
 
 def test_synchronisation_is_attributed_to_the_workload_function(log: Log) -> None:
-    """Also where Python 3.11 has a frame for a comprehension and 3.12 has none."""
+    """Python 3.11 has a frame for a comprehension, and Python 3.12 has none."""
     source = "class Workload:\n    def step(self, x):\n        return [value.item() for value in x]\n"
     names: dict[str, Any] = {}
     exec(compile(source, ROOT / "workloads" / "mine" / "workload.py", "exec"), names)
@@ -213,7 +213,7 @@ def test_refused_operations_are_listed_without_strict_mode() -> None:
 def test_virtual_device_removes_its_patches_also_after_an_error() -> None:
     patched = (torch, torch.cuda, torch.amp, torch.random, nn.functional, Tensor, nn.Parameter, torch.optim.Optimizer)
     with virtual_cuda():
-        pass  # what it imports is there from now on
+        pass  # imports the modules that it needs
     before = [dict(vars(owner)) for owner in patched]
     with suppress(DeviceError), virtual_cuda():
         assert torch.cuda.is_available()
@@ -224,16 +224,16 @@ def test_virtual_device_removes_its_patches_also_after_an_error() -> None:
     assert torch.ones(2).numpy().sum() == 2
 
 
-# The workloads on it
+# Workloads on the virtual device
 
-# In make test, the others in make test-faults.
+# These cases run in make test, the others in make test-faults.
 QUICK = {
     "mf", "bcl-bns-sampled", "large", "sgd-batched", "simclr-bcl-lars", "bi-encoder", "ranker-cross", "vera",
     "lifelong",
 }  # fmt: skip
 
 
-# In make test-long: half of the time of all.
+# These run in make test-long and take half of the time of all cases.
 LONG = {
     "simclr-resnet-bf16", "simclr-hcl-blur", "simclr-on-host", "lightgcl", "simgcl-bf16", "ncl", "sgl", "sgl-nodes",
     "vera-encoder",
@@ -270,7 +270,7 @@ def test_pack_mixes_no_devices_and_has_only_listed_synchronisations(log: Log) ->
 
 def _compare(name: str, waits: Waits) -> None:
     listed = listed_waits()[name]
-    assert not waits.more_than(listed), "keep the values on the device"
+    assert not waits.more_than(listed), "values must stay on the device"
     assert waits == listed, "fewer: run python -m tests.support.device_cases and commit syncs.toml"
 
 
@@ -285,14 +285,14 @@ def test_only_step_logging_synchronises_within_a_step() -> None:
 
 
 def test_step_of_simclr_makes_at_most_two_copies_to_the_device() -> None:
-    """Of both views and all their steps in one copy, and of all micro-batches."""
+    """Both views with all their steps are one copy, and so are all micro-batches."""
     copies = {name: waits.copies for name, waits in listed_waits().items() if name.startswith("simclr")}
     assert len(copies) >= 5
     assert max(copies.values()) <= 2
 
 
 class WaitsInEachStep(CASES["mf"].workload):  # type: ignore[name-defined, misc]
-    """A fault: the loss is read in each step."""
+    """A fault: the loss is read on the host in each step."""
 
     def _losses(self, *args: Any) -> Any:
         losses, nodes = super()._losses(*args)
@@ -301,7 +301,7 @@ class WaitsInEachStep(CASES["mf"].workload):  # type: ignore[name-defined, misc]
 
 
 def test_synchronisation_in_a_step_is_distinguished_from_one_in_an_epoch(log: Log) -> None:
-    """With the line in the workloads that it comes from."""
+    """The message has the line of the workload that synchronises."""
     before = listed_waits()["mf"]
     _, waits = train(device_cases.Case(WaitsInEachStep, CASES["mf"].params), log)
     assert waits.step == {"recommender/workload.py:train_epoch (item)": 1}
@@ -318,7 +318,7 @@ def test_list_of_synchronisations_grows_only_with_the_grow_option(
     monkeypatch.setattr(device_cases, "SYNCS", tmp_path / "syncs.toml")
     few = {"mf": Waits({}, {"a.py:f (item)": 1}, 2), "vera": Waits({"b.py:g (tolist)": 1}, {}, 1)}
     with pytest.raises(SystemExit, match=r"vera: b\.py:g"):
-        device_cases.write(few)  # a new case, which waits in a step
+        device_cases.write(few)  # a new case with a synchronisation in a step
     device_cases.write(few, grow=True)
     assert listed_waits() == few
     many = {**few, "mf": Waits({}, {"a.py:f (item)": 2}, 3, {"a.py:f": {17}})}
@@ -349,14 +349,14 @@ COLLECTIVE = [
 @pytest.mark.faults  # long
 @pytest.mark.parametrize("name", COLLECTIVE)
 def test_collectives_follow_nccls_rules(name: str) -> None:
-    """Tensors on the device and contiguous, the same collectives on both ranks."""
+    """Tensors are on the device and contiguous, and both ranks call the same collectives."""
     first, second = run_on_ranks(_collectives, name)
     assert first == second
-    assert first, "no collective was seen"
+    assert first, "no collective was called"
 
 
 def _collectives(rank: int, name: str) -> list[tuple[str, tuple[int, ...]]]:
-    """Train two epochs and evaluate; the collectives in their order."""
+    """Train two epochs and evaluate. Returns the collectives in order."""
     torch.set_num_threads(1)
     called: list[tuple[str, tuple[int, ...]]] = []
 
@@ -372,7 +372,7 @@ def _collectives(rank: int, name: str) -> list[tuple[str, tuple[int, ...]]]:
 
     class Checked(DistributedDataParallel):
         def __init__(self, module: nn.Module, device_ids: Any = None, **options: Any) -> None:
-            # DDP flattens them into buckets, so weights may be channels last.
+            # DDP flattens weights into buckets, so they may be channels last.
             assert {device_of(tensor) for tensor in (*module.parameters(), *module.buffers())} == {CUDA}
             super().__init__(module, **options)
 

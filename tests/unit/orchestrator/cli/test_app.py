@@ -32,7 +32,7 @@ SWEEP = f"sweep recommender {NONE} --local"
 
 @pytest.fixture
 def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Types a line and holds the answer to what every error must be; gives the sentence."""
+    """A function that runs a command line, checks the form of its error, and returns the error line."""
 
     def type_line(line: str | list[str], code: int, *words: str) -> str:
         arguments = line.split() if isinstance(line, str) else line
@@ -64,7 +64,7 @@ def test_command_in_a_removed_working_directory_is_refused(
     refused(line, 2, "The working directory was removed. Change to another one.")
 
 
-# Words
+# Arguments
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def test_invalid_arguments_are_refused_before_anything_is_stored(
 def test_command_line_word_that_is_not_utf_8_is_refused(
     words: list[str], refused: Callable[..., str], home: Path
 ) -> None:
-    """Python gives bytes that it cannot decode as lone surrogates, which neither MLflow nor a page takes."""
+    """Python decodes such bytes as lone surrogates, which neither MLflow nor an HTML page accepts."""
     refused(words, 2, f"A word of the command line is not UTF-8: got {words[-1]!r}. Write it in UTF-8.")
     assert not (home / "storage").exists()
 
@@ -327,7 +327,7 @@ def test_invalid_search_space_file_is_refused(
     refused(f"{SWEEP} --space {tmp_path}/mine.py:space", 2, *words)
 
 
-# What the machine or a service cannot do
+# Unavailable resources and services
 
 
 @pytest.mark.parametrize(
@@ -362,7 +362,7 @@ def test_unavailable_resources_and_services_exit_with_code_3(
     words = tuple(word.replace("FILE", str(file)) for word in words)
     refused(line.replace("FILE", str(file)), 3, *words)
     storage = tmp_path / "home" / "storage"
-    assert not storage.exists() or list(storage.iterdir()) == [], "nothing was begun"
+    assert not storage.exists() or list(storage.iterdir()) == [], "no run may be created"
 
 
 def test_home_below_a_regular_file_exits_with_code_3(
@@ -377,7 +377,7 @@ def test_home_below_a_regular_file_exits_with_code_3(
 
 
 def interrupted(kind: Any = "run", identity: dict[str, str] | None = None) -> RunFolder:
-    """A run that was interrupted after a checkpoint of ``identity``, by default its own."""
+    """A run that was interrupted after a checkpoint with ``identity``, by default the identity of the run."""
     params = preflight.parameters("recommender", {})
     spec = ExperimentSpec(workload="recommender", params=params, plan=Plan(epochs=3, refit=True))
     asked = {"experiment": spec.model_dump(mode="json"), "options": {"local": True, "register": None}}
@@ -521,7 +521,7 @@ def test_unknown_registered_model_is_refused(line: str, refused: Callable[..., s
     refused(line, 2, "There is no registered model yet: got 'recc'", "--register recc")
 
 
-# As processes
+# Commands in a subprocess
 
 
 def test_ls_with_closed_standard_output_exits_with_code_0(home: Path) -> None:
@@ -572,7 +572,7 @@ HEAVY = {"matplotlib", "mlflow", "numpy", "optuna", "pandas", "pyarrow", "pydant
 def test_help_and_usage_errors_import_only_allowed_heavy_packages(
     line: str, allowed: set[str], words: tuple[str, ...]
 ) -> None:
-    """So that they are there at once: benchmarks/startup.py measures the seconds."""
+    """Help and usage errors must appear without delay; benchmarks/startup.py measures the seconds."""
     command = [sys.executable, "-X", "importtime", "-m", "orchestrator", *line.split()]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     rows = done.stderr.splitlines(keepends=True)
@@ -585,7 +585,7 @@ def test_help_and_usage_errors_import_only_allowed_heavy_packages(
 
 
 def test_sweep_module_imports_neither_torch_nor_ray_nor_mlflow() -> None:
-    """Its trials need it; it would cost each sweep and each resume a second."""
+    """Only the trials need these packages. Their import would cost each sweep and each resume a second."""
     code = "import sys; from orchestrator.sweeps import sweep; print({'torch', 'ray', 'mlflow'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

@@ -21,7 +21,7 @@ from tests.support.waiting import HANG_SECONDS
 
 ROOT = Path(__file__).resolve().parents[4]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-LACKS = {*TRAINING_MODULES, "flask"}  # the latter with MLflow's server
+LACKS = {*TRAINING_MODULES, "flask"}  # flask comes with MLflow's server
 END = "=== "
 WITHOUT = f"""
 import importlib.util, json, sys
@@ -72,14 +72,14 @@ def test_training_modules_match_the_packages_of_the_train_extra() -> None:
 
     packages = {module: set(map(canonicalize_name, found)) for module, found in packages_distributions().items()}
     extras = {name: names(needs) for name, needs in PROJECT["optional-dependencies"].items()}
-    assert extras["s3"] == {"boto3"} < extras["train"], "a driver needs conditional writes, a client may have them"
+    assert extras["s3"] == {"boto3"} < extras["train"], "only a driver needs conditional writes"
     extra = extras["train"] - {"ray", "mlflow", "boto3"}
     assert {package for module in TRAINING_MODULES for package in packages[module]} == extra
     assert not extra & names(PROJECT["dependencies"])
 
 
 def test_requirements_of_pinned_packages_are_pinned() -> None:
-    """Of the packages that are installed in another version, as the lowest one, the requirements may be others."""
+    """Packages in a version other than the pinned one, such as the lowest, are skipped: their needs may differ."""
     lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line]
     pins = {canonicalize_name(name): pinned for name, _, pinned in (line.partition("==") for line in lines)}
     ours = [Requirement(each) for each in (*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["train"])]
@@ -92,13 +92,13 @@ def test_requirements_of_pinned_packages_are_pinned() -> None:
         for need in map(Requirement, each.requires or ())
         if need.marker is None or any(need.marker.evaluate({"extra": extra}) for extra in extras.get(name, {""}))
     }
-    assert needed - {"setuptools"} <= pins.keys(), "setuptools is part of an environment"
+    assert needed - {"setuptools"} <= pins.keys(), "setuptools is part of each environment"
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("database")  # to make a store takes seconds
+@pytest.mark.usefixtures("database")  # the creation of a store takes seconds
 def test_client_verbs_work_or_name_the_missing_package() -> None:
-    """One after the other in one process: imports take most of a verb's time."""
+    """The commands run one after the other in one process, because imports take most of a command's time."""
     command = [sys.executable, "-c", WITHOUT, json.dumps([words for words, _, _ in VERBS])]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=HANG_SECONDS, check=True)
     parts = [re.split(rf"^{END}(\d+)\n", stream, flags=re.MULTILINE) for stream in (done.stdout, done.stderr)]
@@ -135,13 +135,13 @@ def test_missing_package_error_suggests_submit_for_submittable_verbs(
 def test_load_check_raises_user_error_if_the_client_lacks_the_module(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A model that does not load here is not refused: nothing is known about it."""
+    """If the client lacks the module, the model is not judged unusable, because the check did not run."""
     probe = tmp_path / "probe.py"
     probe.write_text(
         "import json, sys\nopen(sys.argv[2], 'w').write(json.dumps({'error': 'No module', 'missing': 'torch.nn'}))"
     )
     monkeypatch.setattr(isolated_check, "PROBE", probe)
-    with pytest.raises(isolated_check.Unusable):  # it is installed here: the model's own fault
+    with pytest.raises(isolated_check.Unusable):  # torch is installed here, so the model is at fault
         isolated_check.measure(tmp_path)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     words = "The check that the model loads and predicts needs torch, which is not installed here"

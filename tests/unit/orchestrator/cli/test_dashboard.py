@@ -32,7 +32,7 @@ def test_journal_copy_follows_the_original_until_the_copy_is_changed(home: Path,
             half.write(b'{"op_code": 4')
         assert copy.follow()
         storage = optuna.storages.JournalStorage(JournalFileBackend(str(copy.file)))
-        study = optuna.load_study(study_name="sweep", storage=storage)  # as the guide says
+        study = optuna.load_study(study_name="sweep", storage=storage)  # as in the guide
         assert [trial.value for trial in study.trials] == [0.5, 0.2, 0.1]
         before = (folder / JOURNAL).read_bytes()
         optuna.delete_study(study_name="sweep", storage=storage)

@@ -35,7 +35,7 @@ class Kind(enum.Enum):
 
 
 class Odd(BaseModel):
-    """Whatever a third party's parameters may hold."""
+    """Parameters with the kinds of fields that a third-party workload may declare."""
 
     needed: int = Field(gt=3, description="Has no default. " + "Long. " * 40)
     kind: Kind = Kind.FANCY
@@ -58,7 +58,7 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
 
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch, settings: Settings) -> Path:
-    """A dataset of one file of numbers; gives the path of the file, intact."""
+    """A dataset of one file of numbers; returns the path of the intact file."""
 
     def read(folder: Path) -> None:
         for number, line in enumerate((folder / "n.txt").read_text().splitlines(), 1):
@@ -79,7 +79,7 @@ def printed(capsys: pytest.CaptureFixture[str]) -> Any:
 
 
 def rows_of(text: str) -> dict[str, str]:
-    """First word of each line to the whole line."""
+    """The lines of the text, each under its first word."""
     return {line.split()[0]: line for line in text.splitlines() if line.strip()}
 
 
@@ -125,7 +125,7 @@ def test_shown_bounds_match_the_validation(capsys: pytest.CaptureFixture[str]) -
 
 
 def _errors(model: type[BaseModel], name: str, value: object) -> list[str]:
-    """The fields that a value of one field makes wrong; contradictions between fields aside."""
+    """The fields that are invalid if one field has this value, without contradictions between fields."""
     try:
         model(**{name: value})
     except ValidationError as error:
@@ -155,7 +155,7 @@ def test_presets_are_shown_with_their_settings(capsys: pytest.CaptureFixture[str
     assert "loss=mse lowest_cosine=-1.0" in text
     assert note.source.split()[0] in text
     describe.print_parameters("simclr", as_json=False)
-    assert "--preset" not in capsys.readouterr().out, "it offers none"
+    assert "--preset" not in capsys.readouterr().out, "simclr has no presets"
 
 
 def test_every_search_space_is_shown(capsys: pytest.CaptureFixture[str]) -> None:

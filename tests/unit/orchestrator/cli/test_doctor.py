@@ -37,7 +37,7 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
 
 @pytest.fixture
 def server() -> Iterator[type[QuietHandler]]:
-    """Speaks the two paths of an MLflow server that the doctor asks; gives its handler, to be set."""
+    """A server with the two paths of MLflow that the doctor requests; yields its handler class, to be configured."""
 
     class Handler(QuietHandler):
         version: ClassVar[str] = version("mlflow")
@@ -68,7 +68,7 @@ def one(check: Callable[[Settings], Iterable[Check]], settings: Settings) -> tup
 
 @pytest.mark.slow
 def test_json_report_holds_setting_sources_and_levels_of_all_checks(tmp_path: Path) -> None:
-    """As a user runs it, with a setting from each kind of source."""
+    """The command runs as a user runs it, with a setting from each kind of source."""
     home = tmp_path / "home"
     home.mkdir()
     (home / "config.yaml").write_text(f"storage: {tmp_path / 'elsewhere'}\n")
@@ -83,7 +83,7 @@ def test_json_report_holds_setting_sources_and_levels_of_all_checks(tmp_path: Pa
         env={**os.environ, "MLFLOW_TRACKING_URI": uri}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     report = json.loads(done.stdout)
-    assert done.stderr.strip() == "False False"  # nothing was started in the process that talks to the user
+    assert done.stderr.strip() == "False False"  # the command's own process imports neither
     assert "s3cret" not in done.stdout
     sources = {name: setting["source"] for name, setting in report["settings"].items()}
     assert list(sources) == list(NAMES)
@@ -96,7 +96,7 @@ def test_json_report_holds_setting_sources_and_levels_of_all_checks(tmp_path: Pa
         levels.setdefault(check["name"], set()).add(check["level"])
         assert bool(check["fix"]) <= (check["level"] != "ok")
     assert list(levels) == ["python", "packages", "gpu", "ray token", "ray", "mlflow", "storage", "data", "runs"]
-    assert levels["mlflow"] == {"problem"}  # nothing listens there
+    assert levels["mlflow"] == {"problem"}  # nothing listens at the address
     assert (report["status"], done.returncode) == ("problem", 3)
 
 

@@ -36,7 +36,7 @@ def test_ctrl_c_before_a_run_is_driven_prints_whether_it_can_resume(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A library may turn it into another error, and Typer turns it into a code."""
+    """A library may turn KeyboardInterrupt into another error, and Typer turns it into an exit code."""
     monkeypatch.setattr(sys, "argv", ["orchestrator", *words])
     monkeypatch.setattr(records, "DRIVEN", driven)
 

@@ -42,7 +42,7 @@ def write(folder: RunFolder, *names: str, content: str = "x") -> None:
 
 
 def lose(folder: RunFolder) -> None:
-    """Its driver is killed."""
+    """Close the lock of the folder, as if its driver were killed."""
     assert folder._lock
     folder._lock.close()
 
@@ -53,7 +53,7 @@ def kinds(found: list[Orphan]) -> dict[str, str]:
 
 @pytest.fixture
 def mirrored(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    """The storage is an object store, the folder ``bucket``."""
+    """Settings whose storage is an object store, the folder ``bucket``."""
     monkeypatch.setattr(lease, "SETTLE_SECONDS", 0.0)
     settings = resolve()
     object.__setattr__(settings, "storage", remote.mirror_of(f"file://{tmp_path}/bucket", home))
@@ -112,7 +112,7 @@ def test_files_of_a_driven_sweep_are_not_removed(settings: Settings) -> None:
     found = orphans(settings)
     assert found
     again = run_lookup.find(settings.storage, "one")
-    again.acquire()  # between looking and removing
+    again.acquire()  # between the search and the removal
     assert remove(found) == ([], [])
     assert (folder.path / "trials").exists()
 
@@ -124,7 +124,7 @@ def test_only_half_written_checkpoints_of_a_lost_run_are_removed(name: str, sett
     folder = create(settings, "one")
     needed = ["history.jsonl", "events.jsonl", "checkpoints/checkpoint-00000001/checkpoint.json", "log.txt"]
     write(folder, *needed, f"{name}/tensors", "tracking.jsonl")
-    write(folder, "checkpoints/.weights.7.partial")  # which another command may be downloading
+    write(folder, "checkpoints/.weights.7.partial")  # another command may be downloading it
     lose(folder)
     (half,) = orphans(settings)
     assert (half.kind, half.path) == ("half-written checkpoint", folder.path / name)
@@ -191,7 +191,7 @@ def test_folders_of_a_newer_format_and_foreign_folders_are_kept(settings: Settin
 def test_half_written_checkpoint_of_another_host_is_kept_for_a_day(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file system may have locks of each host."""
+    """On some file systems, the lock of a process is visible only on its own host."""
     with monkeypatch.context() as there:
         there.setattr(socket, "gethostname", lambda: "another")
         folder = create(settings, "one")
@@ -369,7 +369,7 @@ def test_failed_removal_is_reported_and_other_orphans_are_removed(
 
 @pytest.fixture
 def running(database: Path) -> Callable[..., str]:
-    """Opens a run in the embedded store, ``days`` ago, with tags; gives its id."""
+    """A function that creates a tagged run in the embedded store, started ``days`` ago, and returns its id."""
     from mlflow.tracking import MlflowClient
 
     client = MlflowClient(f"sqlite:///{database}")
@@ -437,7 +437,7 @@ def test_mlflow_run_that_cannot_be_ended_is_reported(
     assert prune.kill(settings, stale(settings)) == ([], [f"MLflow run {run} could not be ended: gone"])
 
 
-# The verb
+# The command ``clean``
 
 
 def test_clean_lists_orphans_and_removes_them_only_with_yes(

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("toy_workload")
 
 @pytest.fixture
 def typed(home: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """Types a line; gives exit code, standard output and standard error."""
+    """A function that runs a command line and returns its exit code, standard output and standard error."""
 
     def type_line(line: str) -> tuple[int, str, str]:
         code = app.run(line.split())
@@ -169,7 +169,7 @@ def test_wait_for_unfinished_trial_of_an_interrupted_sweep_exits_with_130(
 def test_promote_command_is_shown_only_for_a_registered_version(
     version: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The name is the record's: a resume cannot be asked for another. What could not be registered is not promoted."""
+    """The command has the recorded name, which a resume cannot change. It is absent for an unregistered version."""
     asked = {"sweep": {}, "options": {"register": "rec"}}
     folder = records.create(tmp_path, "sweep", "toy", asked, "orchestrator sweep toy --register rec")
     extra = {"registered_version": version}

@@ -79,7 +79,7 @@ def test_run_with_a_provisional_end_is_still_running(settings: Settings) -> None
 
 
 class Driver:
-    """A process that drives a folder; each ``step`` lets it go on by a line."""
+    """A process that drives a folder; each ``step`` lets it continue until its next line of output."""
 
     def __init__(self, settings: Settings, kind: str = "run", status: str = "finished", code: int = 0) -> None:
         words = [sys.executable, "-c", DRIVER, str(settings.storage), kind, status, str(code)]
@@ -292,7 +292,7 @@ def test_unreachable_cluster_of_the_environment_exits_with_code_3(
 
 
 class Ailing(QuietHandler):
-    """A dashboard that says that it lives, and no more."""
+    """A dashboard that answers the request for its version and fails every other request."""
 
     def get(self) -> None:
         if self.path == "/api/version":
@@ -305,12 +305,12 @@ class Ailing(QuietHandler):
 def test_failing_dashboard_is_unavailable_only_if_its_address_was_given(
     named: str | None, code: int, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether it answers at first or not: what we tell Ray's client is not what the user named."""
+    """The second request gives the same result: the address set for Ray's client does not count as the user's."""
     with serving(Ailing) as address:
         monkeypatch.setattr(dashboard, "DEFAULT_ADDRESS", address)
         if named == "environment":
             monkeypatch.setenv("RAY_API_SERVER_ADDRESS", address)
-        monkeypatch.setattr(dashboard, "authenticate", lambda: None)  # it would stay in the tests' environment
+        monkeypatch.setattr(dashboard, "authenticate", lambda: None)  # its changes of the environment would stay
         before = os.environ.get(dashboard.VARIABLE)
         for _ in range(2):
             with pytest.raises(UserError, match=address) as caught:
@@ -346,7 +346,7 @@ def test_dashboard_that_never_answers_raises_user_error_after_timeout(monkeypatc
 def test_logs_and_status_of_a_lost_job_name_its_resume_command(
     state: str, code: int, settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """``test_jobs.py`` has the same with a real cluster that goes away."""
+    """``test_jobs.py`` tests the same with a real cluster that is stopped."""
     ended = Job("j", state, 1, "orchestrator sweep toy --name mf", message="No Ray dashboard answers")
     cluster = SimpleNamespace(address="http://head:8265", follow=lambda job, show: ended, wait=lambda job: ended)
     monkeypatch.setattr(run_control, "find", lambda *_: (cluster, replace(ended, status="running", exit_code=None)))
@@ -407,12 +407,12 @@ def test_last_exit_record_determines_the_exit_code() -> None:
         ("FAILED", 4, "n", f"{EXIT_RECORD}4\n", ("partial", 4)),
         ("FAILED", 5, "n", f"{EXIT_RECORD}5\n", ("failed", 5)),
         ("SUCCEEDED", 0, "n", f"{EXIT_RECORD}2\n", ("failed", 2)),  # ... | tee log
-        ("FAILED", 7, "n", "", ("failed", 7)),  # not our entrypoint
+        ("FAILED", 7, "n", "", ("failed", 7)),  # an entrypoint of another program
         ("FAILED", 130, "n", "", ("interrupted", 130)),  # Ctrl-C twice
         ("STOPPED", None, "n", "", ("interrupted", 130)),
         ("FAILED", -9, "n", "", ("lost", 1)),
         ("FAILED", 137, "n", "", ("lost", 1)),
-        ("FAILED", None, "n", "", ("lost", 1)),  # with its node
+        ("FAILED", None, "n", "", ("lost", 1)),  # its node failed
         ("FAILED", None, None, "", ("failed", 1)),  # never started
     ],
 )

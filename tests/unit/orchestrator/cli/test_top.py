@@ -32,7 +32,7 @@ def settings(tmp_path: Path) -> Settings:
 
 
 def folder(settings: Settings, name: str, current_status: DriverStatus | None = None, epochs: int = 0) -> RunFolder:
-    """One that this process drives; ``current_status`` is its status."""
+    """A folder of a sweep that this process drives, with ``current_status`` as its published status."""
     found = records.create(settings.storage, "sweep", "toy", {}, "orchestrator sweep toy", name)
     if current_status:
         with StatusPublisher(found, lambda: 3, {"queue": "team", "priority": 2}) as publisher:
@@ -48,7 +48,7 @@ RUNNING = DriverStatus(
 
 
 def look_at(monkeypatch: pytest.MonkeyPatch, moment: float) -> None:
-    """The view's clock stands at ``moment``: a slow machine does not change what is shown."""
+    """Set the view's clock to ``moment``, so that a slow machine does not change what is shown."""
     monkeypatch.setattr(top, "time", SimpleNamespace(time=lambda: moment))
 
 

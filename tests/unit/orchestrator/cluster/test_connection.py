@@ -33,7 +33,7 @@ def test_a_cluster_that_does_not_start_is_unavailable(
     ):
         pass
     assert caught.value.code == UNAVAILABLE
-    assert stopped, "what had started was left"
+    assert stopped, "the processes that had started must be stopped"
 
 
 @pytest.mark.parametrize("failures", [1, connection.START_ATTEMPTS])

@@ -1,4 +1,4 @@
-"""Fair share of a cluster: slots by queue and priority, at least one each, also while the head is away."""
+"""Fair share of a cluster: slots by queue and priority, at least one each, also while the head is unreachable."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_equal_claims_get_equal_shares_and_unwanted_slots_go_to_others() -> None
 
 def test_priority_is_a_weight_within_a_queue() -> None:
     assert shares([claim("a", priority=3), claim("b")], NODE) == {"a": 3, "b": 1}
-    assert shares([claim("a", priority=100), claim("b")], NODE) == {"a": 3, "b": 1}, "nobody starves"
+    assert shares([claim("a", priority=100), claim("b")], NODE) == {"a": 3, "b": 1}, "each claim gets a slot"
 
 
 def test_queue_of_many_claims_gets_no_more_than_a_queue_of_one() -> None:
@@ -86,14 +86,14 @@ def test_shares_fit_the_cluster_and_leave_no_usable_slot(asked: list[Any], cpus:
     for c in claims:
         assert 0 <= given[c.id] <= c.wanted
         assert given[c.id] == c.wanted or c.cpus > left_cpus or c.gpus > left_gpus
-    assert given == shares(reversed(claims), {"CPU": cpus, "GPU": gpus}), "every driver works out the same"
+    assert given == shares(reversed(claims), {"CPU": cpus, "GPU": gpus}), "every driver must compute the same"
 
 
-# The board
+# The claim store
 
 
 class Store:
-    """In the place of the cluster's key-value store."""
+    """A replacement of the cluster's key-value store."""
 
     def __init__(self) -> None:
         self.kept: dict[bytes, bytes] = {}
@@ -191,7 +191,7 @@ def test_share_is_at_least_one_with_many_claims(store: Store) -> None:
 
 @pytest.mark.usefixtures("fast")
 def test_last_slot_goes_to_the_waiting_winner_of_the_older_sweep(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ray would give it to the newer sweep, and the older one would wait for the end of that."""
+    """Ray would give the slot to the newer sweep, and the older one would wait until that sweep ends."""
     monkeypatch.setattr(ClaimStore, "total", lambda self: {"CPU": 1.0, "GPU": 1.0})
     lines: list[str] = []
     with (
@@ -205,7 +205,7 @@ def test_last_slot_goes_to_the_waiting_winner_of_the_older_sweep(store: Store, m
         assert old.limit(1) == 1
         assert until(lambda: new.limit(1) == 1)
         new.limit(1, waits=True)
-        assert old.limit(1) == 1, "a newer one's winner waits"
+        assert old.limit(1) == 1, "the winner of a newer sweep must wait"
 
 
 @pytest.mark.usefixtures("fast")

@@ -30,7 +30,7 @@ from tests.support.waiting import FOR_EVER, HANG_SECONDS, until
 
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[None]:
-    """Of signals, as they were."""
+    """Check that each test leaves the signal handlers unchanged."""
     before = {number: signal.getsignal(number) for number in interrupts.DEFAULTS}
     yield
     after = {number: signal.getsignal(number) for number in before}
@@ -40,7 +40,7 @@ def handlers() -> Iterator[None]:
 
 
 def import_numpy() -> None:
-    """As an extension's import does it, in C: whatever went wrong is an ImportError."""
+    """An import like that of a C extension, which turns any error into an ImportError."""
     try:
         signal.raise_signal(signal.SIGINT)
     except KeyboardInterrupt:
@@ -48,7 +48,7 @@ def import_numpy() -> None:
 
 
 def wait_for_a_thread() -> None:
-    """As ``threading.Event.wait`` does it, which gives its lock back and has not got it again."""
+    """A wait like ``threading.Event.wait``, interrupted after the release of its lock and before it is regained."""
     lock = threading.Lock()
     with lock:
         lock.release()
@@ -127,7 +127,7 @@ def test_ignored_sigint_stays_ignored() -> None:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The time, as the handler sees it."""
+    """The current time of the signal handler, in a list of one element."""
     now = [100.0]
     monkeypatch.setattr(interrupts.time, "monotonic", lambda: now[0])
     return now
@@ -140,7 +140,7 @@ def test_first_signal_requests_a_stop_and_second_ends_the_process(
     monkeypatch.setattr(os, "_exit", ended.append)
     with Interrupts(tmp_path / "stop", Console()) as heard:
         assert not heard.stop_requested()
-        for _ in range(2):  # a wrapper in the terminal's group hands the same press on
+        for _ in range(2):  # a wrapper in the terminal's process group forwards the same key press
             signal.raise_signal(signal.SIGINT)
             assert heard.stop_requested()
             assert (tmp_path / "stop").exists()
@@ -152,7 +152,10 @@ def test_first_signal_requests_a_stop_and_second_ends_the_process(
 
 
 def test_ctrl_c_while_the_console_is_locked_does_not_hang(tmp_path: Path) -> None:
-    """The main thread holds the lock of a line, and the live view's thread one that the line about the stop needs."""
+    """The main thread holds a lock that the message about the stop needs, as while it prints a line.
+
+    In a command, the thread of the live view may hold such a lock too.
+    """
     lock = threading.Lock()
     said: list[str] = []
 
@@ -206,7 +209,7 @@ def test_signal_is_recorded_once_by_a_thread_other_than_main(number: int, tmp_pa
 
 
 def test_signal_is_recorded_while_the_main_thread_is_in_a_c_call(tmp_path: Path) -> None:
-    """As of PyTorch, or of Ray while it connects: other threads run, and the main one looks for no signal."""
+    """The C call may be one of PyTorch, or of Ray while it connects: only another thread can notice the signal."""
     libc = ctypes.CDLL(None)
     mutex = ctypes.create_string_buffer(64)
     causes: list[str] = []
@@ -220,7 +223,7 @@ def test_signal_is_recorded_while_the_main_thread_is_in_a_c_call(tmp_path: Path)
         libc.pthread_mutex_lock(mutex)
         late.start()
         threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()
-        libc.pthread_mutex_lock(mutex)  # until somebody frees it
+        libc.pthread_mutex_lock(mutex)  # until another thread unlocks it
     late.cancel()
     assert causes == ["recorded"]
 
@@ -240,7 +243,7 @@ def test_signal_to_a_forked_process_does_not_stop_the_parent(number: int, tmp_pa
         assert child.pid is not None
         assert ready.recv()
         os.kill(child.pid, number)
-        if number == signal.SIGINT:  # a terminal sends it to all its processes; the parent decides
+        if number == signal.SIGINT:  # a terminal sends SIGINT to all its processes; only the parent handles it
             child.join(0.3)
             assert child.is_alive()
             child.terminate()
@@ -282,7 +285,7 @@ def test_without_a_signal_nothing_is_recorded_and_no_thread_stays(tmp_path: Path
     recorded: list[str] = []
     with Interrupts(tmp_path / "stop", Console(), lambda: recorded.append("interrupted")) as heard:
         thread = heard._recorder
-        (tmp_path / "stop").touch()  # as ``orchestrator stop`` does, which kills nobody
+        (tmp_path / "stop").touch()  # as ``orchestrator stop`` does, which sends no signal
         assert heard.stop_requested()
     assert recorded == []
     assert thread is not None
@@ -308,7 +311,7 @@ def test_second_signal_ends_the_process_after_the_first_is_recorded(
     with Interrupts(tmp_path / "stop", Console(), record) as heard:
         assert heard.stop_requested()
         signal.raise_signal(signal.SIGTERM)
-        assert steps == [], "after a stop that was asked for elsewhere it is the first signal"
+        assert steps == [], "a signal after a stop by another command is the first signal"
         clock[0] += interrupts.ONE_PRESS_SECONDS
         going.set()
         signal.raise_signal(signal.SIGTERM)
@@ -316,7 +319,7 @@ def test_second_signal_ends_the_process_after_the_first_is_recorded(
 
 
 def ray_init(*signals: int) -> None:
-    """As Ray's ``init`` begins; then the ``signals`` arrive."""
+    """Install a SIGTERM handler as the start of Ray's ``init`` does; then raise the ``signals``."""
 
     def handle(number: int, frame: Any) -> None:
         sys.exit(number)
@@ -417,7 +420,7 @@ def test_death_of_this_node_is_polled_at_intervals(monkeypatch: pytest.MonkeyPat
 
 
 def test_ctrl_c_during_a_write_to_a_full_pipe_exits_with_code_0(tmp_path: Path) -> None:
-    """As on a terminal that is slow: the signal comes into a write, whose stream takes no other one meanwhile."""
+    """The signal interrupts a blocked write, as on a slow terminal; the stream accepts no other write meanwhile."""
     script = f"""if True:
         from pathlib import Path
         from orchestrator.console import Console
@@ -436,7 +439,7 @@ def test_ctrl_c_during_a_write_to_a_full_pipe_exits_with_code_0(tmp_path: Path) 
         pipe, state = process.stdout, psutil.Process(process.pid).status
 
         def in_a_line() -> bool:
-            """It has work for ever, so it sleeps only where the pipe has no room for what it writes."""
+            """The process writes without end, so it sleeps only if the pipe has no room for its output."""
             return waiting_in(pipe) >= room - 1000 and state() == psutil.STATUS_SLEEPING
 
         until(in_a_line)
@@ -449,7 +452,7 @@ def test_ctrl_c_during_a_write_to_a_full_pipe_exits_with_code_0(tmp_path: Path) 
 
 
 def waiting_in(pipe: IO[str]) -> int:
-    """Bytes that nobody has read."""
+    """The number of unread bytes in the pipe."""
     return int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 

@@ -53,7 +53,7 @@ def test_driver_is_alive_after_a_change_of_the_clock(monkeypatch: pytest.MonkeyP
 
 
 def test_process_of_another_pid_namespace_is_not_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pid of its namespace is another process here, or none."""
+    """A pid of another namespace denotes another process in this one, or none."""
     mark = leftovers._mark(os.getpid()).replace(leftovers._namespace(), "pid:[1]")
     process = subprocess.Popen(
         [sys.executable, "-c", "import time; time.sleep(600)"], env=os.environ | {leftovers.MARK: mark}

@@ -63,7 +63,7 @@ def test_credentials_file_that_is_not_ini_raises_user_error(tmp_path: Path) -> N
 
 
 class Server(QuietHandler):
-    """Answers only who has logged in."""
+    """A server that answers only requests with the login of anna."""
 
     def post(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
@@ -111,7 +111,7 @@ def test_certificates_and_login_reach_the_server(
     else:
         monkeypatch.setenv(trust, str(certificate))
     with pytest.raises(UserError, match="No MLflow answers"):
-        preflight.tracking(settings)  # no certificate of its own
+        preflight.tracking(settings)  # without a certificate of the client
     monkeypatch.setenv("MLFLOW_TRACKING_CLIENT_CERT_PATH", str(certificate))
     with pytest.raises(UserError, match="refuses: HTTP 401"):
         preflight.tracking(settings)

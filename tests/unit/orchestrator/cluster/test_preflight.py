@@ -39,7 +39,7 @@ from workloads.data.errors import DataUnreachable
 
 
 class Taken(BaseModel):
-    """A parameter for how long to train, which is the plan's to say."""
+    """Parameters with the names of settings: ``epochs`` is a key of the plan, and ``seed`` an option."""
 
     epochs: int = 3
     seed: int = 0
@@ -176,7 +176,7 @@ def test_a_driver_whose_workers_are_elsewhere_reads_no_large_table(
     table.write_text("user,item\n1,2\n1,none\n,3\n")
     params = {"dataset": str(table), "backbone": "lightgcn", "contrast": "ncl"}
     with pytest.raises(UserError, match=r"rows.csv"):
-        preflight.dataset("recommender", params, tmp_path, elsewhere=True)  # a small one is read wherever training is
+        preflight.dataset("recommender", params, tmp_path, elsewhere=True)  # a small table is read in any case
     monkeypatch.setattr(datasets, "LARGE_BYTES", table.stat().st_size)
     whole = preflight.dataset("recommender", params, tmp_path, elsewhere=True)
     assert whole == preflight.fingerprint("recommender", params, tmp_path) == fingerprint(str(table), tmp_path)
@@ -305,9 +305,9 @@ def test_request_within_the_machine_is_accepted(asked: dict[str, Any], monkeypat
         ([(4, 1)], {"gpus_per_worker": 0.25}, 4),
         ([(4, 1)], {"gpus_per_worker": 0.3}, 3),
         ([(4, 2)], {"gpus_per_worker": 0.4}, 4),  # not 5: a fraction is of one device
-        ([(1, 1), (1, 1)], {"gpus_per_worker": 0.1}, 2),  # a CPU each is what runs out
+        ([(1, 1), (1, 1)], {"gpus_per_worker": 0.1}, 2),  # the CPUs are the limit
         ([(3, 0), (3, 0)], {"cpus_per_worker": 2}, 2),  # not 3: no worker spans two nodes
-        ([(3, 0), (3, 0)], {"workers": 4}, 1),  # but a group does
+        ([(3, 0), (3, 0)], {"workers": 4}, 1),  # but a group of workers may span them
         ([(0, 0)], {}, 0),
         ([], {}, 0),
     ],
@@ -336,7 +336,7 @@ def test_unreachable_ray_cluster_is_refused(address: str) -> None:
 
 
 def test_sigterm_to_the_probe_of_ray_raises_keyboard_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ray, which stops a job, signals each of its processes."""
+    """When Ray stops a job, it signals each process of the job."""
     monkeypatch.setattr(cluster, "RAY_PROBE", "import os, signal; os.kill(os.getpid(), signal.SIGTERM)")
     with pytest.raises(KeyboardInterrupt):
         cluster.check_is_ray("127.0.0.1:9")
@@ -379,7 +379,7 @@ def test_tracking_check_sends_the_configured_credentials(monkeypatch: pytest.Mon
         check(f"{uri}/")
         monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "token")
         check(uri)
-        monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "me")  # a name goes before a token, as in MLflow's client
+        monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "me")  # a username precedes a token, as in MLflow's client
         monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "secret")
         check(uri)
         check(uri.replace("http://", "http://you:p%40ss@"))
@@ -402,7 +402,7 @@ def test_http_error_of_a_tracking_server_is_reported(status: int, words: tuple[s
 
 
 class Experiments(QuietHandler):
-    """A server with passwords that knows one experiment, whose tags this user may set or not."""
+    """A server with a login and one experiment; ``may_write`` is whether the user may set its tags."""
 
     may_write = True
     seen: ClassVar[list[str | None]] = []
@@ -443,7 +443,7 @@ def test_experiment_without_write_permission_is_refused_before_training(
 
 @contextmanager
 def listener(answer: bytes | None) -> Iterator[int]:
-    """A port where something else than HTTP listens; None: it says nothing at all."""
+    """A port where a service without HTTP sends ``answer``; with None it never answers."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def serve() -> None:

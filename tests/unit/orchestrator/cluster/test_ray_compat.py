@@ -112,7 +112,7 @@ def test_version_mismatch_of_ray_client_is_refused_before_the_record(
 def test_ray_client_probe_is_retried_if_its_server_did_not_start(
     error: str, failures: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The errors are Ray's, word for word; a process of its own answers each attempt."""
+    """The errors have Ray's exact text; each attempt runs in a process of its own."""
     attempts = tmp_path / "attempts"
     answer = {"ray_version": "2.60.0", "python_version": "3.11.1", "gpus": 2}
     probe = f"""
@@ -202,7 +202,7 @@ def test_check_reports_nothing_for_permitted_code(code: str) -> None:
 
 
 def test_system_exit_of_ray_is_passed_on_and_others_become_errors() -> None:
-    """Ray marks it with an attribute, by which it differs from a workload's own sys.exit."""
+    """Ray marks its SystemExit with an attribute that a workload's own sys.exit lacks."""
     with pytest.raises(SystemExit), exits_as_errors():
         raise_sys_exit_with_custom_error_message("The process receives a SIGTERM.", exit_code=1)
     with pytest.raises(RuntimeError, match=r"sys\.exit\(1\)"), exits_as_errors():

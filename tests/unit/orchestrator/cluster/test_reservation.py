@@ -27,7 +27,7 @@ from tests.support.commands import SPACES
 ELASTIC = Resources(workers="1:4")  # type: ignore[arg-type]
 
 
-# What is asked for
+# Requested workers
 
 
 @pytest.mark.parametrize(("written", "least", "most"), [("1:4", 1, 4), ("2:2", 2, 2), ("3", 3, 3), (3, 3, 3)], ids=str)
@@ -49,7 +49,7 @@ def test_malformed_range_of_workers_raises_user_error(written: str) -> None:
     "text", ["resources: {workers: 1:4}", "resources:\n  workers: 1:4", "resources: {workers: '1:4'}"]
 )
 def test_range_of_workers_in_yaml_is_not_read_as_base_60(text: str, tmp_path: Path) -> None:
-    """To YAML it were 64, a number of base 60."""
+    """YAML would read 1:4 as 64, a number of base 60."""
     file = tmp_path / "experiment.yaml"
     file.write_text(text)
     assert validate(Resources, read_experiment(file).values["resources"], "resource") == ELASTIC
@@ -109,12 +109,12 @@ def test_local_cpus_are_divided_by_the_largest_number_of_workers(
         assert spec.resources == Resources(workers=4, min_workers=1, cpus_per_worker=2)
 
 
-# What is waited for
+# Waiting for resources
 
 
 @dataclass
 class Cluster:
-    """Places for so many workers; a group of more stays pending. Each wait takes its time on a clock of its own."""
+    """A cluster with room for ``free`` workers; larger groups stay pending, and waits advance the clock ``now``."""
 
     free: int
     now: float = 0.0
@@ -164,7 +164,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
 def test_all_workers_are_requested_first_and_then_as_many_as_fit(free: int, asked: list[int], cluster: Cluster) -> None:
     cluster.free = free
     assert reservation.wait_for_room(ELASTIC, lambda: True) == Resources(workers=asked[-1])
-    assert (cluster.asked, cluster.held) == (asked, 0), "something is left"
+    assert (cluster.asked, cluster.held) == (asked, 0), "no group may be left"
 
 
 def test_reservation_waits_for_resources_that_are_being_released(cluster: Cluster) -> None:
@@ -199,14 +199,14 @@ def test_room_for_more_workers_is_checked_at_intervals(cluster: Cluster) -> None
     more = reservation.has_room_for_more(ELASTIC)
     assert not more()
     cluster.free = 1
-    assert not more(), "asked too often"
+    assert not more(), "the room must not be checked before the interval has passed"
     cluster.now += reservation.GROW_SECONDS
     assert more()
     cluster.free = 0
-    assert more(), "who was told to make room has to end"
+    assert more(), "once there was room, the answer must stay true"
 
 
-# What was held
+# Use of devices
 
 
 def test_mean_devices_are_weighted_by_the_time_they_were_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,11 +218,11 @@ def test_mean_devices_are_weighted_by_the_time_they_were_held(tmp_path: Path, mo
     for workers, seconds in ((4, 60), (1, 30)):
         with log.holding("run", ELASTIC.fixed(workers)):
             now[0] += seconds
-        now[0] += 500  # nobody's
+        now[0] += 500  # no devices are held
     assert usage_log.mean_devices(folder) == pytest.approx((4 * 60 + 30) / 90)
 
 
-# Nodes that are taken away
+# Draining nodes
 
 
 def test_draining_node_of_the_run_requests_a_stop(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,8 +234,8 @@ def test_draining_node_of_the_run_requests_a_stop(monkeypatch: pytest.MonkeyPatc
     now[0] += 2
     assert not stop()
     going |= {"theirs", "ours"}
-    assert not stop(), "asked too often"
+    assert not stop(), "the nodes must not be checked before the interval has passed"
     now[0] += 2
     assert stop()
     going.clear()
-    assert stop(), "it goes back on its word"
+    assert stop(), "a requested stop must not be withdrawn"

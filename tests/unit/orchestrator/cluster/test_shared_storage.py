@@ -16,7 +16,7 @@ from orchestrator.errors import UNAVAILABLE, UserError
 
 
 def cluster(monkeypatch: pytest.MonkeyPatch, answers: Mapping[str, Any], lost: str | None = None) -> None:
-    """A cluster of this node and those of ``answers``; ``lost`` is known to be dead once they have been asked."""
+    """A cluster of this node and those of ``answers``; Ray reports ``lost`` as dead after the nodes are asked."""
     ids = [f"{number:056}" for number in range(1 + len(answers))]
     names = ("here", *answers)
     dead: set[str | None] = set()
@@ -54,7 +54,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch, answers: Mapping[str, Any], lost: s
 def test_storage_not_shared_or_not_checked_by_a_node_is_refused(
     answers: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A node that is silent is no node that does not see the storage."""
+    """A node that does not answer is reported differently from a node that does not see the storage."""
     cluster(monkeypatch, answers)
     own = tmp_path / f".nodes-{os.getpid()}"
     own.write_text("of a driver in another container, with the same process id")
@@ -69,6 +69,6 @@ def test_storage_not_shared_or_not_checked_by_a_node_is_refused(
 def test_lost_node_is_excluded_from_the_storage_check(
     answer: Exception | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A node that was killed seconds ago is alive to Ray, and a check on it fails once Ray has noticed."""
+    """Ray lists a node that was killed seconds ago as alive; a check on this node fails when Ray notices its death."""
     cluster(monkeypatch, {"far": answer, "cold": ""}, lost="far")
     check_storage(tmp_path, 300)

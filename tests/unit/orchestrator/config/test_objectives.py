@@ -14,7 +14,7 @@ LOSS = Objective("loss", "min")
 
 
 def test_declared_direction_is_used_and_the_opposite_one_is_refused() -> None:
-    """It need not be given, and the other one is refused."""
+    """The direction of a declared metric may be omitted, and the opposite one is refused."""
     declared = {"gini_at_20": "min"}
     for given in ("gini_at_20", "gini_at_20:min"):
         (found,) = objectives.chosen(NDCG, (given,), declared)
@@ -80,7 +80,7 @@ def test_undeclared_metric_without_a_direction_is_refused() -> None:
 
 @pytest.mark.parametrize("text", ["validation/ndcg_at_20,validation/loss:min", "ndcg_at_20, loss:min"])
 def test_validation_prefix_and_spaces_are_removed_from_objectives(text: str) -> None:
-    """``validation/`` may be given, and does not make another plan."""
+    """The prefix ``validation/`` is optional and does not change the plan."""
     assert Plan(objective=text).objective == ("ndcg_at_20", "loss:min")  # type: ignore[arg-type]
     assert [one.metric for one in objectives.chosen((NDCG, LOSS), tuple(text.replace(" ", "").split(",")))] == [
         "ndcg_at_20",

@@ -158,7 +158,7 @@ def test_files_that_extend_each_other_are_refused(tmp_path: Path) -> None:
     refused(lambda: read_experiment(path), "extends itself", "a.yaml", "b.yaml")
 
 
-# Words
+# Overrides
 
 
 @pytest.mark.parametrize(

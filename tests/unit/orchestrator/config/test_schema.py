@@ -57,7 +57,7 @@ def recommender() -> Any:
 
 
 def accepted(file: Path) -> bool:
-    """Whether the commands take a file of the recommender, without conditions between settings."""
+    """Whether the commands accept a file of the recommender; conditions between settings are not checked."""
     if read_experiment(file).values.get("workload", "recommender") != "recommender":
         return False
     asked = _Request("run", "recommender", resolve(), {"config": file})
@@ -96,7 +96,7 @@ def test_every_workload_has_a_schema_with_all_its_settings(workload: str) -> Non
 
 
 def test_yaml_examples_of_the_docs_name_their_schema_and_are_valid() -> None:
-    """Each has the line by which an editor finds the schema."""
+    """Each example has the line by which an editor finds the schema."""
     seen = 0
     for page in [*ROOT.glob("docs/**/*.md"), ROOT / "README.md"]:
         for block in re.findall(r"```yaml\n(.*?)```", page.read_text(), re.DOTALL):

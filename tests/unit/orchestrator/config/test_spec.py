@@ -102,7 +102,7 @@ def test_specs_are_frozen_and_refuse_unknown_keys(spec: Any) -> None:
     ],
 )
 def test_placement_and_logging_do_not_change_the_fingerprint(values: dict[str, Any]) -> None:
-    assert (changed(SPEC, **values) == SPEC) is ("params" in values), "the order of parameters alone is no change"
+    assert (changed(SPEC, **values) == SPEC) is ("params" in values), "a new order of parameters is not a change"
     assert changed(SPEC, **values).fingerprint() == SPEC.fingerprint()
     assert changed(SPEC, **values).identity == SPEC.identity
 

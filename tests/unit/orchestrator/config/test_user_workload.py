@@ -39,7 +39,7 @@ def mine(tmp_path: Path, no_page: None, monkeypatch: pytest.MonkeyPatch) -> Path
 
 
 def forget(home: Path) -> None:
-    """As in another process of a user who has named nothing."""
+    """Restore the state of another process, whose user has named no code."""
     user_code._named.clear()
     for mark in (home / user_code.MARKS).iterdir():
         mark.unlink()
@@ -137,7 +137,7 @@ def test_code_of_models_is_trusted_in_a_package_that_was_named(package: Path, ho
         model_upload._renew(folder, name)
         own = (
             package / "train.py" if "train" in name else folder / "changed.py"
-        )  # only its class knows the other's file
+        )  # only the class knows the predictor's file
         assert (folder / "model" / "predictor.py").read_text() == own.read_text()
         forget(home)
 
@@ -247,7 +247,7 @@ def test_import_error_of_a_local_module_suggests_pythonpath(mine: Path, monkeypa
     refused(lambda: run("train.py:train"), "No module named 'model'", f"put {project / 'digits'} on PYTHONPATH")
     monkeypatch.chdir(project)
     refused(lambda: run("digits.train:train"), "The workload's module is not installed", advice)
-    with pytest.raises(UserError) as caught:  # found, and has no such module
+    with pytest.raises(UserError) as caught:  # the package is found and has no such module
         run("orchestrator.train:train")
     assert "PYTHONPATH" not in str(caught.value)
     mine.write_text("from .model import Net\n")

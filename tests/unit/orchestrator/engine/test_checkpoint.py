@@ -71,7 +71,7 @@ states = st.recursive(
 
 
 @pytest.mark.slow
-@settings(  # they replace those of the profile: a busy machine is no fault
+@settings(  # these settings replace those of the profile: a busy machine is not an error
     max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 @given(state=st.dictionaries(keys, states, max_size=4))
@@ -93,7 +93,7 @@ def test_tensors_of_each_dtype_are_read_back_exactly(dtype: torch.dtype, tmp_pat
 
 def test_shared_and_strided_tensors_are_read_back(tmp_path: Path) -> None:
     base = torch.arange(24.0).reshape(4, 6)
-    one = base[:1, :1].T  # of one element, whose stride is 6
+    one = base[:1, :1].T  # one element with a stride of 6
     state = {"tied": base, "again": base, "part": base[1:3], "turned": base.T, "wide": base[0].expand(5, 6)}
     state |= {"one": one[:, 0], "empty": base[:0], "scalar": base[0, 0].expand(1)}
     found = checkpoint.read(write(tmp_path / "checkpoint-1", state)).state
@@ -158,7 +158,7 @@ def test_the_files_hold_tensors_and_json_and_nothing_is_unpickled(
     (size,) = struct.unpack("<Q", content[:8])
     header = json.loads(content[8 : 8 + size])
     ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
-    assert max(ends) == len(content) - 8 - size, "bytes that no tensor accounts for"
+    assert max(ends) == len(content) - 8 - size, "the file must have no bytes outside its tensors"
 
 
 # Damage
@@ -201,7 +201,7 @@ def test_truncated_checkpoint_json_is_refused(left: float, tmp_path: Path) -> No
 def test_checkpoint_without_read_permission_is_not_called_damaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its fix is not to remove it."""
+    """The error does not advise to remove the checkpoint."""
     folder = write(tmp_path / "checkpoint-1")
 
     def denied(*_: Any, **__: Any) -> str:
@@ -258,7 +258,7 @@ def test_checkpoint_of_another_workload_or_fingerprint_is_refused(key: str, tmp_
     )
 
 
-# A folder of them
+# A folder of checkpoints
 
 
 def test_latest_is_the_newest(tmp_path: Path) -> None:
@@ -337,7 +337,7 @@ def test_keep_removes_partial_folders_except_those_of_this_process(tmp_path: Pat
 
 
 def kill_while_writing(write_for_ever: Callable[[Path], None], folder: Path, seconds: float) -> None:
-    """Kill ``write_for_ever(folder)`` ``seconds`` after there were two checkpoints: old ones go as new ones come."""
+    """Kill ``write_for_ever(folder)`` ``seconds`` after two checkpoints exist: new ones replace the old ones."""
     process = multiprocessing.get_context("fork").Process(target=write_for_ever, args=(folder,))
     process.start()
     until(lambda: len(list(folder.glob("checkpoint-*"))) >= 2, pause=0.001)

@@ -1,4 +1,4 @@
-"""Checkpoints written while training goes on, and the file that those of one best epoch share."""
+"""Checkpoints written during training, and the file that the checkpoints of one best epoch share."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def table(folder: Path) -> torch.Tensor:
     return tensor
 
 
-# One file
+# Tensor files
 
 
 @pytest.mark.parametrize("name", tensor_file.DTYPES)
@@ -112,7 +112,7 @@ def test_flipped_bit_in_the_best_epoch_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_format_1_is_read(tmp_path: Path) -> None:
-    """As the first version wrote it: one tensor file, described under another key."""
+    """The first version wrote one tensor file, described under another key."""
     folder = tmp_path / "checkpoint-1"
     folder.mkdir()
     save_file({"0 /w": torch.arange(3.0)}, folder / TENSORS)
@@ -145,7 +145,7 @@ def background(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """Writing waits until the event is set."""
+    """An event; writes of checkpoints wait until it is set."""
     released = threading.Event()
     write = checkpoint.write
 
@@ -175,7 +175,7 @@ def test_background_writes_are_sequential_and_can_be_awaited(tmp_path: Path, hel
         writer.save(state(1), 1)
         threading.Timer(0.1, held.set).start()
         writer.save(state(2), 2)
-        assert checkpoint.latest(tmp_path) is not None, "the second waits for the first"
+        assert checkpoint.latest(tmp_path) is not None, "the second write must wait for the first"
         writer.save(state(3), 3, wait=True)
         assert checkpoint.latest(tmp_path) == tmp_path / checkpoint.name(3)
     assert sorted(path.name for path in tmp_path.iterdir()) == [checkpoint.name(2), checkpoint.name(3)]

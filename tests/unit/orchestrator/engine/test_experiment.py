@@ -33,7 +33,7 @@ IDENTITY = {"workload": "toy", "fingerprint": "0123456789abcdef"}
 
 @dataclass
 class Bench:
-    """Builds experiments over toys and remembers every toy that was built."""
+    """A builder of experiments over toys that keeps every toy it builds."""
 
     params: dict[str, Any] = field(default_factory=dict)
     cls: type[Toy] = Toy
@@ -131,7 +131,7 @@ def test_pretrained_weights_are_selected_if_training_makes_them_worse(refit: boo
     assert outcome.metrics["validation/error"] == 0.0
     assert outcome.metrics["test/error"] == (1.0 - TEST_OPTIMUM) ** 2
     assert float(bench.built[-1].x) == 1.0
-    assert bench.calls("train 1") == 1, "a refit for no epoch trains nothing"
+    assert bench.calls("train 1") == 1, "a refit of 0 epochs must not train"
 
 
 def test_with_refit_only_nothing_is_evaluated_before_training() -> None:
@@ -153,7 +153,7 @@ def test_with_refit_only_nothing_is_evaluated_before_training() -> None:
 def test_sealed_test_values_are_computed_only_for_the_final_model(
     refit: Any, final: bool, expected: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the phase that makes it, and in no trial: neither the callback nor the stream has a test value there."""
+    """The phase that trains the final model computes them; in a trial, neither callback nor stream has a test value."""
     monkeypatch.setattr(Toy, "objective", Objective("error", "min", refit=True, test_epochs=(1, 3, 6)))
     seen: list[tuple[int, float, bool]] = []
 
@@ -290,7 +290,7 @@ def test_non_finite_objective_on_test_raises_diverged(refit: Any, monkeypatch: A
     assert experiment.outcome is None
 
 
-# Stopping and going on
+# Stop and resume
 
 
 @pytest.mark.parametrize("calls", [2, EPOCHS + 1])
@@ -339,7 +339,7 @@ def test_resume_from_every_checkpoint_equals_the_uninterrupted_run(refit: Any, c
         bench = Bench(params, cls)
         resumed = bench.experiment(refit, plan=plan)
         first, *rest = (values(report) for report in resumed.stream(checkpoint.read(folder, IDENTITY)))
-        assert first == joined(reports[max(0, index - 1) : index + 1]), "all rows since the checkpoint before"
+        assert first == joined(reports[max(0, index - 1) : index + 1]), "all rows since the previous checkpoint"
         assert joined(rest) == joined(reports[index + 1 :])
         assert resumed.outcome is not None
         assert resumed.outcome.metrics == whole.outcome.metrics
@@ -389,7 +389,7 @@ def test_refit_of_a_selection_from_a_trial_equals_the_whole_experiment() -> None
 
 
 def test_selected_workload_is_freed_before_the_refit_is_built() -> None:
-    """Both may not fit into a device's memory."""
+    """A device's memory may be too small for both workloads."""
     with CountedToy.without_collector() as counts:
         finish(Experiment(lambda holdout: toy(CountedToy, holdout=holdout), Plan(epochs=2, refit=True), IDENTITY))
         assert counts == [0, 0]
@@ -443,7 +443,7 @@ def test_an_outcome_holds_the_values_of_validation_and_test() -> None:
 
 @pytest.mark.parametrize("refit", [True, False])
 def test_run_interrupted_after_each_checkpoint_loses_no_row(refit: bool, toy_workload: str, tmp_path: Path) -> None:
-    """Killed again and again right after a checkpoint and before its report is delivered, it loses no row."""
+    """The run is interrupted after each checkpoint, before the report of this checkpoint is delivered."""
     spec = ExperimentSpec(workload=toy_workload, params={"slow": 2.0}, plan=Plan(epochs=EPOCHS, refit=refit))
     device, rows, deaths = torch.device("cpu"), [], 0
 
@@ -467,7 +467,7 @@ def test_run_interrupted_after_each_checkpoint_loses_no_row(refit: bool, toy_wor
     assert outcomes[0] is not None
     assert outcomes[1] is not None
     assert outcomes[0]["metrics"] == outcomes[1]["metrics"]
-    assert not list(worker.reports(spec, tmp_path / "torn", tmp_path, device)), "it had ended: nothing was left to do"
+    assert not list(worker.reports(spec, tmp_path / "torn", tmp_path, device)), "a finished run must not report again"
 
 
 @pytest.mark.parametrize("slow", [0.3, 2.0])
@@ -488,7 +488,7 @@ def test_diverged_run_reports_earlier_epochs_and_saves_no_diverged_state(
 
 
 class Exits(Toy):
-    """Calls sys.exit in its second epoch, as a script does."""
+    """A workload that calls sys.exit in its second epoch, as a script does."""
 
     def train_epoch(self, epoch: int) -> dict[str, float]:
         if epoch == 2:
@@ -497,7 +497,7 @@ class Exits(Toy):
 
 
 class Terminated(Toy):
-    """Ray ends the actor in the second epoch."""
+    """A workload whose actor is ended by Ray in the second epoch."""
 
     def train_epoch(self, epoch: int) -> dict[str, float]:
         if epoch == 2:
@@ -513,7 +513,7 @@ def test_sys_exit_of_a_workload_raises_runtime_error() -> None:
 
 
 class Exhausted(Toy):
-    """Reads beyond the end of its data, in one of its methods."""
+    """A workload that reads beyond the end of its data, in one of its methods."""
 
     exhausted = "train_epoch"
 

@@ -66,7 +66,7 @@ def test_a_longer_interval_delays_no_rung_and_loses_no_row() -> None:
 def test_pretrained_weights_that_training_makes_worse_are_the_best_epoch() -> None:
     last = list(run_epochs(build(PretrainedToy, start=1.0), Plan(epochs=5, patience=2)))[-1]
     assert (last.progress.best_epoch, last.progress.best_value) == (0, 0.0)
-    assert (last.epoch, last.ended) == (2, "patience"), "two evaluations that were no better than the start"
+    assert (last.epoch, last.ended) == (2, "patience"), "two evaluations are not better than epoch 0"
 
 
 def test_epoch_0_does_not_change_the_later_epochs() -> None:
@@ -238,7 +238,7 @@ def test_sealed_test_values_are_logged_and_not_used_for_selection() -> None:
 
     workload = build(Sealed)
     (report,) = run_epochs(workload, Plan(epochs=5))
-    assert "test" not in workload.calls  # no one keeps the values
+    assert "test" not in workload.calls  # there is no callback for the values
     assert not any(name.startswith("test/") for row in report.rows for name in row.metrics)
 
 
@@ -253,7 +253,7 @@ def test_only_the_last_report_has_ended() -> None:
 
 @pytest.mark.parametrize(("evaluate_every", "last"), [(1, BEST_EPOCH + 2), (2, 8)])
 def test_patience_counts_evaluations(evaluate_every: int, last: int) -> None:
-    # Every second epoch: 2 and 4 improve on nothing and on 2, then 6 and 8 are worse.
+    # With evaluate_every=2, the evaluations at epochs 2 and 4 improve, and those at 6 and 8 are worse.
     *_, report = run_epochs(build(), Plan(epochs=12, patience=2, evaluate_every=evaluate_every))
     assert (report.epoch, report.ended) == (last, "patience")
 
@@ -320,7 +320,7 @@ def test_non_finite_metric_raises_diverged_with_the_pending_rows(value: float, w
     assert [row.epoch for row in next(stream).rows] == [1, 2]
     with pytest.raises(Diverged) as caught:
         next(stream)
-    assert [row.epoch for row in caught.value.rows] == [3], "no report: the state is that of an epoch later"
+    assert [row.epoch for row in caught.value.rows] == [3], "without a report, because the state is that of epoch 4"
     name = "train/norm" if where == "train" else "validation/calibration"
     assert (caught.value.epoch, caught.value.metric) == (4, name)
     assert str(caught.value) == f"{name} is {value} at epoch 4"
@@ -369,9 +369,9 @@ def test_unreported_objective_is_refused_at_the_first_evaluation(objective: str)
 @pytest.mark.parametrize(
     ("slow", "every", "due"),
     [
-        (2.0, 1, [3, 6, 9, 12]),  # 5 s pass later than an epoch
-        (2.0, 4, [4, 8, 12]),  # four epochs later than 5 s
-        (2.0, 7, [7, 12]),  # at the end what was done since is worth saving
+        (2.0, 1, [3, 6, 9, 12]),  # 5 s are longer than an epoch
+        (2.0, 4, [4, 8, 12]),  # four epochs are longer than 5 s
+        (2.0, 7, [7, 12]),  # the last epoch is due, to save the epochs since 7
         (3600.0, 1, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]),
         (0.1, 1, []),
     ],
@@ -423,7 +423,7 @@ class Group:
 
 
 def streams(slow: tuple[float, ...], agree: Callable[[int], Callable[[Any], Any]]) -> list[list[Any]]:
-    """What each rank's consumer sees; the ranks' clocks go at different speeds, and only rank 0 is told to stop."""
+    """The reports of each rank; the clocks of the ranks have different speeds, and only rank 0 requests the stop."""
     seen: list[list[Any]] = [[] for _ in slow]
 
     def consume(rank: int) -> None:
@@ -446,13 +446,13 @@ def test_ranks_whose_clocks_differ_yield_alike() -> None:
     assert first == second
     assert first[-1] == (37, first[-1][1], True, None)
     assert sum(due for _, _, due, _ in first) > 1
-    # With clocks of their own they would not: the test above is not empty.
+    # Without the broadcast the reports differ, so the comparison above is not vacuous.
     alone = streams((0.3, 1.7), lambda rank: lambda value: value)
     assert alone[0] != alone[1]
 
 
 def test_ranks_with_different_validation_values_end_at_the_same_epoch() -> None:
-    """Each by its own values, one would end by patience while the other waits for it."""
+    """Without agreement, one rank would end by patience while the other waits for it."""
     group = Group(2)
     ends: list[Any] = [None, None]
     best: tuple[list[int], list[int]] = ([], [])

@@ -15,7 +15,7 @@ from orchestrator.storage.settings import resolve
 
 
 class Details:
-    """What Ray tells of a job."""
+    """The details of a job as Ray returns them."""
 
     def __init__(self, metadata: dict[str, str]) -> None:
         self.metadata, self.submission_id, self.entrypoint = metadata, "j", "python -m orchestrator run toy"
@@ -25,7 +25,7 @@ class Details:
 
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What was submitted last."""
+    """The metadata, environment and excluded files of the last submission."""
     found: dict[str, Any] = {}
 
     class Dashboard:
@@ -65,7 +65,7 @@ def test_queue_is_sent_in_the_environment_only_if_it_is_set(
 def test_settings_of_the_environment_are_sent_with_the_job(
     sent: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The job's home and cache are others."""
+    """The home and the cache of the job are not those of the client."""
     given = {
         "ORCHESTRATOR_STORAGE": "s3://bucket/runs",
         "ORCHESTRATOR_DATA": "s3://bucket/sets",

@@ -52,7 +52,7 @@ def client(settings: Settings) -> Any:
 
 @pytest.fixture(autouse=True)
 def room(monkeypatch: pytest.MonkeyPatch) -> dict[str, Tried]:
-    """How each version does in the clean process: well, unless it is told otherwise here."""
+    """The result of each version in the clean process: ``GOOD``, unless this dict has another one."""
     found: dict[str, Tried] = {}
     monkeypatch.setattr(isolated_check, "try_out", lambda client, model, version: found.get(str(version.version), GOOD))
     monkeypatch.setattr(isolated_check, "signature", lambda client, model, version: None)
@@ -61,7 +61,7 @@ def room(monkeypatch: pytest.MonkeyPatch) -> dict[str, Tried]:
 
 @pytest.fixture
 def rec(client: Any, tmp_path: Path) -> Callable[..., str]:
-    """Registers a version of ``rec`` as a run would: with its record, and ``gain`` on each of 50 units."""
+    """A function that registers a version of ``rec``, with a run's record and ``gain`` on each of 50 units."""
     client.create_registered_model("rec")
     experiment = client.create_experiment("recommender", artifact_location=str(tmp_path / "artifacts"))
 
@@ -91,7 +91,7 @@ def held(client: Any) -> str | None:
     return registry.alias_version(client, "rec", "champion")
 
 
-# Moving
+# Promotion
 
 
 def test_promote_takes_the_newest_version_unless_one_is_named(
@@ -158,7 +158,7 @@ def test_history_contains_only_events_of_the_given_model(
     assert [event.model for event in history(settings, "other")] == ["other"]
 
 
-# Refusing
+# Refusals
 
 
 def test_refused_promotion_keeps_the_alias_and_records_an_event(
@@ -282,7 +282,7 @@ def test_mlflow_failure_during_promotion_raises_user_error(
     assert caught.value.code == UNAVAILABLE
 
 
-# Races
+# Concurrent promotions
 
 
 def test_promotion_is_refused_if_the_alias_moves_while_gates_are_judged(
@@ -322,7 +322,7 @@ def test_promotion_is_refused_if_another_writer_moves_the_alias_right_after(
 def test_of_two_concurrent_promotions_the_second_is_refused(
     settings: Settings, client: Any, rec: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second begins when the first has looked at the alias for the last time and not yet moved it."""
+    """The second promotion begins after the first has last read the alias and before the first moves it."""
     for _ in range(3):
         rec()
     promote(settings, to("1"))
@@ -400,7 +400,7 @@ def test_late_move_of_a_writer_taken_for_dead_is_undone_and_refused(
         if version == "2":
             slept.append(version)
             with monkeypatch.context() as patch:
-                patch.setattr(alias_lock, "LIVE_SECONDS", 0.0)  # half an hour passes
+                patch.setattr(alias_lock, "LIVE_SECONDS", 0.0)  # as if half an hour passed
                 promote(settings, to("3"))
         move(self, model, alias, version)
 
@@ -416,7 +416,7 @@ def test_late_move_of_a_writer_taken_for_dead_is_undone_and_refused(
 def test_writer_with_a_wrong_clock_is_refused_after_another_promotion(
     hours: int, settings: Settings, client: Any, rec: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its event is old by this machine's clock, in either direction, and it is about to write."""
+    """The writer's event is an hour off by this machine's clock, in the past or future, when it is about to write."""
     for _ in range(3):
         rec()
     promote(settings, to("1"))
@@ -469,7 +469,7 @@ def test_promotion_is_done_although_its_event_file_cannot_be_stored(
     assert promote(settings, to()).outcome == "done"
     assert [event.outcome for event in history(settings, "rec")] == ["done"]
     (event,) = history(settings, "rec")
-    client.set_tag(event.id, "orchestrator.event", "{")  # as one that MLflow has cut: the file says "started"
+    client.set_tag(event.id, "orchestrator.event", "{")  # as if cut by MLflow; the event's file has "started"
     assert [event.outcome for event in history(settings, "rec")] == ["done"]
 
 
@@ -488,7 +488,7 @@ def test_deleted_audit_log_experiment_raises_user_error(
     assert len(history(settings, "rec")) == 1
 
 
-# Back
+# Rollback
 
 
 @pytest.mark.slow
@@ -614,7 +614,7 @@ def test_rollback_undoes_a_promotion_interrupted_right_after_the_move(
         with pytest.raises(KeyboardInterrupt):
             promote(settings, to("2"))
     assert (held(client), history(settings, "rec")[-1].outcome) == ("2", "started")
-    with pytest.raises(Refusal, match="is moving rec@champion at this moment"):  # it may be alive
+    with pytest.raises(Refusal, match="is moving rec@champion at this moment"):  # its writer may be alive
         rollback(settings, "rec", "champion")
     monkeypatch.setattr(alias_lock, "LIVE_SECONDS", 0.0)
     if refused_since:
@@ -722,7 +722,7 @@ def test_full_disk_during_the_fetch_of_a_version_raises_user_error(
 def test_failures_while_loading_a_model_are_reported_with_the_cause(
     does: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the very probe, but for the import of MLflow, which takes seconds."""
+    """The real probe runs, except for its import of MLflow, which takes seconds."""
     text = isolated_check.PROBE.read_text()
     assert "    import mlflow\n" in text
     probe = tmp_path / "probe.py"
@@ -740,7 +740,7 @@ def test_crash_of_a_model_is_reported_without_waiting_for_its_children(
     probe = tmp_path / "probe.py"
     probe.write_text(
         "import os, subprocess, sys\n"
-        "child = subprocess.Popen(['sleep', '3600'])\n"  # it has our standard error
+        "child = subprocess.Popen(['sleep', '3600'])\n"  # it inherits the standard error of the probe
         f"open({str(tmp_path / 'child')!r}, 'w').write(str(child.pid))\n"
         "sys.stderr.write('x' * 5_000_000 + ' the end\\n')\n"
         "sys.stderr.flush()\n"
@@ -792,7 +792,7 @@ def test_a_gateways_404_does_not_mean_that_a_run_was_erased(client: Any) -> None
     assert registry.existing_run(client, "0" * 32) is None
 
 
-# As typed
+# Commands
 
 
 def typed(line: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:

@@ -76,7 +76,7 @@ def test_gates_yaml_in_the_home_is_the_default_file(tmp_path: Path) -> None:
             r"Gates.yaml, rec.champion: Unknown gate \(line 4\): got 'beter'; allowed: better, .*Did you mean 'better'",
         ),
         ("default: {latency: 3}", "got 'latency'.*Did you mean 'latency_ms'"),
-        ("other:\n  x: {size: 3}", "Gates.yaml, other.x: Unknown gate"),  # also where this promotion does not look
+        ("other:\n  x: {size: 3}", "Gates.yaml, other.x: Unknown gate"),  # blocks of other models are checked too
         ("rec: {champion: {better: test/auc}}", "such as auc: the test split must not affect choices"),
         ("rec: {champion: {guard: {test/auc: 0}}}", "such as auc: the test split must not affect choices"),
         ("rec: {champion: {guard: {auc: -0.1}}}", "tolerances from 0, also for auc"),
@@ -179,7 +179,7 @@ def test_better_gate_passes_a_gain_and_refuses_a_decrease() -> None:
 
 
 def test_better_gate_compares_paired_units_not_means() -> None:
-    """Units differ far more than the models do: unpaired, the gain would drown."""
+    """Units differ far more than the models: an unpaired comparison would not detect the gain."""
     units = noise(0, 0.5, scale=1.0)
     old, new = evidence("1", units), evidence("2", units + noise(1, 0.02, scale=0.05))
     assert better(old, new).verdict == "pass"
@@ -204,7 +204,7 @@ def test_the_bound_is_that_of_the_normal_distribution_for_many_units() -> None:
     differences = np.random.default_rng(0).normal(1.0, 2.0, 5000)
     error = differences.std() / math.sqrt(5000)
     assert gate_results._least(differences, 0.95) == pytest.approx(differences.mean() - 1.645 * error, abs=0.1 * error)
-    assert gate_results._least(differences, 0.95) == gate_results._least(differences, 0.95)  # the same verdict tomorrow
+    assert gate_results._least(differences, 0.95) == gate_results._least(differences, 0.95)  # the same at each call
 
 
 def test_less_is_better_if_the_gates_file_or_the_objective_minimizes() -> None:
@@ -281,7 +281,7 @@ def test_units_that_lost_their_value_are_refused(gate: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(("units", "confidence", "least"), [(1, 0.6, 2), (2, 0.95, 5), (4, 0.95, 5), (9, 0.999, 10)])
 def test_too_few_units_for_the_confidence_are_refused_with_a_remedy(units: int, confidence: float, least: int) -> None:
-    """Of 2^n signs the rarest has a probability of 1 / 2^n: 4 units cannot show anything at .95."""
+    """The least p-value of the 2^n signs of n units is 1 / 2^n: 4 units cannot reach a confidence of .95."""
     old, new = evidence("1", np.zeros(units)), evidence("2", np.arange(1.0, units + 1))
     for asked in ({}, {"better": False, "guard": {"error": 0.0}}):
         found = better(old, new, confidence=confidence, **asked)
@@ -306,7 +306,7 @@ def test_few_units_are_judged_by_an_exact_sign_flip_test() -> None:
 @pytest.mark.faults  # long
 @pytest.mark.parametrize("units", [2, 5, 8])
 def test_equal_models_pass_with_few_units_at_most_at_the_nominal_rate(units: int) -> None:
-    """300 draws without a difference at .95: three standard errors of .0126 above .05."""
+    """300 draws without a difference at .95: the bound is .05 plus three standard errors of .0126."""
     rng = np.random.default_rng(units)
     passed = [
         better(evidence("1", rng.normal(size=units)), evidence("2", rng.normal(size=units))).verdict == "pass"

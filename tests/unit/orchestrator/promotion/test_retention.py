@@ -32,7 +32,7 @@ def settings(database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.fixture
 def add(settings: Settings) -> Add:
-    """Log a model of a run of its own, with a file, and register it under a name if there is one."""
+    """A function that logs a model with a file for a run, and registers the model if a name is given."""
     client = registry.client(settings)
     experiment = client.create_experiment("toy", artifact_location=str(Path.cwd() / "artifacts"))
 
@@ -214,7 +214,7 @@ def test_invalid_clean_options_exit_with_usage_error(home: Path, words: list[str
 
 
 def test_version_before_an_unfinished_promotion_is_kept(settings: Settings, add: Add) -> None:
-    """A rollback goes there, also if the writer died right after it had moved the alias."""
+    """A rollback needs this version, also if the writer died right after it had moved the alias."""
     for _ in range(3):
         add("rec")
     registry.client(settings).set_registered_model_alias("rec", "champion", "2")

@@ -144,7 +144,7 @@ def test_secrets_in_environment_variables_are_hidden() -> None:
 
 @pytest.mark.parametrize("unit", ["token ", "a-", "a.b_", "://", 'token="', "login x password ", "-----BEGIN ", "A_"])
 def test_scrubbing_time_is_bounded_for_a_long_line(unit: str) -> None:
-    """Of the processor: a search that is quadratic in the line's length takes minutes."""
+    """The time is that of the processor: a search that is quadratic in the line's length takes minutes."""
     started = time.process_time()
     scrub((unit * 200_000)[:200_000])
     assert time.process_time() - started < 20

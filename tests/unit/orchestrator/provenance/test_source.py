@@ -27,7 +27,7 @@ ELSEWHERE = Path("/nonexistent")
 
 @pytest.fixture(autouse=True)
 def identity(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """git as on a bare machine: no configuration of the user's."""
+    """git without the configuration of a user, as on a new machine."""
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "none"))
     monkeypatch.setenv("GIT_CONFIG_NOSYSTEM", "1")
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
@@ -208,9 +208,9 @@ def test_capture_is_empty_without_a_repository_or_without_git(
 def test_hanging_git_status_is_stopped_and_the_commit_is_captured(
     tmp_path: Path, repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """git status that hangs, with a child that holds its output open: the commit is known, the rest is not.
+    """``git status`` hangs, and its child keeps the output open: the commit is captured, the rest is not.
 
-    The time is over as soon as it hangs, so that no other call of git is too slow.
+    The timer ends as soon as ``git status`` hangs, so that no other call of git exceeds its time.
     """
     real, hung = shutil.which("git"), tmp_path / "hung"
     (tmp_path / "bin").mkdir()
@@ -251,7 +251,7 @@ def test_project_is_listed_before_the_orchestrator(repository: Path, tmp_path: P
 def test_code_of_an_external_workload_is_captured_as_a_source(repository: Path, tmp_path: Path) -> None:
     theirs = Path(shutil.copytree(EXAMPLE, tmp_path / "theirs" / "plugin"))
     with installed(theirs, tmp_path / "metadata"):
-        assert provenance.sources(repository, workload="linreg")[0].package is None, "it is in no repository"
+        assert provenance.sources(repository, workload="linreg")[0].package is None, "it is not in a repository"
         git(tmp_path, "init", "-q", "theirs")
         git(theirs, "add", ".")
         git(theirs, "commit", "-q", "-m", "theirs")
@@ -311,13 +311,13 @@ def test_ray_job_uses_the_source_captured_by_its_client(
     monkeypatch.setattr(provenance, "capture", lambda *where: ())
     assert provenance.sources() == here
     monkeypatch.delenv("RAY_JOB_CONFIG_JSON_ENV_VAR")
-    assert provenance.sources() == ()  # a shell that inherited it runs no job
+    assert provenance.sources() == ()  # outside of a Ray job, the variable is ignored
 
 
 def test_checkouts_of_cluster_and_client_are_recorded_separately(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two repositories of one name, each with its difference."""
+    """Both repositories have one name, and each has its own diff."""
     clients = Source("orchestrator", "1" * 40, diff="diff --git a/x b/x\n+client\n")
     clusters = Source("orchestrator", "2" * 40, diff="diff --git a/x b/x\n+cluster\n")
     project = Source("project", "3" * 40)
@@ -388,7 +388,7 @@ def test_user_code_changed_since_the_record_is_listed(tmp_path: Path) -> None:
     write(tmp_path, {"mine.py": "lr = 1\n", "other.py": ""})
     request = {"experiment": {"workload": f"{tmp_path}/mine.py:train"}}
     (folder := tmp_path / "run").mkdir()
-    assert provenance.changed_code(folder, request) == []  # a damaged record
+    assert provenance.changed_code(folder, request) == []  # without a record
     provenance.write(folder, request, [])
     assert provenance.changed_code(folder, request) == []
     write(tmp_path, {"mine.py": "lr = 2\n"})

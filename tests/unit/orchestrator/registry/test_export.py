@@ -1,7 +1,7 @@
-"""Exported models, each loaded by the library that it is for, give what the registered model gives.
+"""Exported models, loaded by the library they are for, give the results of the registered model.
 
-The parts for ONNX and faiss skip where these are not installed. To run them, lay the packages over this environment:
-``make test-tools``.
+The tests of ONNX and faiss are skipped where these packages are not installed. To run them with the packages laid
+over this environment: ``make test-tools``.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def needs(name: str) -> pytest.MarkDecorator:
 
 
 class Registry:
-    """A store with versions that are trained and registered when they are first asked for."""
+    """A store with versions that are trained and registered when they are first requested."""
 
     def __init__(self, folder: Path, settings: Settings) -> None:
         self.folder = folder
@@ -88,7 +88,7 @@ def models(tmp_path_factory: pytest.TempPathFactory, initialised_store: Path) ->
 
 
 def spearman(workload: Workload, encode: Callable[[list[str]], Any]) -> float:
-    """Spearman's correlation on the test part, of cosines of vectors from elsewhere."""
+    """Spearman's correlation on the test part, of cosines of the vectors that ``encode`` returns."""
     from workloads.data.pairs.load import load_pairs
 
     part = load_pairs("synthetic-pairs", Path()).test
@@ -166,7 +166,7 @@ def test_exported_cross_encoder_matches_the_text_ranker(models: Registry, tmp_pa
         lambda: models.export("text_ranker", "transformers", tmp_path / "other"),
         "text_ranker/1 is a cross-encoder, and its head is no part of a model of transformers",
     )
-    assert not list(tmp_path.glob("*other*")), "a folder appears whole or not at all"
+    assert not list(tmp_path.glob("*other*")), "a refused export leaves no folder"
 
 
 @pytest.mark.slow
@@ -389,7 +389,7 @@ def test_invalid_export_requests_are_refused(models: Registry, tmp_path: Path, m
 def test_export_into_an_empty_folder_does_not_replace_the_folder(
     models: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may be a working directory, a mounted volume or a link's."""
+    """The folder may be the working directory, a mounted volume or the target of a link."""
     folder = tmp_path / "folder"
     folder.mkdir()
     before = folder.stat().st_ino

@@ -44,7 +44,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory, initialised_store: Path) 
 
 @pytest.fixture
 def call(settings: Settings, tmp_path: Path) -> Call:
-    """Call the verb for an index in ``tmp_path / "live"``; returns its output, of an error the sentence."""
+    """A function that calls ``index`` for ``tmp_path / "live"`` and returns the output, or the error message."""
 
     def call(model: str, *words: str, code: int = DONE, folder: Path = tmp_path / "live") -> str:
         done = typed(tmp_path, "index", model, "--to", str(folder), *words, "--tracking", str(settings.tracking))
@@ -106,13 +106,13 @@ def test_index_is_searchable_after_reembedding_changes_and_compaction(
     rows = sts.queries(QUERIES).numpy() @ index.vectors().T
     best = [[ids[doc] for doc in index.docs()[np.argsort(-row, kind="stable")[:5]].tolist()] for row in rows]
     assert listed["document"].tolist() == [name for names in best for name in names]
-    assert call("sts/1").endswith("by sts/1\n"), "without a change the state"
+    assert call("sts/1").endswith("by sts/1\n"), "without a change it prints the state"
 
 
 def test_an_index_in_files_is_copied_and_searched_as_the_model_does(
     settings: Settings, call: Call, table: Callable[..., str], tmp_path: Path
 ) -> None:
-    """The run's own files stay, and the model reads the copy too."""
+    """The files of the run are unchanged, and the model can also read the copy."""
     loaded = registry.load(settings, "models:/files/1")
     frame = pd.DataFrame({"query": QUERIES})
     expected = loaded.predict(frame, params={"k": 8})
@@ -126,7 +126,7 @@ def test_an_index_in_files_is_copied_and_searched_as_the_model_does(
     pd.testing.assert_frame_equal(loaded.predict(frame, params={"k": 8}), expected)
     call("files/1", "--embed-again", "files/1")
     index = LiveIndex(tmp_path / "live")
-    assert index.sessions == [1], "the earlier session's rows too"
+    assert index.sessions == [1], "rows of the earlier session are embedded again"
     assert loaded.predict(frame, params={"k": 7, "index": str(tmp_path / "live")})["rank"].max() == 7
 
 
@@ -155,7 +155,7 @@ def test_invalid_index_options_and_inputs_exit_with_usage_error(
     ):
         said = call(*words, code=USAGE)
         assert all(part in said for part in parts), said
-    assert not live.exists() or not list(live.glob("*.json")), "nothing was begun"
+    assert not live.exists() or not list(live.glob("*.json")), "no index may be created"
     call("search/1", "--add", table(document=["x"], text=["w1"]))
     assert "is not of files/1: got one of search/1" in call("files/1", "--compact", code=USAGE)
     before = (live / "index.json").read_text()
@@ -167,7 +167,7 @@ def test_invalid_index_options_and_inputs_exit_with_usage_error(
         (("--search", queries, "--output", "found.txt"), "has no known format"),
     ):
         assert part in call("search/1", "--add", table(document=["y"], text=["w2"]), *words, code=USAGE)
-    assert (live / "index.json").read_text() == before, "nothing was changed"
+    assert (live / "index.json").read_text() == before, "the index is unchanged"
     call("search/1", "--search", table(query=[" "], other=["a"]), "--output", str(tmp_path / "none.parquet"))
     assert list(pd.read_parquet(tmp_path / "none.parquet")) == ["query", "rank", "document", "score"]
     listed = call("search/1", "--search", table(query=["w1", ""], other=["", "a"])).splitlines()
@@ -196,7 +196,7 @@ def test_index_created_concurrently_by_another_process_is_updated(
 def test_killed_reembedding_resumes_without_losing_documents(
     settings: Settings, call: Call, table: Callable[..., str], tmp_path: Path
 ) -> None:
-    """kill -9 after some batches, twice; searches meanwhile find every document but the deleted one."""
+    """SIGKILL after some batches, twice; searches in between find every document except the deleted one."""
     queries = table(query=QUERIES)
     call("search/1", "--add", table(document=["mine"], text=["w1"]))
     gone = found(call("search/1", "--search", queries))["document"][0]
@@ -222,6 +222,6 @@ def test_killed_reembedding_resumes_without_losing_documents(
 
 
 def written(index: LiveIndex) -> int:
-    """The documents embedded again so far."""
+    """The number of documents embedded again so far."""
     index.refresh()
     return sum(len(index.docs(one["session"])) for one in index.models if one["version"] == "sts/1")

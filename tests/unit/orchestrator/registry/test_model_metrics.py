@@ -32,7 +32,7 @@ def test_search_ranks_models_by_their_test_values(database: Path, tmp_path: Path
         model = client.create_logged_model("0", f"model-{number}", source_run_id=run)
         model_metrics.link(client, run, model.model_id, outcome(tmp_path / str(number), value, 1_700_000_000.1234))
         (seen,) = client.get_metric_history(run, "test/hit")
-        assert (seen.value, seen.step) == (value, 7), "the run has it once, at its own step"
+        assert (seen.value, seen.step) == (value, 7), "the run keeps one value, at its own step"
     best_first = [{"field_name": "metrics.test/hit", "ascending": False}]
     found = client.search_logged_models(["0"], order_by=best_first)
     assert [one.name for one in found] == ["model-1", "model-2", "model-0"]
@@ -43,11 +43,11 @@ def test_search_ranks_models_by_their_test_values(database: Path, tmp_path: Path
     assert values["test/hit"] == (0.6, 7, "ml-100k")
     assert values["test_low/hit"][0] == pytest.approx(0.6 - half)
     assert values["test_high/hit"][0] == pytest.approx(0.6 + half)
-    assert "validation/hit" not in values, "it is not this model's, where there was a refit"
+    assert "validation/hit" not in values, "after a refit, validation values are not those of the model"
 
 
 def test_each_sealed_version_has_the_values_of_its_session(database: Path, tmp_path: Path) -> None:
-    """The last one, which is the outcome, is written some time after its epoch, whose values the run has."""
+    """The last version is the outcome, which is written some time after its epoch; the run has the epoch's values."""
     client = MlflowClient(f"sqlite:///{database}")
     run = client.create_run("0").info.run_id
     for session, value in enumerate((0.5, 0.3), 1):
@@ -69,7 +69,7 @@ def test_each_sealed_version_has_the_values_of_its_session(database: Path, tmp_p
 def test_values_of_step_0_that_mlflow_copied_are_kept(
     database: Path, tmp_path: Path, step: int, values: list[tuple[float, int]]
 ) -> None:
-    """``log_model`` copies them to each model of the run, also to that of a later winner, whose values are others."""
+    """``log_model`` copies the values to each model of the run, also to that of a later winner with other values."""
     client = MlflowClient(f"sqlite:///{database}")
     run = client.create_run("0").info.run_id
     client.log_inputs(run, [DatasetInput(Dataset("ml-100k", "d0", "local", "{}"))])

@@ -68,7 +68,7 @@ def test_later_winner_of_a_sweep_does_not_overwrite_the_earlier_record(
     assert evidence.spec is not None
     assert evidence.spec["params"]["lr"] == 0.01
 
-    # As an earlier version of this program left it: the files at the top are those of the later winner.
+    # As stored by an earlier version of this program: the files at the top are those of the later winner.
     artifacts = Path(client.get_run(run).info.artifact_uri.removeprefix("file://"))
     shutil.rmtree(artifacts / OUTCOMES)
     assert record(1)[OUTCOME] == {}
@@ -112,7 +112,7 @@ def test_download_folder_is_removed_when_the_model_object_is_freed(monkeypatch: 
 
 @pytest.mark.slow
 def test_concurrent_registration_of_the_same_new_name_succeeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both have seen no such name; the second finds that the first has created it."""
+    """Both processes find no such name, and the second cannot create it because the first has created it."""
     from mlflow import MlflowClient
 
     uri = f"sqlite:///{tmp_path}/mlflow.db"

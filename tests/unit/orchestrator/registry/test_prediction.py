@@ -170,7 +170,7 @@ def test_abstention_summary_covers_all_batches_and_warns_of_drift() -> None:
 
 
 def test_a_list_of_floats_may_have_whole_numbers() -> None:
-    """Which MLflow refuses, and JSON writes for floats."""
+    """JSON writes such floats as whole numbers, and MLflow refuses them."""
     columns = [ColSpec(Array(DataType.double), "x"), ColSpec(Array(DataType.string), "names")]
     rows = pd.DataFrame({"x": [[1, 2], [0.5, 3]], "names": [["a"], ["b"]]})
     frame = typed(rows, columns, "in.jsonl", 0)

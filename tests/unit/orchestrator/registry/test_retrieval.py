@@ -87,7 +87,7 @@ def exported(built: Any, settings: Settings, folder: Path) -> Model:
 
 @pytest.fixture(scope="module")
 def beir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A collection in BEIR's layout with a test part alone, as most have."""
+    """A collection in BEIR's layout with only a test part, as in most collections."""
     folder = tmp_path_factory.mktemp("own") / "animals"
     (folder / "qrels").mkdir(parents=True)
     words = ["cat", "dog", "bird", "fish", "horse", "mouse"]
@@ -184,7 +184,7 @@ def test_vera_ranks_the_triples_of_a_graph_as_its_workload_does(settings: Settin
     values, count = rank_collection(model, str(folder), tmp_path / "whole", 100)
     own = built.evaluate("test").metrics
     assert count == 20
-    assert values["map"] == pytest.approx(own["mrr"], abs=1e-6), "of one relevant triple"
+    assert values["map"] == pytest.approx(own["mrr"], abs=1e-6), "with one relevant triple"
     assert values["ndcg_at_10"] == pytest.approx(own["ndcg_at_10"], abs=1e-6)
     rank_collection(model, str(folder), tmp_path / "cut", 5)
     whole, table = (pd.read_parquet(tmp_path / name / "run.parquet") for name in ("whole", "cut"))
@@ -198,7 +198,7 @@ def test_vera_ranks_the_triples_of_a_graph_as_its_workload_does(settings: Settin
 def test_lifelong_retrieval_scores_match_the_encoders_of_the_workload(
     settings: Settings, tmp_path: Path, encoders: str
 ) -> None:
-    """With the scores of the workload's own encoders, which training has taken apart."""
+    """The expected scores are those of the workload's own encoders after training."""
     params = Lifelong.Params(**SMALL_LIFELONG, encoders=encoders)
     built = Lifelong(params, replace(RUNTIME, data=settings.data, epochs=2))
     built.train_epoch(1)
@@ -243,7 +243,7 @@ def test_training_dataset_is_recognised_under_another_path_to_its_folder(
 def test_model_trained_on_another_state_of_the_dataset_is_refused(
     model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its training queries would be among them."""
+    """The ranked queries would include training queries of the model."""
     data = load_retrieval("synthetic-retrieval", Path())
     whole = replace(data, parts=np.zeros_like(data.parts))
     monkeypatch.setattr(retrieval, "load_collection", lambda *of: whole)
@@ -259,7 +259,7 @@ def test_model_trained_on_another_state_of_the_dataset_is_refused(
 def test_a_version_without_a_record_is_not_evaluated(
     settings: Settings, beir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its training queries would be ranked too."""
+    """Without a record, the training queries of the version would be ranked too."""
     monkeypatch.setattr(versions, "record_file", lambda *of: None)
     refused(lambda: measured(settings, "text_ranker/1", tmp_path / "x", str(beir)), "text_ranker/1 has no record")
 

@@ -91,7 +91,7 @@ def test_digits_of_a_binary_column_stay_text(tmp_path: Path) -> None:
 
 
 def test_mlflow_uris_are_restored_after_tracking_uri_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """It would reach every subprocess of a notebook that has registered one model."""
+    """Otherwise every subprocess of a notebook would inherit the URI after the registration of one model."""
     import mlflow
 
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://mine:5000")
@@ -106,7 +106,7 @@ def test_mlflow_uris_are_restored_after_tracking_uri_set(monkeypatch: pytest.Mon
 def test_request_timeout_is_longer_for_files_unless_the_user_set_one(
     given: str | None, seconds: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """It answers once the whole file is in its bucket."""
+    """A server answers only after the whole file is in its bucket."""
     monkeypatch.setenv(TIMEOUT, given or "0")
     if given is None:
         monkeypatch.delenv(TIMEOUT)

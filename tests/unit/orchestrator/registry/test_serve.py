@@ -94,7 +94,7 @@ def test_requests_are_batched_and_an_invalid_row_fails_only_its_request() -> Non
     assert found[0]["twice"].tolist() == [2, 4]
     assert found[2]["twice"].tolist() == [6]
     assert isinstance(found[1], BadRequest)
-    assert str(found[1]) == "ValueError: row 1 of the input is negative", "as predict counts them"
+    assert str(found[1]) == "ValueError: row 1 of the input is negative", "rows are counted as in predict"
     with pytest.raises(BadRequest):
         as_json(found[1])
     found = answers(served, [(frames[0], {"bye": 3}), (frames[0], {"by": "x"}), (frames[0], {})])
@@ -111,7 +111,7 @@ def test_requests_are_batched_and_an_invalid_row_fails_only_its_request() -> Non
 
 
 def test_request_values_are_converted_to_the_types_of_the_signature() -> None:
-    """As MLflow's server converts them; whichever other requests come at the same time."""
+    """The conversion is that of MLflow's server and does not depend on other requests in the batch."""
     seen: list[pd.DataFrame] = []
 
     class Model:
@@ -131,7 +131,7 @@ def test_request_values_are_converted_to_the_types_of_the_signature() -> None:
     one, other, refused = answers(served, requests)
     (alone,) = answers(served, requests[:1])
     pd.testing.assert_frame_equal(one, alone)
-    assert len(seen) == 3  # the two with x=2 and x=0.5 apart
+    assert len(seen) == 3  # x=2 and x=0.5 are predicted separately
     assert one["x"].dtype == float
     assert one["at"].tolist() == [pd.Timestamp("2026-01-01")]
     assert one["raw"].tolist() == [b"\0\1"]
@@ -144,7 +144,7 @@ def test_request_values_are_converted_to_the_types_of_the_signature() -> None:
 
 
 def listed(frame: pd.DataFrame, params: Any = None) -> pd.DataFrame:
-    """For each row a list of as many rows as its number says."""
+    """For each row, a list of ``a`` rows."""
     rows = [(a, rank) for a in frame["a"] for rank in range(int(a))]
     return pd.DataFrame(rows, columns=["a", "rank"])
 
@@ -168,11 +168,11 @@ def test_lists_of_several_requests_are_predicted_in_one_call() -> None:
     empty, ambiguous = pd.DataFrame({"a": [0]}), pd.DataFrame({"a": [4, 4]})
     found = answers(served, [(frame, {}) for frame in (frames[3], empty, ambiguous)])
     assert [len(one) for one in found] == [4, 0, 8]
-    assert calls == [4, 1, 1, 2], "what cannot be told apart is predicted again"
+    assert calls == [4, 1, 1, 2], "ambiguous requests are predicted again"
 
 
 def test_requests_with_columns_not_in_the_example_get_their_own_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As queries of a bi-encoder with a collection: two rows for a query, and none for an empty one."""
+    """The model answers like a bi-encoder with a collection: two rows for a query, and none for an empty query."""
 
     class Search:
         input_example = pd.DataFrame({"text": ["a", "b"]})
@@ -201,7 +201,7 @@ def test_batching_mode_is_derived_from_the_input_example() -> None:
     assert batching(listed, example) == "lists"
     assert batching(lambda frame: pd.DataFrame({"rank": frame["a"].rank()}), example) == "none"
     assert batching(lambda frame: pd.concat([frame, frame]), example) == "none"
-    assert batching(lambda frame: listed(frame)[["rank"]], example) == "none"  # whose a row is, is not said
+    assert batching(lambda frame: listed(frame)[["rank"]], example) == "none"  # the rows do not name their input row
     assert answer_lengths(example, listed(example)) == [1, 5]
     assert answer_lengths(example, listed(example[::-1])) is None
 
@@ -277,7 +277,7 @@ def test_an_alias_is_followed_without_a_restart_and_no_request_fails(models: Set
         deadline = time.monotonic() + 120
         while (state := request(f"{address}/health")[1])["trouble"] is None:
             assert time.monotonic() < deadline
-        assert state["version"] == "2", "what answers stays"
+        assert state["version"] == "2", "the loaded version still answers"
         assert request(f"{address}/invocations", rows)[0] == 200
     finally:
         server.ctrl_c()

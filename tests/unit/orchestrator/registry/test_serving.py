@@ -44,7 +44,7 @@ def test_predictor_is_exported_with_the_files_it_imports(folder: Path) -> None:
 
 
 def test_model_of_an_earlier_version_with_one_file_predicts_the_same(folder: Path, tmp_path: Path) -> None:
-    """The predictor of version 0.0 stands in each model that was registered with it."""
+    """A model that was registered with version 0.0 contains the predictor of that version."""
     before = tmp_path / "model"
     shutil.copytree(folder, before, ignore=shutil.ignore_patterns("encoders"))
     shutil.copyfile(ROOT / "tests" / "recorded" / "predictors" / "bi_encoder.py", before / "predictor.py")

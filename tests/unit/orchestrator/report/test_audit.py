@@ -38,7 +38,7 @@ Run = Callable[..., Path]
 
 @pytest.fixture
 def run(settings: Settings) -> Run:
-    """Trains the toy to its end; returns the run's folder."""
+    """A function that trains the toy to its end and returns the run's folder."""
 
     def train(name: str, **asked: Any) -> Path:
         spec = request.experiment("toy", settings, overrides={"epochs": 3, **asked}, local=True)
@@ -96,7 +96,7 @@ def test_a_search_by_a_test_metric_is_refused(settings: Settings) -> None:
 
 
 def test_more_seeds_add_looks_and_widen_the_intervals(settings: Settings, run: Run) -> None:
-    """The normal quantiles at 1 - .05 / (2 k) times the standard error over the units."""
+    """The half-widths are the normal quantiles at 1 - .05 / (2 k) times the standard error, for k looks."""
     folder = run("one")
     units = np.array([0.1, 0.5, 0.9, 0.5])
     pq.write_table(pa.table({"id": np.arange(4), "error": units}), folder / TEST_UNITS)
@@ -125,7 +125,7 @@ def test_audit_notes_looks_with_two_configurations_of_a_resumed_sweep(settings: 
 def test_audit_notes_a_second_look_of_a_run_resumed_after_its_look(
     settings: Settings, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is counted, has no value, and looks again when it is resumed."""
+    """The first look is counted without a value, and the resumed run looks again."""
     with monkeypatch.context() as patch:
         patch.setattr(driver.worker, "write_outcome", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(Interrupted):
@@ -176,7 +176,7 @@ def test_record_that_differs_from_the_outcome_is_reported_as_fault(settings: Set
 def test_look_that_cannot_be_written_is_noted_and_the_run_succeeds(
     settings: Settings, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The storage may be away at the end of a training: that fails no run."""
+    """The storage may be unavailable at the end of a training, which must not fail the run."""
 
     def away(*_: Any) -> None:
         raise OSError("No space left on device")
@@ -214,7 +214,7 @@ def test_use_of_the_test_part_in_training_is_printed_and_recorded(
 
 
 def test_audit_lists_the_uses_of_test_that_it_cannot_detect(settings: Settings, run: Run) -> None:
-    """A workload, a search space or a script that reads the file; another storage; a chain with all its runs gone."""
+    """Code of a workload, search space or script that reads the file; other storages; a chain removed with its runs."""
     run("one")
     text = view.as_text(only(settings))
     for words in ("a script", "a workload's own code", "a search space", "other storages", "with all its runs"):
@@ -243,7 +243,7 @@ def test_removed_ledger_row_of_a_deleted_run_is_detected_from_mlflow(
 
 
 def test_truncated_looks_tag_of_mlflow_is_noted(settings: Settings, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run of many sessions may note more than a tag holds: its folder has all of it."""
+    """A run of many sessions may have more looks than fit into a tag; its folder has all of them."""
     run("one")
     noted = json.dumps([{"chain": "c", "digest": "0" * 64}] * 200)
     tagged = SimpleNamespace(

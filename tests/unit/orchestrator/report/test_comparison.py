@@ -77,7 +77,7 @@ def test_repeated_experiment_with_equal_seed_is_noted(tmp_path: Path) -> None:
 
 
 def test_trials_of_a_sweep_have_seeds_of_their_own(tmp_path: Path) -> None:
-    """A repeat of trial 0, in the sweep or as a run, is another seed; a run with its real seed is none."""
+    """The repeat of trial 0 has another seed; a run with the real seed of a trial is not an additional seed."""
     folder = sweep(tmp_path, "s", [(3.0,), (4.0,), (3.2,)], repeat_of={2: 0})
     params = {"lr": 0.01, "momentum": 0.9}
     seeds = [entry.params["seed"] for entry in entries(folder, "validation", every=True)]
@@ -89,14 +89,14 @@ def test_trials_of_a_sweep_have_seeds_of_their_own(tmp_path: Path) -> None:
 
 
 def test_winners_of_two_sweeps_count_as_different_seeds(tmp_path: Path) -> None:
-    """Both are of one configuration."""
+    """Both winners have the same configuration."""
     fixed = {"lr": 0.1, "momentum": 0.5}
     first, second = (sweep(tmp_path, f"s{n}", [(2.0,)] * n + [(1.0,)], fixed=fixed) for n in (1, 2))
     assert not any("no additional seeds" in note for note in compare([first, second]).notes)
 
 
 def test_a_continued_sweep_is_represented_by_its_best_so_far(tmp_path: Path) -> None:
-    """The units in its folder are those of the earlier winner."""
+    """The units in the folder of the sweep are those of the earlier winner."""
     folder = sweep(tmp_path, "s", [(3.0,), (1.0,)])
     (folder.path / "winner" / "trial.json").write_text("1")
     (folder.path / "winner" / VALIDATION_UNITS).touch()
@@ -137,7 +137,7 @@ def test_few_units_are_compared_by_an_exact_sign_flip_test(tmp_path: Path) -> No
 
 
 def test_rows_with_equal_values_for_all_seeds_have_no_p_and_a_reason(tmp_path: Path) -> None:
-    """Three times 0.1 and three times 0.3: no spread, which is no proof of a difference."""
+    """The values are three times 0.1 and three times 0.3: without a spread, a difference cannot be tested."""
     folders = [
         run(tmp_path, f"{error}-{seed}", error, seed=seed, lr=lr)
         for lr, error in ((0.1, 0.1), (0.2, 0.3))
@@ -152,7 +152,7 @@ def test_rows_with_equal_values_for_all_seeds_have_no_p_and_a_reason(tmp_path: P
 
 
 def test_units_of_different_data_or_splits_are_not_paired(tmp_path: Path) -> None:
-    """Their ids are the same numbers; the queries or users behind them are not."""
+    """The ids of the units are equal numbers, but they denote different queries or users."""
     units = np.random.default_rng(0).normal(5, 3, 50)
     a = run(tmp_path, "a", 5.0, lr=0.1, units=units)
     other_data = run(tmp_path, "b", 5.5, lr=0.2, units=units + 0.5, data="d2")
@@ -165,7 +165,7 @@ def test_units_of_different_data_or_splits_are_not_paired(tmp_path: Path) -> Non
 
 
 def test_model_calibrated_on_validation_is_not_paired_on_validation(tmp_path: Path) -> None:
-    """Its values there flatter it; on test it is like any other."""
+    """Its validation values are too good; on test it is compared like any other model."""
     units = np.random.default_rng(0).normal(5, 3, 50)
     plain = run(tmp_path, "a", 5.0, lr=0.1, units=units)
     learnt = run(tmp_path, "b", 4.5, lr=0.2, units=units - 0.5)
@@ -242,7 +242,7 @@ def test_parameter_values_that_print_alike_are_separate_groups(tmp_path: Path) -
     assert len(compare(near).rows) == 2
 
 
-# Forms
+# Output formats
 
 
 def test_json_csv_and_markdown_output_have_the_same_rows(runs: list[RunFolder]) -> None:
@@ -308,7 +308,7 @@ def test_standard_errors_over_seeds_and_over_units_are_separate_columns(tmp_path
 
 
 def test_units_of_each_seed_of_a_sweep_are_read(tmp_path: Path) -> None:
-    """Of two configurations with two seeds each, from the units that the sweep keeps: a quarter of all here."""
+    """Two configurations have two seeds each; the sweep keeps the values of a quarter of the units."""
     rng = np.random.default_rng(1)
     errors, hard = [[1.0, 1.1], [1.05, 1.12]], rng.normal(0, 1, 100)
     folder = sweep(tmp_path, "s", errors, seeds=2)

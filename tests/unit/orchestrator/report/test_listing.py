@@ -63,7 +63,7 @@ def test_empty_storage_is_listed_as_no_run_or_sweep(settings: Settings) -> None:
     assert listing.as_text(*listing.listed(settings, limit=9)) == "No run or sweep yet."
 
 
-# The best
+# Best trials
 
 
 def test_best_of_a_settled_sweep_is_its_winner_with_test_value(settings: Settings) -> None:
@@ -82,7 +82,7 @@ def test_best_of_a_settled_sweep_is_its_winner_with_test_value(settings: Setting
 
 
 def test_population_member_is_reproduced_by_the_command_of_its_sweep(settings: Settings) -> None:
-    """No single run has its parameters, which changed."""
+    """No single run has the parameters of a member, because they change during training."""
     folder = sweep(settings.storage, "s", [(3.0,), (1.0,)], settled=False)
     study = open_study(folder.path)
     first = study.trials[0]
@@ -104,7 +104,7 @@ def test_best_trials_so_far_of_a_running_sweep_have_no_test_value(settings: Sett
 
 
 def test_best_trial_of_a_continued_sweep_is_not_the_recorded_winner(settings: Settings) -> None:
-    """Its record has the earlier result."""
+    """The record of the sweep has the earlier result."""
     folder = sweep(settings.storage, "s", [(3.0,), (1.0,)])
     assert listing.progress(folder)["best"]["trial"] == 1
     continue_sweep(folder, 0.5)
@@ -179,7 +179,7 @@ def test_reading_a_sweep_that_runs_changes_nothing(settings: Settings) -> None:
     assert {file: file.read_bytes() for file in folder.path.iterdir()} == before
 
 
-# How far
+# Progress
 
 
 def test_progress_counts_trial_states_and_estimates_the_time_left(settings: Settings) -> None:
@@ -219,7 +219,7 @@ def test_time_left_is_unknown_if_the_last_trial_takes_longer_than_usual() -> Non
 
 
 def test_repeats_of_finalists_are_part_of_the_target_of_trials(settings: Settings) -> None:
-    """Two of the five repeat finalists: of four that were requested three have ended."""
+    """Two of the five trials are repeats of finalists; three of the four requested trials have ended."""
     values = [(0.1,), (0.2,), (0.3,), (0.2,), (0.2,)]
     for settled in (True, False):
         folder = sweep(settings.storage, f"s{settled}", values, settled=settled, repeat_of={3: 0, 4: 1})
@@ -279,7 +279,7 @@ def test_record_without_a_spec_does_not_hide_other_records(settings: Settings) -
 
 
 def test_a_short_list_of_many_reads_few_records(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run was not started after its record was changed last."""
+    """A run is never started after the last change of its record, so old records need not be read."""
     for number in range(12):
         day = f"2026-01-{number + 1:02d}T00:00:00+00:00"
         folder = run(settings.storage, f"r{number:02d}", 1.0)

@@ -27,7 +27,7 @@ VOID = {"meta", "br", "img", "input", "link", "hr"}
 
 
 class Reader(HTMLParser):
-    """Checks that tags nest, and collects them with their attributes, headings and text."""
+    """A parser that checks that tags nest, and collects them with their attributes, headings and text."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ def five(tmp_path: Path) -> RunFolder:
 
 
 def test_each_table_cell_is_inspected_at_most_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So the time of a page is proportional to its trials."""
+    """The time to build a page is then proportional to the number of trials."""
     looked: list[object] = []
     plain = html._is_number
     monkeypatch.setattr(html, "_is_number", lambda value: looked.append(value) or plain(value))
@@ -162,7 +162,7 @@ def test_a_continued_sweep_shows_the_best_so_far(tmp_path: Path) -> None:
     assert "The best so far" in read.texts["h2"]
     assert "sweep of toy, running" in " ".join(read.texts["p"])
     assert "m-1" not in read.texts["dd"]
-    assert "9" not in read.texts["td"], "the test value of the earlier winner"
+    assert "9" not in read.texts["td"], "the test value of the earlier winner is not shown"
     assert any("opened for an earlier winner" in text for text in read.texts["p"])
 
 
@@ -203,7 +203,7 @@ def test_legends_are_placed_above_the_axes(tmp_path: Path) -> None:
     for name in ("pareto", "history", "learning"):
         figure = drawn[name]
         assert isinstance(figure, Figure)
-        plot_style.svg(figure, name)  # lays it out
+        plot_style.svg(figure, name)  # computes the layout
         (legend,) = figure.legends
         assert legend.get_window_extent().y0 >= figure.axes[0].get_window_extent().y1, name
 
@@ -236,7 +236,7 @@ def test_characters_missing_in_the_font_cause_no_warning(tmp_path: Path) -> None
 
 
 def test_parallel_plot_shows_the_latest_parameters_of_a_population_member(tmp_path: Path) -> None:
-    """As the tables do."""
+    """The tables show these parameters too."""
     folder = sweep(tmp_path, "s", [(3.0,), (1.0,)], settled=False)
     study = recorded.study(folder)
     first = study.trials[0]
@@ -289,7 +289,7 @@ def test_a_trial_that_cannot_win_is_not_the_best_so_far(tmp_path: Path) -> None:
     lines.sort(key=lambda line: line.get_ydata()[0])  # by lr: in the order of the trials
     colours = [line.get_color() for line in lines]
     assert [line.get_linestyle() for line in lines] == ["-", ":", "-", "-"]
-    assert len(colours) == 4, "a repeat is no configuration of its own"
+    assert len(colours) == 4, "a repeat is not a separate configuration"
     assert colours[1:3] == [plot_style.GREY, plot_style.ORANGE]
     assert colours[0] == plots.SCALE(0.0)
 
@@ -349,7 +349,7 @@ def test_settled_sweep_gets_images_tables_and_page(five: RunFolder) -> None:
         re.split(r"(?s)(<svg.*?</svg>)", text) for text in ((five.path / report.PAGE).read_text(), page(five))
     )
     assert written[::2] == drawn[::2]
-    for one, other in zip(written[1::2], drawn[1::2]):  # Matplotlib makes up names of clips and rounds as it goes
+    for one, other in zip(written[1::2], drawn[1::2]):  # Matplotlib gives clips random names and rounds
         numbers = [[float(n) for n in re.findall(r"-?\d+\.\d+", svg)] for svg in (one, other)]
         assert numbers[0] == pytest.approx(numbers[1], abs=1e-5)
         kept = [re.sub(r"\bp[0-9a-f]{10}\b|-?\d+\.\d+", "", svg) for svg in (one, other)]
@@ -359,7 +359,7 @@ def test_settled_sweep_gets_images_tables_and_page(five: RunFolder) -> None:
 
 @pytest.mark.slow
 def test_a_record_that_is_not_utf_8_has_a_page(five: RunFolder, tmp_path: Path) -> None:
-    """Of a run of an earlier version, which took such text."""
+    """Earlier versions accepted such text in a record."""
     five.update(user="a\udcff")
     report.write_page(five, [], five.record["result"])
     assert "a\\udcff" in (five.path / report.PAGE).read_text("utf-8")

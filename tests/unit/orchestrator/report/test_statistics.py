@@ -24,7 +24,7 @@ def test_the_spread_is_the_sample_standard_deviation() -> None:
 @pytest.mark.parametrize("value", [0.1, 0.7, 1 / 3, 1e-300, 123456.789])
 @pytest.mark.parametrize("n", [2, 3, 5, 10])
 def test_equal_values_have_no_spread(value: float, n: int) -> None:
-    """Three times 0.1 add up to more than 0.3: the mean by division is another number."""
+    """The sum of three times 0.1 exceeds 0.3, so the mean by division is another number."""
     found = statistics.summary([value] * n)
     assert (found.mean, found.spread) == (value, 0.0)
 
@@ -110,9 +110,10 @@ def test_bootstrap_rejects_a_true_null_at_the_nominal_rate() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("n", [2, 5, 8, 15])
 def test_few_units_reject_a_true_null_at_most_at_the_nominal_rate(n: int) -> None:
-    """2,000 draws without a difference: at .05 the standard error of the share is .005; three of them above.
+    """2,000 draws without a difference: the bound is .05 plus three standard errors of the share, .005 each.
 
-    Resampling would reject .49 with 2 units, .11 with 8 and .08 with 15. Of 2^n signs the least p is 2 / 2^n.
+    A bootstrap would reject .49 of the draws with 2 units, .11 with 8 and .08 with 15. The least p of 2^n signs is
+    2 / 2^n.
     """
     rng = np.random.default_rng(n)
     ps = np.array([statistics.over_units(rng.normal(size=n), rng.normal(size=n)).p or 0.0 for _ in range(2000)])
@@ -146,7 +147,7 @@ def test_interval_of_few_units_matches_the_rejections_of_the_test() -> None:
 
 
 def test_sums_that_are_zero_up_to_rounding_count_as_ties() -> None:
-    """0.1 + 0.2 - 0.3 is 5e-17: flipped or not, the three weigh alike."""
+    """0.1 + 0.2 - 0.3 is 5e-17 in floating point; the three values flipped or not must count as equal sums."""
     assert statistics.over_units([0.1, 0.2, -0.3], [0.0, 0.0, 0.0]).p == 1.0
 
 
@@ -166,7 +167,7 @@ def crossed(rng: np.random.Generator, seeds: int, units: int, *, of_seed: float,
 @pytest.mark.slow
 @pytest.mark.parametrize("of_seed", [0.0, 0.05, 0.5])
 def test_over_units_and_seeds_rejects_a_true_null_at_the_nominal_rate(of_seed: float) -> None:
-    """Over units alone it is rejected in a third of all cases if a seed's shift is as large as the units' noise."""
+    """A test over units alone rejects it in a third of the cases if a seed's shift is as large as the units' noise."""
     rng = np.random.default_rng(4)
     sides = [[crossed(rng, 5, 300, of_seed=of_seed, of_unit=0.5, rest=0.5) for _ in "ab"] for _ in range(1000)]
     ps = np.array([statistics.over_units_and_seeds(a, b).p for a, b in sides])
@@ -194,7 +195,7 @@ def test_over_units_and_seeds_without_noise_of_seeds_is_the_paired_t_of_units() 
 
 
 def test_sample_without_spread_is_compared_without_warnings(recwarn: pytest.WarningsRecorder) -> None:
-    """A row that no training changes, beside one that does."""
+    """One sample is a method without training, whose values are equal; the other one is trained."""
     found = statistics.over_seeds([0.6573] * 5, [0.6567, 0.6571, 0.6563, 0.6566, 0.6568], "welch")
     assert found.p is not None
     assert found.p < 0.05
@@ -215,7 +216,7 @@ def test_p_values_are_rounded_and_bounded_below_in_text(p: float, text: str) -> 
 
 
 def test_holm_correction_matches_hand_computed_values() -> None:
-    # Holm (1979): the smallest times k, the next times k - 1, never falling.
+    # Holm (1979): the smallest p times k, the next times k - 1, and so on, without a decrease.
     assert statistics.holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert statistics.holm([0.6, 0.9]) == [1.0, 1.0]
     assert statistics.holm([]) == []

@@ -51,7 +51,7 @@ def test_a_dataset_may_have_epochs_of_its_own() -> None:
     assert epochs == {"pathquestion": {6}, "scifact": {20}}
 
 
-# -- how much is run -----------------------------------------------------------------------------------------
+# -- budgets of runs -----------------------------------------------------------------------------------------
 
 
 def test_ladder_of_epochs_ends_at_the_last_epoch() -> None:
@@ -103,7 +103,7 @@ def test_neighbouring_methods_are_compared_by_users_over_seeds(users: int, test:
     entrants: list[ranking.Entrant] = [
         ("worst", {"ndcg_at_20": [0.1, 0.1]}, [done(tmp_path / f"w{i}", [0.1] * users) for i in range(2)]),
         ("a", {"ndcg_at_20": list(a.mean(1))}, [done(tmp_path / f"a{i}", a[i]) for i in range(2)]),
-        # its users in another order
+        # the users of b are in another order
         (
             "b",
             {"ndcg_at_20": list(b.mean(1) + 1)},
@@ -183,22 +183,22 @@ def test_every_method_is_compared_with_the_reference_where_there_is_one(tmp_path
     ]
     steps = ranking.order(entrants, "nll", lower=True, reference="full")
     assert [(step.better, step.worse) for step in steps] == [("c", "full"), ("full", "b"), ("full", "a")]
-    assert [step.difference.value for step in steps] == pytest.approx([0.1, 0.1, 0.3])  # ahead, whichever direction
+    assert [step.difference.value for step in steps] == pytest.approx([0.1, 0.1, 0.3])  # the lead, in either direction
     assert ranking.order(entrants[:1], "nll", reference="full") == []
     without = ranking.order([entrants[0], *entrants[2:]], "nll", lower=True, reference="full")
-    assert [(step.better, step.worse) for step in without] == [("c", "b"), ("b", "a")], "neighbours"
+    assert [(step.better, step.worse) for step in without] == [("c", "b"), ("b", "a")], "neighbours are compared"
 
 
 def test_one_method_has_no_order(tmp_path: Path) -> None:
     assert ranking.order([("a", {"auc": [0.7]}, [done(tmp_path)])], "auc") == []
 
 
-# -- what a reader is told -----------------------------------------------------------------------------------
+# -- output of reports ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def told(tmp_path: Path) -> dict[str, Any]:
-    """Two rows that ran, one above and one below what is published, and one that failed."""
+    """A record of two rows that ran, one above and one below its published value, and one row that failed."""
     known = TABLES["thesis-4.4"]
     chosen = Choice({"loss": "bpr", "lr": 0.00123456, "weight_decay": 1e-6}, 7, "search-1", trials=6)
     rns, bns, bce = (row("thesis-4.4", "ml-100k", "mf", name) for name in ("BPR, RNS", "BPR, BNS", "BCE, RNS"))
@@ -225,7 +225,7 @@ def told(tmp_path: Path) -> dict[str, Any]:
 def test_reproductions_of_two_homes_have_separate_mlflow_runs(
     told: dict[str, Any], database: Path, tmp_path: Path
 ) -> None:
-    """On one MLflow store; who reproduces it again goes on with the own run."""
+    """The homes share one MLflow store; a further reproduction from a home continues the run of this home."""
     runs = []
     for home in ("ada", "bob", "ada"):
         folder = tmp_path / home / "a-table"
@@ -281,7 +281,7 @@ def test_share_of_the_gap_between_bpr_and_the_oracle_is_reported() -> None:
     text = table_report.markdown(found)
     assert "| gap closed | gap closed, truth_auc | gap closed, truth_ndcg_at_20 | note |" in text
     assert "| 50% | 50% | 50% |" in text
-    assert "0.8800 ± 0.0000 |" in text  # truth_auc of DPL, which nothing is published of
+    assert "0.8800 ± 0.0000 |" in text  # truth_auc of DPL, without a published value
     for none in (record(BPR=0.40, DPL=0.44), record(BPR=0.40, DPL=0.44, L_SUP=0.40)):
         assert all(row["closed"] == {} for row in none["rows"])
         assert "gap closed" not in table_report.markdown(none)

@@ -41,7 +41,7 @@ def settings(toy_workload: str) -> Settings:
 
 @pytest.fixture
 def known(settings: Settings, tmp_path: Path) -> Recorded:
-    """A run of just now."""
+    """The record of a run in the current environment."""
     spec = ExperimentSpec(workload="toy", params=preflight.parameters("toy", {"lr": 0.07}))
     return Recorded("toy-1", None, "run", spec, tmp_path, provenance.environment((), {"local": True}))
 
@@ -136,7 +136,7 @@ def test_changed_input_file_is_refused_and_gets_another_run_name(home: Path, tmp
 
 
 def test_collection_and_first_stage_files_have_content_digests(tmp_path: Path) -> None:
-    """Those of other parameters than ``dataset``; a built-in collection has none, since its files are known."""
+    """The parameters are others than ``dataset``; a built-in collection has no digest, since its files are known."""
     (tmp_path / "queries.jsonl").write_text("one")
     run = tmp_path / "run.trec"
     run.write_text("1 Q0 2 1 0.5 us")
@@ -252,7 +252,7 @@ STUBS = {"python3.11": "mkdir -p $3/bin; : > $3/bin/activate", "pip": "", "orche
 
 
 def repository(folder: Path) -> str:
-    """A repository with one file; gives its commit."""
+    """A repository with one file; returns its commit."""
     identity = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
     folder.mkdir()
     (folder / "train.py").write_text("lr = 1\n")
@@ -263,7 +263,7 @@ def repository(folder: Path) -> str:
 
 @pytest.fixture
 def scripted(known: Recorded, settings: Settings, tmp_path: Path) -> Callable[..., tuple[Path, str, int]]:
-    """Runs the script of a record with stubs for what takes long; gives its folder, what the stubs heard, its code."""
+    """A function that runs a record's script with stubs and returns its folder, the stubs' log and its exit code."""
     (tmp_path / "stubs").mkdir()
     for name, body in STUBS.items():
         (tmp_path / "stubs" / name).write_text(

@@ -133,7 +133,7 @@ def test_next_call_continues_where_the_time_limit_stopped_the_last(
     assert block["pieces"][1]["state"] == "to do"
     result, code = ask(settings, **wanted)
     assert (code, *states(result).values()) == (DONE, "done")
-    # The epochs of both models, and again the one at which each was stopped.
+    # The epochs of both models, and a repetition of the epoch at which each was stopped.
     assert 4 + 12 <= len(trained.read_text().splitlines()) <= 4 + 12 + 2
 
 
@@ -218,7 +218,7 @@ def test_plan_marks_blocks_beyond_the_hours_as_out_of_time(settings: Settings, m
     assert states(result) == {"toy-missing synthetic": "to do", "toy-main synthetic": "out of time"}
     missing, main = result["blocks"]
     assert (missing["seconds"], missing["done_after_seconds"]) == (2 * 4 * 600, 2 * 4 * 600)
-    # Four final models of 4 epochs, 2 trials of 4, and 2 models of at most as many.
+    # Four final models of 4 epochs, 2 trials of 4 epochs, and 2 models of at most 4 epochs.
     assert main["seconds"] == (4 * 4 + 2 * 4 + 2 * 4) * 600
     assert [piece["pieces"] for piece in main["pieces"]] == [2, 2, 3]  # of at most an hour: 80, 80 and 160 minutes
 

@@ -19,7 +19,7 @@ from tests.support.waiting import HANG_SECONDS
 
 
 def test_search_with_another_range_gets_another_name(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that values of an earlier range are not reported as those of the new one, and no resume is refused."""
+    """With one name, values of the earlier range would be reported for the new one, or a resume would be refused."""
     spec = request.sweep("recommender", settings, search={"trials": 2}, local=True)
     names = []
     for high in (0.01, 0.01, 0.05):
@@ -35,7 +35,7 @@ def test_search_with_another_range_gets_another_name(settings: Settings, monkeyp
 def test_a_search_that_was_stopped_before_its_first_trial_is_resumed(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In an object store its name is taken, and another process may have begun to drive it."""
+    """In an object store the name is taken, and another process may have begun to drive the search."""
     spec = request.sweep("recommender", settings, search={"trials": 2}, local=True)
     options = driver.Options(local=True, name=run_cache.name_of(spec, settings, "about"))
     folder = driver.create(spec, settings, options)

@@ -59,7 +59,7 @@ def test_table_has_mean_spread_and_a_test_against_its_reference(
     again, _ = ask("toy-main", settings)  # nothing is run twice
     assert [row["runs"] for row in again["rows"]] == [row["runs"] for row in told["rows"]]
     assert len(list(settings.storage.glob("parabola-synthetic-seed*"))) == 6
-    assert not list(settings.storage.glob("parabola-synthetic-seed*/checkpoints"))  # measured, nobody goes on from them
+    assert not list(settings.storage.glob("parabola-synthetic-seed*/checkpoints"))  # a measured run is not continued
 
 
 @pytest.mark.slow

@@ -39,13 +39,13 @@ def test_interval_half_width_is_that_of_a_mean_over_units(tmp_path: Path) -> Non
     worker.write_table({"id": range(5), "hit": [*values, math.nan], "auc": [0.5] * 5}, tmp_path / "units.parquet")
     half = intervals.half_width(tmp_path / "units.parquet", "hit", 0.5)
     assert half == pytest.approx(1.96 * pd.Series(values).std() / 2)
-    assert intervals.half_width(tmp_path / "units.parquet", "hit", 0.6) is None, "it is no mean of these units"
+    assert intervals.half_width(tmp_path / "units.parquet", "hit", 0.6) is None, "it is not the mean of these units"
     assert intervals.half_width(tmp_path / "units.parquet", "recall", 0.5) is None
     assert intervals.half_width(tmp_path / "none.parquet", "hit", 0.5) is None
 
 
 def test_settings_that_follow_from_others_are_left_out() -> None:
-    """A record has every parameter; a name has those that set the run apart."""
+    """A record has every parameter; a name has only those that distinguish the run."""
     settings: list[dict[str, object]] = [
         {},
         {"sampler": "dns"},

@@ -159,7 +159,7 @@ def test_only_bf16_on_a_cpu_without_bf16_instructions_prints_a_warning(
 def test_the_lease_is_renewed_while_the_data_are_checked(
     toy_workload: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a large dataset that takes longer than a lease lasts."""
+    """The check of a large dataset takes longer than the validity of a lease."""
     monkeypatch.setattr(lease, "SETTLE_SECONDS", 0.0)
     monkeypatch.setattr(lease, "RENEW_SECONDS", 0.02)
     check, renewed = preflight.dataset, []

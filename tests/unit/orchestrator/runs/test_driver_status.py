@@ -36,7 +36,7 @@ def folder(tmp_path: Path) -> RunFolder:
 
 
 class Series:
-    """In the place of a gauge of Ray's: the last value by label."""
+    """A replacement of Ray's gauge that keeps the last value of each label."""
 
     known: Mapping[str, Series]
 
@@ -160,7 +160,7 @@ def test_ray_metrics_are_set_while_connected_and_unchanged_afterwards(
     assert series(DEVICE_SECONDS) == {"cpus": 7.5, "gpus": 2}
     publisher.trained(1)
     publisher._publish()
-    assert series(EPOCHS) == {"": 11}, "there is no cluster any more"
+    assert series(EPOCHS) == {"": 11}, "without a cluster, metrics are not updated"
 
 
 def test_trial_state_without_trials_is_exported_as_0(series: Callable[[str], dict[str, float]]) -> None:

@@ -1,4 +1,4 @@
-"""A worker's share of a GPU. Skips visibly where there is none; ``make test-gpu`` runs what needs one."""
+"""A worker's share of a GPU. Without a GPU the test is skipped; ``make test-gpu`` runs it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = [
 
 
 def test_worker_beyond_its_share_of_gpu_memory_fails_with_out_of_memory() -> None:
-    """Of a tenth of the memory a fifth of it cannot be had, however much is free."""
+    """With a share of a tenth of the memory, a fifth cannot be allocated, however much is free."""
     device = worker.take_device(Resources(gpus_per_worker=0.1))
     try:
         with pytest.raises(torch.OutOfMemoryError) as caught:

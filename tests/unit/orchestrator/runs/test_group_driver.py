@@ -43,7 +43,7 @@ def test_sent_reports_are_received_once_and_complete(tmp_path: Path) -> None:
         assert next(reports.receive(inbox)) == payload(1)
         assert list(reports.receive(inbox)) == [payload(2)]
         line = json.dumps(payload(3)) + "\n"
-        out.write(line[:40])  # its writer is still at it
+        out.write(line[:40])  # the line is not complete yet
         out.flush()
         assert list(reports.receive(inbox)) == []
         out.write(line[40:])
@@ -52,7 +52,7 @@ def test_sent_reports_are_received_once_and_complete(tmp_path: Path) -> None:
 
 
 def test_rows_that_a_dead_driver_did_not_read_are_delivered(tmp_path: Path) -> None:
-    """Its run ended meanwhile, so nothing else would ever state them again."""
+    """The run of the dead driver has ended, so no later report repeats the rows."""
     (tmp_path / TRAIN).mkdir()
     with (tmp_path / TRAIN / train.INBOX).open("w") as out:
         reports.send(out, payload(1))
@@ -64,7 +64,7 @@ def test_rows_that_a_dead_driver_did_not_read_are_delivered(tmp_path: Path) -> N
 
 
 def test_worker_group_is_killed_when_the_driver_fails(tmp_path: Path) -> None:
-    """In a notebook the connection to Ray stays, and with it what was started on it."""
+    """In a notebook the connection to Ray stays open, so the group would continue to run."""
     with (tmp_path / train.INBOX).open("w") as out:
         reports.send(out, payload(1))
     killed: list[float] = []
@@ -81,7 +81,7 @@ def test_worker_group_is_killed_when_the_driver_fails(tmp_path: Path) -> None:
 
 
 def test_error_from_another_process_is_described_with_file_and_line() -> None:
-    error = ValueError("the third layer is missing")  # never raised here: it has no traceback
+    error = ValueError("the third layer is missing")  # not raised in this process, so without a traceback
     assert reports.describe(error) == "ValueError: the third layer is missing"
     trace = (
         'Traceback:\n  File "/somewhere/model.py", line 12, in build\n  File "/somewhere/layers.py", line 7, in pick\n'
@@ -90,7 +90,7 @@ def test_error_from_another_process_is_described_with_file_and_line() -> None:
 
 
 def test_out_of_memory_error_is_described_with_remedies() -> None:
-    """PyTorch's own words go on for lines."""
+    """The rest of PyTorch's message, which has several lines, is omitted."""
     words = "CUDA out of memory. Tried to allocate 2.00 GiB.\nIf reserved but unallocated memory is large, try ..."
     with pytest.raises(torch.OutOfMemoryError) as caught:
         raise torch.OutOfMemoryError(words)
@@ -110,7 +110,7 @@ def test_failure_payload_contains_all_unsent_rows_and_the_error() -> None:
 def test_timeouts_of_the_settings_are_passed_to_ray_train(
     toy_workload: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The settings, by their variables; TorchTrainer itself would need a cluster."""
+    """The settings come from environment variables; the real TorchTrainer would need a cluster."""
     parts: dict[str, Any] = {}
 
     class Trainer:
@@ -124,7 +124,7 @@ def test_timeouts_of_the_settings_are_passed_to_ray_train(
     monkeypatch.setattr(train, "torch_trainer", lambda: Trainer)
     monkeypatch.setenv("ORCHESTRATOR_COLLECTIVE_TIMEOUT", "17")
     monkeypatch.setenv("ORCHESTRATOR_START_TIMEOUT", "23")
-    monkeypatch.setenv(START_VARIABLE, "99")  # also that it is as before afterwards
+    monkeypatch.setenv(START_VARIABLE, "99")  # also restores it after the test
     timeouts = settings.resolve().timeouts
     spec = ExperimentSpec(workload="toy", params={})
     group = train.start(spec, tmp_path / "train", tmp_path, stop_file=tmp_path / "stop", timeouts=timeouts)
@@ -138,7 +138,7 @@ def test_failure_text_names_the_workload_error_not_lost_connections() -> None:
     text = (
         '[Rank 0,2 Error Snippet]:\n  File "/somewhere/pair.py", line 5, in read\n'
         '[Rank 1 Error Snippet]:\n  File "/somewhere/layers.py", line 7, in pick\nValueError: it is missing'
-    )  # as Train writes it
+    )  # in the form of Ray Train
     for others in ({}, {0: ConnectionError("closed by peer"), 2: ConnectionError("closed by peer")}):
         error = WorkerGroupError(text, {**others, 1: ValueError("the third layer is missing")})
         assert train.failure_text(error) == "worker 1: ValueError: the third layer is missing (layers.py:7)"
@@ -167,7 +167,7 @@ def test_worker_group_counts_as_lost_only_without_a_workload_error(failures: dic
 
 
 def test_best_state_is_broadcast_to_all_workers_without_pickling_tensors() -> None:
-    """Pickled, it takes four times its size on each worker, when training has ended."""
+    """Pickling would need four times the size of the state on each worker at the end of training."""
     for rank, (state, pickled) in enumerate(run_on_ranks(_best_state)):
         assert state["weights"][1].tolist() == [1.0] * 10_000, f"on rank {rank}"
         assert state["step"] == 7
@@ -175,7 +175,7 @@ def test_best_state_is_broadcast_to_all_workers_without_pickling_tensors() -> No
 
 
 def _best_state(rank: int) -> tuple[Any, int]:
-    """What a worker of rank ``rank`` gets of rank 0, and the bytes of its longest broadcast of an object."""
+    """The state that rank ``rank`` receives from rank 0, and the bytes of its largest broadcast object."""
     sizes = [0]
     plain = dist.broadcast_object_list
 

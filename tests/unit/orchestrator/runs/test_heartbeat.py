@@ -1,4 +1,4 @@
-"""Monitoring of trials: detection of silent trials, and the place where one hung by its stack."""
+"""Monitoring of trials: detection of silent trials, and the place of a hang, read from the stack."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def began(folder: Path, pid: int = 1, allowance: float = 0.0) -> None:
-    """The trial's process is there."""
+    """Write the file of a trial's process, which shows that the process has started."""
     about = {"pid": pid, "created": "17", "node": "a", "allowance": allowance}
     (folder / PROCESS).write_text(json.dumps(about))
 
 
 def later(clock: Clock, watched: TrialMonitor, seconds: float) -> list[int]:
-    """The trials that are silent at the end, after a look each second."""
+    """Check each second for ``seconds`` seconds and return the trials that are silent at the end."""
     found: dict[int, Path] = {}
     for step in [1.0] * int(seconds) or [seconds]:
         clock.sleep(step)
@@ -68,7 +68,7 @@ def test_silence_is_not_judged_right_after_the_driver_was_busy(clock: Clock, tmp
     clock.sleep(60)
     assert watched.silent() == {}
     clock.sleep(60)
-    assert sorted(watched.silent()) == [1, 2], "of a driver that is always busy every second look decides"
+    assert sorted(watched.silent()) == [1, 2], "if the driver is always busy, every other check decides"
 
 
 def test_wait_for_a_process_does_not_count_as_silence(clock: Clock, tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_trial_that_begins_again_gets_the_full_timeout(clock: Clock, tmp_path: P
 
 
 def test_process_that_replaces_a_dead_one_gets_the_full_timeout(clock: Clock, tmp_path: Path) -> None:
-    """The dead one had been heard of, and what it left must not be taken for the new one's."""
+    """The dead process had reported, and its files must not be taken for those of the new process."""
     watched = TrialMonitor(10)
     watched.begin(7, tmp_path)
     began(tmp_path)
@@ -110,13 +110,13 @@ def test_process_that_replaces_a_dead_one_gets_the_full_timeout(clock: Clock, tm
     clock.sleep(9)
     watched.lost(7)
     assert not (tmp_path / PROCESS).exists()
-    assert later(clock, watched, 1000) == [], "it waits for devices"
+    assert later(clock, watched, 1000) == [], "the trial waits for devices"
     began(tmp_path, pid=2)
     assert later(clock, watched, 1) == later(clock, watched, 9) == []
     assert later(clock, watched, 2) == [7]
     watched.end(7)
     watched.lost(7)
-    assert (tmp_path / PROCESS).exists(), "given up: it is no longer watched"
+    assert (tmp_path / PROCESS).exists(), "a trial that was given up is not monitored"
 
 
 def test_group_gets_its_start_allowance_and_its_worker_the_timeout(clock: Clock, tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_group_gets_its_start_allowance_and_its_worker_the_timeout(clock: Clock,
     watched.begin(7, tmp_path)
     began(tmp_path, allowance=START_SECONDS)
     assert later(clock, watched, 1) == later(clock, watched, START_SECONDS + 9) == []
-    assert later(clock, watched, 2) == [7], "no worker ever came up"
+    assert later(clock, watched, 2) == [7], "no worker has started"
     watched.begin(7, tmp_path)
     began(tmp_path, allowance=START_SECONDS)
     assert later(clock, watched, 1) == []
@@ -150,7 +150,7 @@ def test_silent_trials_are_looked_up_at_most_once_a_second(clock: Clock, tmp_pat
     assert later(clock, watched, 0.6) == [7]
 
 
-# Where it hung
+# Place of a hang
 
 
 def test_given_up_is_none_for_a_trial_that_was_not_given_up(tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def test_hang_message_without_a_stack_contains_only_the_time(tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_hang_place_is_read_from_the_training_thread(tmp_path: Path) -> None:
-    """A real dump of a process with idle threads beside the one that trains, by the workload's own code."""
+    """A real dump of a process with two idle threads and a training thread in the workload's own code."""
     code = (
         "import faulthandler, sys, threading, time\n"
         "sys.path.insert(0, {root!r})\n"
@@ -202,11 +202,11 @@ def test_hung_worker_of_a_group_is_the_one_not_waiting_for_others(tmp_path: Path
         (tmp_path / ("stack.txt" if rank == 0 else f"stack-{rank}.txt")).write_text(f"Thread 0x1:\n{stack}")
     assert str(heartbeat.given_up(tmp_path)) == f"no report for 5 s; worker 1 hung at {HUNG.strip()}"
     (tmp_path / "stack-1.txt").write_text(f"Thread 0x1:\n{gather}")
-    assert "worker 0 hung at" in str(heartbeat.given_up(tmp_path)), "all wait: the first is named"
+    assert "worker 0 hung at" in str(heartbeat.given_up(tmp_path)), "if all wait, the first is named"
 
 
 def test_workers_waiting_for_devices_are_named_after_the_possibly_hung_one(tmp_path: Path) -> None:
-    """With NCCL no frame shows that a worker waits for the others: it stands where it reads a value."""
+    """With NCCL no frame shows that a worker waits for the others: the last frame is where it reads a value."""
     package = Path(heartbeat.__file__).parents[1]
     loop = f'  File "{package}/engine/loop.py", line 1 in run_epochs'
     reads = '  File "/x/workloads/recommender/epoch_metrics.py", line 80 in metrics'
@@ -222,7 +222,7 @@ def test_workers_waiting_for_devices_are_named_after_the_possibly_hung_one(tmp_p
 def test_collective_timeout_message_names_the_worker_that_did_not_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Others may have noticed as well, and one may have left already."""
+    """Other workers may have reached the timeout too, and one may have ended already."""
     package = Path(heartbeat.__file__).parents[1]
     loop = f'  File "{package}/engine/loop.py", line 1 in run_epochs'
     noticed = f'  File "/x/ray/wait.py", line 1 in wait\n  File "{package}/runs/heartbeat.py", line 9 in waited_in_vain'
@@ -238,7 +238,7 @@ def test_collective_timeout_message_names_the_worker_that_did_not_answer(
 
 
 def test_files_of_ranks_of_an_earlier_group_are_removed(clock: Clock, tmp_path: Path) -> None:
-    """An elastic run may go on with fewer workers."""
+    """An elastic run may continue with fewer workers."""
     for name in ("process-1.json", "stack-1.txt"):
         (tmp_path / name).write_text("of before")
     TrialMonitor(10).begin(7, tmp_path)
@@ -246,7 +246,7 @@ def test_files_of_ranks_of_an_earlier_group_are_removed(clock: Clock, tmp_path: 
 
 
 def test_all_stacks_are_requested_before_a_process_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The death of one process ends the others of its group, that of the worker that hung as well."""
+    """The death of one process ends the others of its group, including the worker that hung."""
     calls: list[tuple[object, ...]] = []
 
     def on_each_process(folder: Path, signals: object, *arguments: object) -> list[str]:
@@ -275,8 +275,8 @@ def test_a_process_writes_its_stack_and_is_killed(
     created = start_of(process.pid)
     heartbeat._request_stack(process.pid, f"{created}0")
     heartbeat._kill(process.pid, f"{created}0", ["stack"])
-    assert process.poll() is None, "its number was another's"
-    monkeypatch.setattr(psutil.Process, "create_time", lambda process: 1.0)  # the clock was set meanwhile
+    assert process.poll() is None, "another process with its pid is not killed"
+    monkeypatch.setattr(psutil.Process, "create_time", lambda process: 1.0)  # as if the clock was set
     heartbeat._request_stack(process.pid, created)
     until(lambda: "File " in (tmp_path / STACK).read_text())
     heartbeat._kill(process.pid, created, ["stack"])

@@ -26,7 +26,7 @@ from workloads.recommender.workload import Recommender
 
 
 def in_training(error: Exception) -> Exception:
-    """As the engine marks errors of a training epoch."""
+    """Mark the error as the engine marks errors of a training epoch."""
     error.in_training = True  # type: ignore[attr-defined]
     return error
 
@@ -116,7 +116,7 @@ def test_out_of_memory_in_an_evaluation_does_not_split_the_batch(home: Path, mon
 def test_recommender_batch_is_split_until_it_fits_with_equal_metrics(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of 1,024 interactions those of a quarter fit; the result is the same within rounding."""
+    """A quarter of the 1,024 interactions fits; the result is the same within rounding."""
     settings: dict[str, Any] = {
         "epochs": 2, "dataset": "synthetic", "dim": 8, "batch_size": 1024, "refit": False, "local": True,
         "tracking": "none",
@@ -145,7 +145,7 @@ def test_accumulate_of_a_trial_is_in_its_row_and_in_the_winners_outcome(home: Pa
         trials=2, scheduler="none", refit=False,
     )  # fmt: skip
     assert list(found.trials().accumulate) == [4, 4]
-    assert json.loads((found.folder / "winner" / "outcome.json").read_text())["accumulate"] == 4, "as its trial"
+    assert json.loads((found.folder / "winner" / "outcome.json").read_text())["accumulate"] == 4, "as the trial"
 
 
 def test_run_that_splits_its_batches_has_the_same_metrics(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,7 +22,7 @@ GONE = 2**22 + 1
 
 
 def test_driver_cannot_begin_during_a_sync(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it wrote to the journal would be lost."""
+    """The journal entries of a driver that begins during a sync would be lost."""
     settings = resolve()
     folder = records.create(settings.storage, "run", "toy", {}, "orchestrator run toy", "one")
     refused(lambda: model_upload.sync(settings, folder), "one is still running and uploads its own results")
@@ -74,7 +74,7 @@ def test_model_uploaded_by_another_sync_is_not_uploaded_again(home: Path, monkey
 
 
 def test_undelivered_model_is_kept_and_the_message_names_the_sync_command(home: Path) -> None:
-    """MLflow may answer before the tracker is closed, which then has nothing to say."""
+    """If MLflow answers again before the tracker is closed, the tracker prints no message."""
     folder = records.create(resolve().storage, "run", "toy", {}, "orchestrator run toy", "one")
     said: list[str] = []
     console, tracker = SimpleNamespace(say=said.append), SimpleNamespace(flush=lambda: False)
@@ -100,7 +100,7 @@ def test_sync_reports_files_not_stored_of_a_run_continued_elsewhere(
     place = remote.location_of(folder.path)
     assert place is not None
     told = {"format": 1, "token": "ours", "host": host, "pid": GONE, "generation": 1}
-    place.write(lease.NAME, json.dumps(told).encode())  # it was let to expire
+    place.write(lease.NAME, json.dumps(told).encode())  # it expires
     monkeypatch.setattr(lease, "SECONDS", 0.0)
     again = run_lookup.find(there, "one").fetch()
     again.acquire()

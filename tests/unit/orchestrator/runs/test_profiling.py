@@ -37,7 +37,7 @@ def test_profiled_run_has_a_trace_and_unchanged_metrics(home: Any, capsys: pytes
 
 
 def test_profiled_workload_is_freed_before_memory_is_released(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else two models are on the device until Python next collects what refers to itself."""
+    """Otherwise two models are on the device until Python's next collection of reference cycles."""
 
     class Traced:
         def train_epoch(self, epoch: int) -> dict[str, float]:
@@ -91,7 +91,7 @@ def test_profile_summary_has_shares_of_waiting_idle_and_operations() -> None:
 
 
 def test_nccl_kernels_are_counted_as_collectives() -> None:
-    """Their launch takes the host microseconds. Annotations, which span kernels and pauses, are not counted."""
+    """A launch takes the host microseconds. Annotations, which span kernels and pauses, are not counted."""
     ms = 1e3
     reduce = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
     events = [

@@ -16,7 +16,7 @@ from orchestrator.runs.progress_reporter import ProgressReporter
 
 @pytest.mark.parametrize("resumed_after", [0, 2, 3])
 def test_resumed_run_shows_refit_epochs_up_to_its_best_epoch(tmp_path: Path, resumed_after: int) -> None:
-    """Validation values .1, .5, .3: the refit has two epochs."""
+    """The validation values are .1, .5 and .3, so the refit has two epochs."""
     shown: list[tuple[Any, ...]] = []
     session = SimpleNamespace(
         tracker=None, publisher=SimpleNamespace(trained=lambda number: None), folder=SimpleNamespace(path=tmp_path),

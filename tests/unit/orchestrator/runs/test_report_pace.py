@@ -9,7 +9,7 @@ from tests.support.toy import Clock
 
 
 def waited(pace: ReportPace, clock: Clock, *seconds: float) -> float:
-    """Have reports answered after so long; the interval then."""
+    """Answer one report after each of ``seconds`` and return the resulting interval."""
     for wait in seconds:
         pace.sent()
         clock.sleep(wait)
@@ -36,19 +36,19 @@ def test_interval_requested_by_the_driver_is_used(clock: Clock) -> None:
 def test_interval_grows_with_slow_answers_and_shrinks_with_quick_ones(clock: Clock) -> None:
     pace = ReportPace(clock=clock.monotonic)
     assert waited(pace, clock, 0.05, 0.05, 0.05) == pytest.approx(5.0)
-    assert waited(pace, clock, 0.5, 0.5, 0.5) == 10.0, "never longer"
+    assert waited(pace, clock, 0.5, 0.5, 0.5) == 10.0, "the interval is at most 10 s"
     assert waited(pace, clock, 0.001, 0.001, 0.001) == 1.0
 
 
 def test_first_answer_and_a_single_slow_answer_do_not_change_the_interval(clock: Clock) -> None:
     pace = ReportPace(clock=clock.monotonic)
-    assert waited(pace, clock, 1.0) == 1.0, "all trials begin at once"
+    assert waited(pace, clock, 1.0) == 1.0, "the first answer may be slow, because all trials begin at once"
     assert waited(pace, clock, 0.004, 0.004, 1.0, 0.004) == 1.0
 
 
 def test_answers_to_reports_at_rungs_do_not_change_the_interval(clock: Clock) -> None:
     pace = ReportPace(clock=clock.monotonic)
-    for _ in range(5):  # sent without a word to the pace
+    for _ in range(5):  # the pace is not informed of these reports
         clock.sleep(2.0)
         pace.answered()
     assert pace.seconds() == 1.0
@@ -58,4 +58,4 @@ def test_interval_is_limited_by_the_longest_allowed_silence(clock: Clock) -> Non
     pace = ReportPace({"seconds": 3.0, "longest": 2.5}, clock.monotonic)
     assert waited(pace, clock, *[1.0] * 5) == 2.5
     pace.ask({"seconds": 3.0, "longest": 0.5})
-    assert pace.seconds() == 1.0, "as ever"
+    assert pace.seconds() == 1.0, "the interval is at least one second"

@@ -20,7 +20,7 @@ RuntimeError: no such layer
 
 
 def raised_there(error: Exception) -> RayTaskError:
-    """As ``ray.get`` raises it: of the cause's class too."""
+    """The error as ``ray.get`` raises it, which is also an instance of the cause's class."""
     return RayTaskError("task", TRACE, error, "ray::task", 1, "127.0.0.1").as_instanceof_cause()
 
 

@@ -73,7 +73,7 @@ def soon(condition: Callable[[], bool]) -> bool:
 
 
 def test_a_signal_is_recorded_at_once_and_the_true_end_replaces_it(database: Path) -> None:
-    """Ray kills a job 3 s after its SIGTERM: nothing in the body looks for a stop before the record has it."""
+    """Ray kills a job 3 s after its SIGTERM, so the record must not wait until the body checks for a stop."""
     folder = records.create(resolve().storage, "run", "toy", {}, "orchestrator run toy", "one")
     with opened(folder, None) as running:
         assert running.tracker is not None
@@ -84,7 +84,7 @@ def test_a_signal_is_recorded_at_once_and_the_true_end_replaces_it(database: Pat
         assert soon(lambda: json.loads((folder.path / RECORD).read_text())["status"] == "interrupted")
         assert soon(lambda: statuses(database).get("one/0") == "KILLED")
         assert statuses(database) == {"one": "KILLED", "one/0": "KILLED", "one/1": "FINISHED"}
-        assert ended(folder)[:2] == ("running", INTERRUPTED), "while it saves it is driven"
+        assert ended(folder)[:2] == ("running", INTERRUPTED), "a run that is still saving is running"
         running.tracker.end("one/0", "FINISHED")
         running.set_end("finished", DONE)
     assert ended(folder) == ("finished", DONE, None)
@@ -92,7 +92,7 @@ def test_a_signal_is_recorded_at_once_and_the_true_end_replaces_it(database: Pat
 
 
 def test_a_dataset_is_described_once_a_session(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not for each trial: the files of a large one would be looked at again. A later session looks again."""
+    """Otherwise the files of a large dataset would be examined for each trial. A later session examines them again."""
     folder = records.create(resolve().storage, "run", "recommender", {}, "orchestrator run recommender", "one")
     described: list[str] = []
     describe = session.lineage.dataset
@@ -146,7 +146,7 @@ def break_after_a_signal(error: Exception) -> None:
 
 
 def test_error_after_a_signal_is_recorded_as_interruption(folder: RunFolder) -> None:
-    """A signal to the whole group ends Ray too."""
+    """A signal to the whole process group ends Ray too."""
     with pytest.raises(Interrupted), opened(folder):
         break_after_a_signal(RunFailed("one", "its worker was lost"))
     assert ended(folder) == ("interrupted", INTERRUPTED, None)
@@ -246,7 +246,7 @@ def test_ctrl_c_before_signals_are_handled_names_the_resume_command(
 def test_ctrl_c_while_a_session_is_entered_requests_a_clean_stop(
     step: str, folder: RunFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whoever has entered looks whether to stop, and leaves with all it has begun closed."""
+    """The session is entered; its body can check for the requested stop and end with everything closed."""
     module, _, name = step.rpartition(".")
     owner = getattr(session, module) if module else session
     whole = getattr(owner, name)

@@ -1,4 +1,4 @@
-"""Runs and sweeps that start from the weights of a model, or go on from the state of another run."""
+"""Runs and sweeps that start from the weights of a model, or continue from the state of another run."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_node_with_another_dataset_content_is_named_in_the_error(
     sweep = tmp_path / "storage" / "sweep"
     folder = sweep / "trials" / "00003"
     folder.mkdir(parents=True)
-    start_point.check_data(spec, tmp_path, folder)  # a run of an earlier version has noted nothing
+    start_point.check_data(spec, tmp_path, folder)  # a run of an earlier version has no fingerprint
     start_point.record_data(sweep, spec.params, content, tmp_path)
     monkeypatch.setattr("socket.gethostname", lambda: "node-7")
     start_point.check_data(spec, tmp_path, folder)
@@ -187,7 +187,7 @@ def test_node_checks_a_large_dataset_that_the_driver_has_not_read(
     folder = tmp_path / "storage" / "run"
     folder.mkdir(parents=True)
     start_point.record_data(folder, spec.params, content, tmp_path, elsewhere=True)
-    start_point.check_data(spec, tmp_path, folder)  # a small one, which the driver has read
+    start_point.check_data(spec, tmp_path, folder)  # a small dataset, which the driver has read
     monkeypatch.setattr(datasets, "LARGE_BYTES", 1)
     start_point.record_data(folder, spec.params, content, tmp_path)
     start_point.check_data(spec, tmp_path, folder)
@@ -199,7 +199,7 @@ def test_node_checks_a_large_dataset_that_the_driver_has_not_read(
 
 
 def test_workload_without_a_dataset_does_not_query_the_storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a node that has nothing of the run yet: its folder is the copy of an object store."""
+    """The node has no files of the run yet; the run's folder is the copy of an object store."""
     monkeypatch.setattr(start_point, "download", lambda *args: pytest.fail("asked the store"))
     folder = remote.mirror_of("s3://bucket/runs", tmp_path) / "run" / "train"
     start_point.check_data(ExperimentSpec(workload="toy", params={}), tmp_path, folder)
@@ -217,7 +217,7 @@ def test_trials_of_a_sweep_continue_from_the_state_of_one_run(run: Run, tmp_path
     assert set(losses(found)) <= {3, 4}
     assert {row["epochs"] for row in found.trials().to_dict("records")} == {4}
     winner = start_point.source(resolve({}), found.id)
-    assert winner.epoch == 4, "a sweep without a refit can be gone on from"
+    assert winner.epoch == 4, "a sweep without a refit can be continued"
     assert api.run(origin=found.id, epochs=5, tracking="none").extra["epochs"] <= 5
 
 

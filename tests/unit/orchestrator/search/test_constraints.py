@@ -61,7 +61,7 @@ def test_best_trial_that_violates_no_constraint_wins(tmp_path: Path) -> None:
     ]  # fmt: skip
     again = study(tmp_path, constraint=("size<=10", "recall>=0.5")).best()
     assert again is not None
-    assert again.number == 3, "the journal has it"
+    assert again.number == 3, "the journal must have the constraint values"
 
 
 def test_best_is_none_without_a_feasible_trial(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_a_metric_that_validation_lacks_fails_the_trial(tmp_path: Path) -> None:
     running = study(tmp_path, constraint=("sice<=10",))
     trial = begin(running)
     assert complete(running, trial.seed_run, 0.1, size=9) == "failed"
-    assert "size" in running.cause(trial.seed_run), "the nearest is named"
+    assert "size" in running.cause(trial.seed_run), "the closest metric is suggested"
 
 
 def test_seconds_and_parameters_can_be_constrained(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_constraint_applies_to_the_mean_over_repeated_seeds(tmp_path: Path) -> N
             complete(running, trial.seed_run, 0.1 if sizes[1] == 13 else 0.2, size=sizes[trial.seed])
     best = running.best()
     assert best is not None
-    assert best.number == 1, "its mean is 10"
+    assert best.number == 1, "its mean size is 10"
 
 
 def test_trial_that_violates_a_constraint_is_not_on_the_front(tmp_path: Path) -> None:

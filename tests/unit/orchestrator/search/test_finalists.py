@@ -36,7 +36,7 @@ def test_the_best_are_repeated_with_their_parameters_and_other_seeds(tmp_path: P
 
 @pytest.mark.parametrize("is_ahead", [True, False])
 def test_only_repeats_start_when_no_new_trials_are_allowed(is_ahead: bool, tmp_path: Path) -> None:
-    """Not the trial that was asked ahead. Repeats are not asked ahead."""
+    """The trial that was asked ahead does not start, and repeats are not asked ahead."""
     running = study(tmp_path, trials=9 if is_ahead else 8, sampler="tpe", finalists=8, finalist_seeds=3)
     runs = [begin(running) for _ in range(8)]
     running.ask_ahead()
@@ -54,7 +54,7 @@ def test_only_repeats_start_when_no_new_trials_are_allowed(is_ahead: bool, tmp_p
 
 
 def test_finalists_are_chosen_by_estimate_not_by_observed_value(tmp_path: Path) -> None:
-    """The lowest error is that of the noisiest trial: it is no finalist."""
+    """The lowest error is that of the noisiest trial, which is not a finalist."""
     running = study(tmp_path, trials=6, finalists=2, finalist_seeds=2)
     rng = np.random.default_rng(0)
     for number, (value, spread) in enumerate(
@@ -166,7 +166,7 @@ def test_failed_repeat_is_not_replaced_but_can_be_retried(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("restart", [False, True])
 def test_repeats_do_not_count_at_the_rungs_of_later_trials(restart: bool, tmp_path: Path) -> None:
-    """Six trials and four repeats of the best two: the second of seven is in the best third, as without repeats."""
+    """There are six trials and four repeats of the best two. The seventh trial is 2nd of 7: in the best third."""
     asked: dict[str, Any] = {"scheduler": "asha", "decide_at": (3, 9), "finalists": 2, "finalist_seeds": 3}
     running = study(tmp_path, trials=6, **asked)
     for value in (0.8, 0.7, 0.6, 0.5, 0.3, 0.1, 0.11, 0.12, 0.13, 0.14):
@@ -188,7 +188,7 @@ def test_no_trial_is_repeated_without_a_complete_trial(tmp_path: Path) -> None:
 
 
 def test_finalists_are_repeated_only_when_final_repeats_are_allowed(tmp_path: Path) -> None:
-    """No new trial fits, but repeats do."""
+    """No new trial may start, but repeats may."""
     running = study(tmp_path, trials=9, finalists=2, finalist_seeds=2)
     for value in (0.2, 0.1):
         complete(running, begin(running).seed_run, value)

@@ -1,4 +1,4 @@
-"""The expected gain of further trials: against simulation, and when a sweep ends by it."""
+"""The expected gain of further trials: comparison with simulations, and sweeps that end by it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_expected_gain_of_the_best_draw_matches_simulation(share: float, trials:
 @pytest.mark.parametrize("ended", [20, 40])
 @pytest.mark.parametrize("trials", [1, 8])
 def test_mean_expected_gain_is_close_to_the_true_gain_over_many_sweeps(ended: int, trials: int) -> None:
-    """Its mean is that of the true gain: more where all trials are alike, less where only the last half are."""
+    """The mean is near the true gain: above it if all trials are alike, below it if only those of the last half are."""
     rng = np.random.default_rng(0)
     sweeps = rng.normal(size=(1000, ended))
     further = rng.normal(size=(1000, 100, trials)).max(axis=2)
@@ -76,7 +76,7 @@ def test_expected_gain_is_none_without_noise_or_with_few_trials() -> None:
 
 
 def run(folder: Path, noise: float, trials: int = 40, **options: Any) -> Study:
-    """A sweep whose trials differ by 0.1, on 50 units with so much noise."""
+    """A sweep whose trials differ by 0.1, on 50 units with standard deviation ``noise``."""
     running = study(folder, SCORE, scheduler="none", trials=trials, until_gain=4, **options)
     rng = np.random.default_rng(0)
     while (trial := running.next()) is not None:
@@ -107,7 +107,7 @@ def test_sweep_ended_by_gain_stays_ended_on_resume_until_trials_are_added(tmp_pa
 
 
 def test_a_sweep_whose_metrics_are_constant_ends_by_its_first_estimate(tmp_path: Path) -> None:
-    """Further trials gain nothing. That there is no noise either makes them no better."""
+    """Further trials gain nothing, even though there is no noise."""
     running = study(tmp_path, SCORE, scheduler="none", trials=2 * LEAST, until_gain=4)
     while (trial := running.next()) is not None:
         encoded = unit_values.encode({"id": np.arange(4), "v": np.full(4, 0.5)}, 0.5)

@@ -1,4 +1,4 @@
-"""The grid: every combination once, conditional ones included, and a sweep runs exactly these."""
+"""The grid: every combination once, conditional parameters included. A sweep runs exactly these points."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_grid_has_every_combination_once() -> None:
 
 @pytest.mark.parametrize(("low", "high", "step"), [(0.0, 0.3, 0.1), (0.1, 0.7, 0.2), (0.0, 1.0, 0.3), (1.0, 1.0, 0.5)])
 def test_every_point_lies_in_the_space(low: float, high: float, step: float) -> None:
-    """0 + 3 * 0.1 is more than 0.3: a bound of the workload's own would refuse it."""
+    """0 + 3 * 0.1 is greater than 0.3, so a bound of the workload itself would refuse it."""
     distribution = optuna.distributions.FloatDistribution(low, high, step=step)
     found = [p["lr"] for p in grid.points(lambda t: {"lr": t.suggest_float("lr", low, high, step=step)}, {})]
     for value in found:
@@ -145,7 +145,7 @@ def test_a_point_at_which_the_space_fails_is_named(space: Any, words: str) -> No
         grid.points(space, {}, params=Params)
 
 
-# As a sweep
+# Sweeps over a grid
 
 
 def asked(folder: Path, **search: Any) -> list[dict[str, Any]]:
@@ -173,7 +173,7 @@ def test_a_resume_goes_on_with_the_next_point(tmp_path: Path) -> None:
     second = study(tmp_path, space=branching, sampler="grid", trials=len(points))
     second.retry_failed()
     found = [begin(second).params for _ in range(len(points) - 4 + 1)]
-    assert found == [points[2], *points[4:]], "a trial that is tried again takes no point"
+    assert found == [points[2], *points[4:]], "a retried trial must not take a new point"
     assert second.next() is None
 
 

@@ -1,4 +1,4 @@
-"""The journal of a study, read in one piece or in part."""
+"""The journal of a study, read completely or as a summary."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ def test_a_journal_is_read_as_optuna_reads_it(tmp_path: Path) -> None:
     assert ours.get_trials() == usual.get_trials() == written.get_trials()
     ours.set_user_attr("read", True)
     written.ask()
-    assert len(ours.get_trials()) == 5, "what others write afterwards"
+    assert len(ours.get_trials()) == 5, "later entries of another study object are missing"
     with pytest.raises(optuna.exceptions.UpdateFinishedTrialError):
         optuna.Trial(ours, 0).set_user_attr("late", True)
     written.ask()
-    assert len(ours.get_trials()) == 6, "after an error too"
+    assert len(ours.get_trials()) == 6, "later entries are missing after an error"
     assert open_study(tmp_path).user_attrs == {"read": True}
 
 
 def test_optuna_applies_one_log_for_each_ended_trial(tmp_path: Path) -> None:
-    """Else it copies each trial for each of its lines: of a sweep of 5,000 trials 110,000."""
+    """Otherwise Optuna copies a trial for each of its lines: 110,000 times in a sweep of 5,000 trials."""
     study = open_study(tmp_path, ["maximize"])
     study.enqueue_trial({"x": 0.5}, user_attrs={"request": "one"})
     study.add_trial(create_trial(value=1.0, params={"x": 0.1}, distributions={"x": FloatDistribution(0, 1)}))
@@ -70,19 +70,21 @@ def test_optuna_applies_one_log_for_each_ended_trial(tmp_path: Path) -> None:
     assert [vars(trial) for trial in ours.get_trials()] == [vars(trial) for trial in plain.get_trials()]
     assert ours.user_attrs == plain.user_attrs == {"finalists": 3}
     logs = list(Journal(file).read_logs(0))
-    assert Counter(log["op_code"] for log in logs) == {0: 1, 4: 6, 5: 1, 2: 1}, "the running one's parameter is apart"
+    assert Counter(log["op_code"] for log in logs) == {0: 1, 4: 6, 5: 1, 2: 1}, (
+        "one log for the running trial's parameter"
+    )
     assert len(file.read_text().splitlines()) > 3 * len(logs)
 
 
 def test_a_summary_has_states_values_and_small_attributes(tmp_path: Path) -> None:
     written = filled(tmp_path)
     with (tmp_path / JOURNAL).open("a") as file:
-        file.write('{"op_code":4,"half')  # is being written
+        file.write('{"op_code":4,"half')  # an incomplete last line
     summary = open_study(tmp_path, summary=True).get_trials()
     assert [(t.state, t.values) for t in summary] == [(t.state, t.values) for t in written.get_trials()]
     assert [t.datetime_complete for t in summary] == [t.datetime_complete for t in written.get_trials()]
     assert all(t.user_attrs == {"epoch": 3} and not t.params and not t.intermediate_values for t in summary)
-    assert len((tmp_path / JOURNAL).read_text().splitlines()) > 20, "nothing was written"
+    assert len((tmp_path / JOURNAL).read_text().splitlines()) > 20, "reading must not change the file"
 
 
 def test_entries_appended_together_are_synced_to_disk_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,7 +106,7 @@ def test_entries_appended_together_are_synced_to_disk_once(tmp_path: Path, monke
 
 @pytest.mark.parametrize("together", [False, True])
 def test_after_a_full_disk_the_study_goes_on_and_is_resumed(together: bool, tmp_path: Path) -> None:
-    """The line that was cut off would otherwise damage the next one, and no driver could read the journal again."""
+    """Otherwise the cut-off line would damage the next one, and no driver could read the journal any more."""
     journal = Journal(tmp_path / JOURNAL)
     study = open_study(tmp_path, ["maximize"], backend=journal)
     trial = study.ask()

@@ -10,7 +10,7 @@ from orchestrator.search import members
 
 
 def member(lr: float, *lineage: tuple[int, int, float], best_epoch: int | None = None) -> FrozenTrial:
-    """A member that began with ``lr`` and took over as in ``lineage``: epoch, from whom, lr afterwards."""
+    """A member that starts with ``lr`` and takes over as in ``lineage``: epoch, donor, and lr afterwards."""
     steps = [{"epoch": epoch, "from": donor, "params": {"lr": later}} for epoch, donor, later in lineage]
     about: dict[str, Any] = {"params": steps[-1]["params"] if steps else {"lr": lr}}
     if steps:
@@ -21,7 +21,7 @@ def member(lr: float, *lineage: tuple[int, int, float], best_epoch: int | None =
 
 
 def test_training_of_a_member_is_traced_through_its_donors() -> None:
-    """Member 2 took over from 1 at epoch 6, and that from 0 at epoch 4. What 1 took over later does not count."""
+    """Member 2 takes over from 1 at epoch 6, which took over from 0 at epoch 4. Later takeovers of 1 do not count."""
     population = [
         member(0.1, (8, 2, 0.9)),
         member(0.2, (4, 0, 0.5), (8, 2, 0.8)),
@@ -39,5 +39,5 @@ def test_present_parameters_of_a_member_follow_its_lineage() -> None:
         trial.number = number
         trial.params = {"lr": members.parts(population, number)[-1].params["lr"]}
     present = members.with_present_params(population)
-    assert [trial.params["lr"] for trial in present] == [0.1, 0.1, 0.5], "at its end that of its best epoch"
+    assert [trial.params["lr"] for trial in present] == [0.1, 0.1, 0.5], "an ended member has the lr of its best epoch"
     assert present[0] is population[0]

@@ -30,13 +30,13 @@ RUNGS = (1, 2, 3, 4, 5)
 LR = FloatDistribution(0.01, 0.2)
 
 
-# Who takes over from whom
+# Choice of donors
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 8, 9, 16, 33])
 @pytest.mark.parametrize("seed", range(5))
 def test_the_worst_quarter_takes_over_from_the_best(size: int, seed: int) -> None:
-    """Against the definition: a quarter, at least one, never more than half, ties broken by the number."""
+    """Compared with the definition: a quarter, at least one, at most half, ties broken by the number."""
     draw = random.Random(seed)
     scores = {number: float(draw.randint(0, size)) for number in draw.sample(range(100), size)}
     count = min(max(1, round(size / 4)), size // 2)
@@ -46,7 +46,7 @@ def test_the_worst_quarter_takes_over_from_the_best(size: int, seed: int) -> Non
     assert set(found.values()) <= set(best)
     expected = {loser for loser in worst if scores[loser] < min(scores[b] for b in best)} if count else set()
     assert set(found) == expected
-    assert found == pairs(dict(reversed(scores.items())), random.Random(seed)), "the order of reports is no matter"
+    assert found == pairs(dict(reversed(scores.items())), random.Random(seed)), "the order of reports must not matter"
 
 
 def test_no_member_takes_over_when_all_scores_are_equal() -> None:
@@ -59,11 +59,11 @@ def test_donors_are_drawn_from_the_whole_best_quarter() -> None:
     assert taken == {9, 10, 11}
 
 
-# What changes
+# Perturbation
 
 
 def reference(value: float, distribution: Any, draw: random.Random) -> set[float]:
-    """All that one parameter may become when it is moved, not drawn anew."""
+    """All possible values of a parameter that is scaled, not redrawn."""
     moved = {value * 0.8, value * 1.2}
     if distribution.step:
         low, step = distribution.low, distribution.step
@@ -88,7 +88,7 @@ def test_perturbed_parameter_is_scaled_or_redrawn_within_its_range(distribution:
     found = [perturb({"p": value, "other": 7}, {"p": distribution}, ["p"], random.Random(seed)) for seed in range(400)]
     assert all(result["other"] == 7 for result in found)
     results = [result["p"] for result in found]
-    for result in results:  # raises ValueError for what is not within
+    for result in results:  # raises ValueError outside the range
         create_trial(params={"p": result}, distributions={"p": distribution}, value=0.0)
     assert {type(result) for result in results} <= {type(value), str, bool, type(None)}
     if isinstance(distribution, CategoricalDistribution):
@@ -102,11 +102,11 @@ def test_perturbed_parameter_is_scaled_or_redrawn_within_its_range(distribution:
     for one in moved:
         assert sum(result == pytest.approx(one) for result in results) > 400 * 0.2
     if isinstance(distribution, FloatDistribution) and not distribution.step:
-        assert elsewhere == pytest.approx(100, abs=40), "one in four is drawn anew"
+        assert elsewhere == pytest.approx(100, abs=40), "one in four is redrawn"
 
 
 def test_redrawn_value_follows_the_log_scale_of_its_range() -> None:
-    """Half of what is drawn on a log scale lies below the geometric mean."""
+    """Half of the values drawn on a log scale are below the geometric mean."""
     distribution = FloatDistribution(1e-4, 1.0, log=True)
     drawn = [pbt._draw(distribution, random.Random(seed)) for seed in range(400)]
     assert sum(value < 1e-2 for value in drawn) == pytest.approx(200, abs=40)
@@ -118,7 +118,7 @@ def test_perturbation_changes_only_the_changeable_parameters() -> None:
     for seed in range(20):
         found = perturb(params, distributions, ["lr", "kind", "absent"], random.Random(seed))
         assert (found["dim"], found["kind"], set(found)) == (8, "a", set(params))
-    assert params == {"lr": 0.1, "dim": 8, "kind": "a"}, "the donor's stay its own"
+    assert params == {"lr": 0.1, "dim": 8, "kind": "a"}, "the donor's parameters must not change"
 
 
 # Meetings
@@ -129,7 +129,7 @@ def searched(trial: OptunaTrial) -> dict[str, Any]:
 
 
 class Members:
-    """A population whose members are played: ``value`` is what one with these parameters would score."""
+    """A population with simulated members; a test passes the values that they report to ``reach``."""
 
     def __init__(
         self, folder: Path, size: int = 4, direction: Any = "min", space: Space = searched, **search: Any
@@ -159,7 +159,7 @@ class Members:
         return self.folder / "trials" / f"{number:05d}"
 
     def reach(self, seed_run: int, epoch: int, value: float, best_epoch: int | None = None) -> str:
-        """The member trains on to ``epoch`` and saves there; its weights tell who made them, epoch by epoch."""
+        """Train the member to ``epoch`` and save there. The weights record which member trained each epoch."""
         folder = self.checkpoints(seed_run)
         state = {"made_by": [*self.makers(seed_run)[: epoch - 1], seed_run], "weights": torch.tensor(float(seed_run))}
         checkpoint.write(folder / checkpoint.name(epoch), Checkpoint({"workload": "toy"}, epoch, state))
@@ -168,7 +168,7 @@ class Members:
         return self.study.report(seed_run, rows((epoch, value)), value, epoch == EPOCHS, about)
 
     def makers(self, number: int) -> list[int]:
-        """Who trained the weights that the member goes on with, epoch by epoch."""
+        """For each epoch of the weights from which the member continues, the member that trained it."""
         found = checkpoint.latest(self.checkpoints(number))
         return list(checkpoint.read(found).state["made_by"]) if found else []
 
@@ -207,21 +207,21 @@ def test_the_worst_takes_over_weights_and_parameters(direction: str, loser: int,
     after = {trial.number: trial.params for trial in members.begin_all()}
     assert {n: members.makers(n) for n in range(4)} == {n: [n] for n in range(4)} | {loser: [donor]}
     assert {n for n in range(4) if after[n] != before[n]} == {loser}
-    assert after[loser]["dim"] == before[donor]["dim"], "taken over as it was"
+    assert after[loser]["dim"] == before[donor]["dim"], "taken over unchanged"
     assert after[loser]["lr"] != before[loser]["lr"]
     trial = members.study.trials[loser]
     assert trial.user_attrs["lineage"] == [{"epoch": 1, "from": donor, "params": after[loser]}]
     assert trial.user_attrs["params"] == after[loser]
     assert members.study.first_params(loser) == before[loser]
-    assert trial.params == before[loser], "what the sampler drew stays what it drew"
+    assert trial.params == before[loser], "the values of the sampler must not change"
     assert "lineage" not in members.study.trials[donor].user_attrs
 
 
 def test_perturbation_ranges_are_those_of_the_member_that_drew_the_values(tmp_path: Path) -> None:
-    """Also after two meetings: of the donor's donor."""
+    """After two meetings this can be the donor's donor."""
 
     def space(trial: OptunaTrial) -> dict[str, Any]:
-        low = 0.01 if trial.number else 1.0  # only member 0 has the large ones
+        low = 0.01 if trial.number else 1.0  # only member 0 has large values
         return {"lr": trial.suggest_float("lr", low, 2 * low), "dim": trial.number}
 
     members = Members(tmp_path, space=space)
@@ -237,7 +237,7 @@ def test_perturbation_ranges_are_those_of_the_member_that_drew_the_values(tmp_pa
 
 
 def test_a_parameter_that_the_space_derives_is_taken_over_unchanged(tmp_path: Path) -> None:
-    """Its range is that of the value it is derived from, here of an exponent."""
+    """The study has the range of the suggested value, here an exponent, and not of the parameter."""
 
     def space(trial: OptunaTrial) -> dict[str, Any]:
         return {"lr": 10 ** trial.suggest_float("lr", -3, -1), "dim": trial.suggest_int("dim", 1, 64)}
@@ -250,7 +250,7 @@ def test_a_parameter_that_the_space_derives_is_taken_over_unchanged(tmp_path: Pa
 
 
 def test_a_member_ends_with_the_parameters_of_its_best_epoch(tmp_path: Path) -> None:
-    """Member 3 takes over from member 0 twice, without getting better than member 0 was in epoch 2."""
+    """Member 3 takes over from member 0 twice and does not get better than member 0 was in epoch 2."""
     scores = {0: (0.5, 0.1, 0.3, 0.2, 0.2, 0.3), 1: (0.6,) * 6, 2: (0.7,) * 6, 3: (0.9, 0.9, 0.4, 0.4, 0.4, 0.4)}
     played = Members(tmp_path)
     first = {trial.number: trial.params for trial in played.begin_all()}
@@ -272,7 +272,7 @@ def test_a_member_ends_with_the_parameters_of_its_best_epoch(tmp_path: Path) -> 
 
 
 def test_member_in_a_conditional_space_has_the_parameter_names_of_its_donor(tmp_path: Path) -> None:
-    """In a conditional space these are not the ones that were drawn for it."""
+    """In a conditional space these names differ from those that were drawn for the member."""
 
     def space(trial: OptunaTrial) -> dict[str, Any]:
         drawn = {"lr": trial.suggest_float("lr", 0.01, 0.2)}
@@ -288,12 +288,12 @@ def test_member_in_a_conditional_space_has_the_parameter_names_of_its_donor(tmp_
     present = members.with_present_params(played.study.trials)
     assert present[3].params == {"lr": lr[3], "layers": present[0].params["layers"]}
     assert present[3].distributions == present[0].distributions
-    assert "dim" in played.study.trials[3].params, "the study is as it was"
+    assert "dim" in played.study.trials[3].params, "the study must not change"
     assert present[:3] == played.study.trials[:3]
 
 
 def test_member_that_reports_a_passed_rung_again_is_not_paused(tmp_path: Path) -> None:
-    """A member goes on from the checkpoint of the meeting, whose rows it states again."""
+    """A member continues from the checkpoint of the meeting and reports its rows again."""
     members = Members(tmp_path)
     members.begin_all()
     for seed_run in range(4):
@@ -301,7 +301,7 @@ def test_member_that_reports_a_passed_rung_again_is_not_paused(tmp_path: Path) -
     members.begin_all()
     restated = members.study.report(3, rows((1, 0.0)), 0.0, False, attributes(0.0, 1))
     assert restated == "go on"
-    assert members.study.trials[3].intermediate_values == {1: 3.0}, "its own, not the donor's"
+    assert members.study.trials[3].intermediate_values == {1: 3.0}, "the member's own value, not the donor's"
     assert members.reach(3, 2, 0.5) == "paused"
 
 
@@ -316,7 +316,7 @@ def test_members_that_failed_are_not_waited_for(tmp_path: Path) -> None:
     for seed_run in (2, 3):
         members.study.fail(seed_run, "killed")
     members.reach(1, 2, 0.5)
-    assert [trial.number for trial in members.begin_all()] == [1], "alone there is nobody to take over from"
+    assert [trial.number for trial in members.begin_all()] == [1], "the only member has no donor"
     assert not members.study.exhausted()
 
 
@@ -373,10 +373,10 @@ def test_begun_members_continue_when_no_new_members_are_allowed(tmp_path: Path) 
 def play(
     folder: Path, dies: Callable[[str, int, int], bool] = lambda *place: False, slots: int = 4, seed: int = 5
 ) -> dict[str, Any]:
-    """Run a population to its end. ``dies(place, unit, epoch)`` is asked where the process could be killed.
+    """Run a population to its end. ``dies(place, unit, epoch)`` returns whether the process is killed at this point.
 
-    A member scores by its parameters and its weights alone, so all that is not in the journal and the checkpoints
-    is lost with the process; what it had trained since its last checkpoint, too.
+    A member's score depends only on its parameters and weights. A kill loses everything that is not in the journal and
+    the checkpoints, including the epochs since a member's last checkpoint.
     """
     members, slot = Members(folder, seed=seed), list[Trial]()
 
@@ -397,7 +397,7 @@ def play(
         if dies("training", trial.seed_run, epoch):
             restart()
             continue
-        if epoch > EPOCHS:  # it had ended before its end was heard of
+        if epoch > EPOCHS:  # the member had ended before its end was reported
             epoch = EPOCHS
         made = sum(7.0 ** -(k + 1) * maker for k, maker in enumerate(members.makers(trial.seed_run)))
         value = abs(trial.params["lr"] - 0.05) / epoch + trial.params["dim"] / 1e4 + made / 10
@@ -426,7 +426,7 @@ def once(place: str, epoch: int, seed_run: int = 1) -> Callable[[str, int, int],
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
-    """What comes out where nothing dies."""
+    """The outcome without kills."""
     return play(tmp_path_factory.mktemp("population") / "whole")
 
 
@@ -455,14 +455,14 @@ def test_population_is_the_same_after_the_process_dies(
 ) -> None:
     dies = once(place, epoch)
     assert play(tmp_path / "torn", dies) == whole
-    assert not dies(place, 1, epoch), "nothing died"
+    assert not dies(place, 1, epoch), "the process was not killed"
 
 
 @pytest.mark.parametrize("written", ["nothing", "weights", "lineage", "parameters"])
 def test_population_is_the_same_after_a_kill_during_a_takeover(
     written: str, whole: Mapping[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed in its first exploit: before the checkpoint is there, after it, and between two attributes."""
+    """The kill is in the first takeover: before the checkpoint is complete, after it, or between two attributes."""
     import optuna
 
     class Killed(BaseException):

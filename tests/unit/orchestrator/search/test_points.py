@@ -57,7 +57,7 @@ def test_value_outside_the_distribution_is_rejected(distribution: Any, value: An
 
 
 def test_a_point_of_a_branch_that_the_survey_lacks_is_taken() -> None:
-    """Thirty-two draws of a space with fourteen losses do not see all of them."""
+    """The survey's 32 draws of a space with fourteen losses do not find all of them."""
     space = points.Points(SweepSpec(workload="recommender", search=Search(space="everything")))
     assert "drop_steps" not in space._survey.distributions
     point = {"loss": "denoise_truncated", "drop_steps": "2000"}
@@ -70,19 +70,19 @@ def test_a_point_of_a_branch_that_the_survey_lacks_is_taken() -> None:
 
 
 def test_parameter_absent_from_the_branch_of_the_point_is_refused() -> None:
-    """It would be ignored."""
+    """Such a parameter would be ignored."""
     space = points.Points(SweepSpec(workload="recommender", search=Search(space="everything")))
     with pytest.raises(UserError, match=r"tau is not searched together with the other values: got tau=0.1; .*loss"):
         space.checked({"loss": "bpr", "tau": "0.1"})
 
 
-# What was published
+# Published points
 
 
 def test_published_points_exclude_presets_and_defaults_outside_the_space() -> None:
     spec = SweepSpec(workload="recommender", fixed={"backbone": "mf"}, search=Search(space="dpl"))
     found = points.published(spec)
-    assert list(found) == ["dpl_code"], "lr of the defaults is outside"
+    assert list(found) == ["dpl_code"], "lr of the defaults is outside the space"
     assert found["dpl_code"]["lr"] == 0.001
     assert found["dpl_code"]["tau"] == 0.07
 
@@ -98,7 +98,7 @@ def test_published_points_exclude_presets_and_defaults_outside_the_space() -> No
 def test_published_table_rows_are_points_of_their_loss_and_sampler_only(
     fixed: dict[str, Any], space: str, names: list[str]
 ) -> None:
-    """``mf`` trains BPR, so DPL's preset, whose numbers lie in it, is no published setting of it."""
+    """``mf`` trains BPR, so DPL's preset is not a published setting of it, although its values are in the space."""
     spec = SweepSpec(workload="recommender", fixed=fixed, search=Search(space=space))
     found = points.published(spec)
     assert list(found) == names

@@ -35,7 +35,7 @@ def curve(final: float, rate: float, epoch: int) -> float:
 
 
 def run_trial(running: Study, number: int, values: dict[int, Any]) -> str:
-    """Report the units at each rung. The verdict of the last one, or of the end."""
+    """Report the units at each rung. Return the verdict of the last rung, or of the end."""
     for epoch in DECIDE_AT:
         value = float(np.mean(values[epoch]))
         running.observe(number, epoch, encoded(values[epoch]))
@@ -52,7 +52,7 @@ def racing(folder: Path, **options: Any) -> Study:
 
 
 def trial_units(rng: np.random.Generator, easy: Any, final: float, rate: float) -> dict[int, Any]:
-    """Values by unit at each epoch that counts: the units' own level, the trial's, and noise."""
+    """Values by unit at each relevant epoch: the sum of the unit's level, the trial's curve, and noise."""
     noise = rng.normal(0, 0.1, len(easy))
     return {epoch: easy + curve(final, rate, epoch) + noise for epoch in (*DECIDE_AT, EPOCHS)}
 
@@ -74,7 +74,7 @@ def test_weak_trials_are_stopped_and_the_best_is_not(tmp_path: Path) -> None:
 
 
 def test_a_slow_trial_that_will_win_goes_on(tmp_path: Path) -> None:
-    """Its curve rises at a constant rate in the logarithm of the epoch, which the allowance grants it."""
+    """Its value is linear in the logarithm of the epoch, and the allowance extrapolates this growth."""
     rng = np.random.default_rng(1)
     easy = rng.normal(0, 0.5, 400)
     running = racing(tmp_path)
@@ -89,10 +89,10 @@ def test_a_slow_trial_that_will_win_goes_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "epoch", "gain"),
     [
-        ({4: 0.2, 8: 0.4}, 8, 0.4),  # two further doublings, as much in each as in the last one
-        ({4: 0.2, 8: 0.3, 12: 0.35, 16: 0.5}, 16, 0.2),  # from 8 to 16, once more
-        ({4: 0.5, 8: 0.7, 16: 0.6}, 16, 0.0),  # its best value counts: it loses nothing
-        ({8: 0.3, 12: 0.9}, 12, None),  # no rung up to the half
+        ({4: 0.2, 8: 0.4}, 8, 0.4),  # two further doublings, each with the gain of the last one
+        ({4: 0.2, 8: 0.3, 12: 0.35, 16: 0.5}, 16, 0.2),  # the gain from 8 to 16, once more
+        ({4: 0.5, 8: 0.7, 16: 0.6}, 16, 0.0),  # the best value counts, so there is no loss
+        ({8: 0.3, 12: 0.9}, 12, None),  # no rung up to half of the epoch
     ],
 )
 def test_allowance_is_extrapolated_from_the_gain_over_past_rungs(
@@ -103,7 +103,7 @@ def test_allowance_is_extrapolated_from_the_gain_over_past_rungs(
 
 @pytest.mark.parametrize("units_of", [4, 100])
 def test_the_best_is_stopped_at_most_as_often_as_promised(units_of: int) -> None:
-    """Trials whose true values are close: by the noise over units alone each could be the best."""
+    """The true values of the trials are close: by the noise over units alone, each could be the best."""
     stopped = 0
     replications = 100
     for seed in range(replications):
@@ -127,7 +127,7 @@ def test_the_best_is_stopped_at_most_as_often_as_promised(units_of: int) -> None
 
 
 def test_error_rate_holds_when_only_part_of_the_units_is_kept() -> None:
-    """Two equal trials: only 100 of 10,000 units are kept, which differ by more than all would."""
+    """Two equal trials. Only 100 of 10,000 units are kept, and these differ more than all would."""
     stopped = 0
     replications = 400
     for seed in range(replications):
@@ -143,7 +143,7 @@ def test_error_rate_holds_when_only_part_of_the_units_is_kept() -> None:
 
 @pytest.mark.parametrize("ends_first", [True, False])
 def test_a_trial_that_violates_a_constraint_stops_no_trial(ends_first: bool, tmp_path: Path) -> None:
-    """Also while it is trained, when the value of its last epoch is not known."""
+    """It stops none during its training either, when the value of its last epoch is not known."""
     easy = np.random.default_rng(5).normal(0, 0.1, 200)
     running = racing(tmp_path, constraint=["ece<=0.05"])
     first = begin(running).number
@@ -173,7 +173,7 @@ def test_a_trial_that_violates_a_constraint_stops_no_trial(ends_first: bool, tmp
 
 @pytest.mark.parametrize("resumed", [False, True])
 def test_leader_behind_stopped_trials_at_early_rungs_still_stops_others(resumed: bool, tmp_path: Path) -> None:
-    """Six were ahead at the first rungs and were stopped later; the winner, behind them there, still stops others."""
+    """Six trials were ahead at the first rungs and stopped later. The winner, behind them there, still stops others."""
     easy = np.random.default_rng(6).normal(0, 0.1, 200)
     running = racing(tmp_path)
     slow = {epoch: easy + 0.15 * math.log(epoch) for epoch in (*DECIDE_AT, EPOCHS)}
@@ -254,12 +254,12 @@ def test_trial_with_constant_and_worse_units_is_pruned(tmp_path: Path) -> None:
 
 
 class TestOrdered:
-    """``--ordered``: the same decisions whatever runs at once, and wherever a driver dies."""
+    """``--ordered``: the decisions do not depend on concurrency or on kills of the driver."""
 
     TRIALS = 14
 
     def play(self, folder: Path, scheduler: str, slots: int, seed: int, deaths: bool) -> list[str]:
-        """Run a sweep with so many slots, whose reports come in a random order; the driver dies at times."""
+        """Run a sweep on ``slots`` slots, reports in random order; with ``deaths`` the driver is killed at times."""
         source = random.Random(seed)
         easy = np.random.default_rng(9).normal(0, 0.5, 100)
 
@@ -277,7 +277,7 @@ class TestOrdered:
             if deaths and source.random() < 0.03:
                 running, live = ours(), {}
             while len(live) < slots and (trial := running.next()) is not None:
-                live[trial.number] = saved.get(trial.number, 0)  # it reports the checkpoint's rung again
+                live[trial.number] = saved.get(trial.number, 0)  # the trial reports its checkpoint's rung again
             if not live:
                 assert running.exhausted()
                 return states(running)

@@ -30,7 +30,7 @@ def front_of(study: Study) -> list[FrozenTrial]:
 
 
 def unbeaten(*pairs: tuple[float, float]) -> set[int]:
-    """By the definition: who is beaten by nobody in both."""
+    """By the definition: the pairs that no other pair dominates."""
     return {
         k
         for k, (error, x) in enumerate(pairs)

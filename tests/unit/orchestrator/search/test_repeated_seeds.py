@@ -17,7 +17,7 @@ def three(folder: Path, **asked: Any) -> Study:
 
 
 def drain(running: Study) -> list[Trial]:
-    """All that can begin now."""
+    """All seed runs that can start now."""
     found = []
     while (trial := running.next()) is not None:
         found.append(trial)
@@ -130,7 +130,7 @@ def test_a_seed_that_fails_fails_its_configuration(seed: int, tmp_path: Path) ->
         drain(running)
     assert running.fail(seed, "train/loss is nan at epoch 2") == "failed"
     assert running.trials[0].user_attrs["cause"] == f"train/loss is nan at epoch 2 (seed {seed})"
-    assert running.running() == [3], "its other seeds are called back"
+    assert running.running() == [3], "its other seeds must be stopped"
     assert drain(running) == []
     assert [trial.number for trial in running.failed()] == [0]
     complete(running, 3, 0.5)

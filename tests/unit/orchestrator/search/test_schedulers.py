@@ -28,8 +28,10 @@ def test_rungs_are_below_the_budget_and_a_reduction_apart(epochs: int) -> None:
 
 @pytest.mark.parametrize("direction", ["min", "max"])
 def test_asha_promotes_only_the_best_share_of_a_rung(direction: Any, tmp_path: Path) -> None:
-    """Asynchronous halving by its definition: promoted is who belongs to the best 1/REDUCTION of a rung so far,
-    and of fewer than REDUCTION the best one."""
+    """Asynchronous halving by its definition: the best 1/REDUCTION of a rung so far are promoted.
+
+    With fewer than REDUCTION trials at a rung, only the best one is promoted.
+    """
     sign = 1 if direction == "min" else -1
     running = study(tmp_path, Objective("error", direction), decide_at=(3, 9), trials=12)
     values = [5.0, 3.0, 4.0, 1.0, 2.0, 6.0, 0.5, 9.0, 0.7, 0.6, 8.0, 0.1]
@@ -43,7 +45,7 @@ def test_asha_promotes_only_the_best_share_of_a_rung(direction: Any, tmp_path: P
 
 
 def test_rung_compares_trained_values_not_the_value_of_epoch_0(tmp_path: Path) -> None:
-    """Epoch 0 is the same for all trials: a rung compares what each was trained to, not its best value so far."""
+    """Epoch 0 is the same for all trials. A rung compares their values after training, not their best values so far."""
     running = study(tmp_path, decide_at=(3, 9), trials=3)
     verdicts = []
     for value in (2.0, 4.0, 3.0):
@@ -92,7 +94,7 @@ def test_hyperband_and_median_decide_as_optuna_does(scheduler: str, restart: boo
 
 
 def test_hyperband_decisions_are_equal_for_sweeps_with_the_same_seed(tmp_path: Path) -> None:
-    """Optuna draws them by the study's name, which must not be the sweep's own, and when somebody first asks."""
+    """Optuna draws them from the study's name, which must not be the sweep's own, and at the first request for one."""
 
     def told(folder: Path, restarts: bool = False) -> list[str]:
         def ours() -> Study:
@@ -114,7 +116,7 @@ def test_hyperband_decisions_are_equal_for_sweeps_with_the_same_seed(tmp_path: P
 
 @pytest.mark.parametrize("scheduler", ["asha", "hyperband", "median", "racing"])
 def test_no_trial_is_stopped_where_all_values_are_equal(scheduler: str, tmp_path: Path) -> None:
-    """Such as the zeros of the workload lifelong before the end of session 0."""
+    """For example the zeros of the workload lifelong before the end of session 0."""
     decide_at = rungs(27, scheduler)
     running = study(tmp_path, decide_at=decide_at, trials=9, scheduler=scheduler)
     for _ in range(9):
@@ -150,7 +152,7 @@ def test_rung_values_and_pruned_trials_are_kept_over_a_restart(tmp_path: Path) -
     taken_up = []
     while (trial := second.next()) and trial.number < begun:
         taken_up.append(trial.number)
-    assert not set(taken_up) & set(ended), "what was pruned stays pruned"
+    assert not set(taken_up) & set(ended), "a pruned trial must stay pruned"
     assert trial is not None
     assert at_rung(second, trial.number, 3, 99.0) == "pruned"
 
@@ -171,7 +173,7 @@ def test_a_resumed_trial_that_states_its_rung_again_changes_nothing(tmp_path: Pa
 
 @pytest.mark.parametrize("scheduler", ["asha", "hyperband", "median"])
 def test_pruning_decision_is_kept_after_the_driver_dies(scheduler: Any, tmp_path: Path) -> None:
-    """The driver dies between a decision and the trial's end; until the resume, other trials change the picture."""
+    """The driver dies between a decision and the trial's end. Values of other trials may change before the resume."""
     decide_at = rungs(27, scheduler)
     options: dict[str, Any] = {"decide_at": decide_at, "scheduler": scheduler, "trials": 20}
     first = study(tmp_path, **options)
@@ -207,7 +209,7 @@ def test_a_trial_that_went_on_at_a_rung_is_not_stopped_there_after_a_resume(tmp_
     slow = begin(first).number
     for rung in (2, 4):
         assert at_rung(first, slow, rung, 9.0) == "go on"
-    for _ in range(5):  # five trials are complete now, and better
+    for _ in range(5):  # afterwards five better trials are complete
         number = begin(first).number
         for rung in rungs(27, "median"):
             at_rung(first, number, rung, 0.1)

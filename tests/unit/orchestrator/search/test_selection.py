@@ -26,7 +26,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def measured(matrix: Any, seeds: list[tuple[float, ...]] | None = None, total: int | None = None) -> list[Candidate]:
-    """Candidates with the values of units ``matrix``, (trials, units), the best first."""
+    """Candidates, the best first, with the unit values ``matrix``, (trials, units)."""
     units = [UnitValues(total or matrix.shape[1], "ids", row) for row in matrix]
     found = [
         Candidate(trial, float(np.mean(seeds[trial])) if seeds else float(row.mean()), (0.0,), units[trial])
@@ -56,7 +56,7 @@ def test_the_best_is_a_contender_as_often_as_promised_over_units(gaps: str) -> N
 
 @pytest.mark.parametrize("units", [2, 3, 8])
 def test_the_best_is_a_contender_as_often_as_promised_with_few_units(units: int) -> None:
-    """A validation split of a handful of queries, whose variances are hardly known."""
+    """A validation split of a few queries gives poor estimates of the variances."""
     rng = np.random.default_rng(3)
     inside = 0
     for _ in range(SIMULATIONS):
@@ -66,7 +66,7 @@ def test_the_best_is_a_contender_as_often_as_promised_with_few_units(units: int)
     assert inside / SIMULATIONS >= LEAST
     far = select(measured(np.array([[1.0], [0.0]]) + rng.normal(0, 0.01, (2, units))), GAIN)
     assert far is not None
-    assert far.contenders == (0,), "a large difference is seen all the same"
+    assert far.contenders == (0,), "a large difference must still be significant"
 
 
 @pytest.mark.parametrize("units", [True, False])
@@ -88,7 +88,7 @@ def test_the_best_is_a_contender_as_often_as_promised_over_seeds(units: bool) ->
 
 
 def test_noise_shared_by_all_trials_does_not_hide_a_difference() -> None:
-    """Hard and easy users are the same for both: the difference is certain though each mean is not."""
+    """A user has the same level in both trials, so the difference is certain although the means are not."""
     users = np.random.default_rng(0).normal(0, 10, 100)
     noise = np.random.default_rng(1).normal(0, 0.01, (2, 100))
     result = select(measured(users + noise + np.array([[0.1], [0.0]])), GAIN)
@@ -117,7 +117,7 @@ def test_the_estimate_is_shrunk_by_the_noise(monkeypatch: pytest.MonkeyPatch) ->
         assert result is not None
         errors.append(found[0].value - truth[result.best])
         shrunk.append(result.estimates[0].value - truth[result.best])
-    assert np.mean(errors) > 0.08, "the best of noisy values is too good"
+    assert np.mean(errors) > 0.08, "the best of noisy values must be biased"
     assert abs(np.mean(shrunk)) < np.mean(errors) / 2
 
 
@@ -144,7 +144,7 @@ def test_one_trial_is_the_only_contender() -> None:
     result = select(measured(np.random.default_rng(0).normal(0, 1, (1, 50))), GAIN)
     assert result is not None
     assert result.contenders == (0,)
-    assert result.estimates[0].units_error is None  # only differences of trials are seen
+    assert result.estimates[0].units_error is None  # it is computed from differences between trials
     assert result.text() == "Trials that cannot be separated from trial 0 (95%): none"
 
 
@@ -166,13 +166,13 @@ def test_only_a_trial_without_the_same_units_is_left_out(units: UnitValues | Non
         assert result.text().endswith("; not compared, for lack of values of the same units: trial 3")
 
 
-# The estimate as the rule of selection
+# Selection by the estimate
 
 
 @pytest.mark.parametrize("maximise", [True, False])
 @pytest.mark.parametrize(("trials", "units"), [(8, 100), (30, 100), (5, 20)])
 def test_selection_by_estimate_has_less_regret_where_variances_differ(trials: int, units: int, maximise: bool) -> None:
-    """The regret of the choice, against that of the largest value; with equal variances it is about the same."""
+    """The regret of the choice is compared with that of the largest value. With equal variances both are similar."""
     rng = np.random.default_rng(4)
     objective = GAIN if maximise else ERROR
     sign = 1.0 if maximise else -1.0
@@ -194,7 +194,7 @@ def test_selection_by_estimate_has_less_regret_where_variances_differ(trials: in
 
 
 def test_a_trial_far_ahead_wins_however_noisy() -> None:
-    """All others are alike, so the spread between them says nothing of it: it is 20 of its own errors ahead."""
+    """The others are alike, so their spread does not measure this trial, which is 20 of its own errors ahead."""
     rng = np.random.default_rng(5)
     matrix = rng.normal(0, 0.1, (6, 100))
     matrix[3] = 2 + rng.normal(0, 1, 100)
@@ -209,7 +209,7 @@ def test_each_trial_has_its_own_variance() -> None:
     spreads = np.array([0.5, 1.0, 2.0, 4.0])
     matrix = rng.normal(0, 10, 4000) + rng.normal(0, 1, (4, 4000)) * spreads[:, None]
     assert selection._own_variances(matrix) == pytest.approx(spreads**2, rel=0.15)
-    assert len(set(selection._own_variances(matrix[:2]))) == 1, "of two only the difference is seen"
+    assert len(set(selection._own_variances(matrix[:2]))) == 1, "two trials only have a variance of their difference"
     assert selection._own_variances(np.ones((3, 5))).tolist() == [0.0] * 3
 
 
@@ -220,11 +220,11 @@ def test_equal_constant_values_have_an_estimate_without_noise() -> None:
     assert [(one.value, one.units_error) for one in result.estimates] == [(0.25, 0.0)] * 3
 
 
-# From the journal and the file of units
+# Selection from the journal and the file of units
 
 
 def test_study_returns_contenders_and_the_cheapest_of_them_as_winner(tmp_path: Path) -> None:
-    """Lower is better; the second trial is as good as the first for all that 60 users say, the third is not."""
+    """Lower is better. By the values of 60 users the second trial is as good as the first, the third is not."""
     rng = np.random.default_rng(0)
     users = rng.normal(5, 1, 60)
     running = study(tmp_path, select="cheapest")
@@ -250,7 +250,7 @@ def test_study_returns_contenders_and_the_cheapest_of_them_as_winner(tmp_path: P
 
 
 def test_of_two_objectives_the_first_selects(tmp_path: Path) -> None:
-    """The cheapest of those that cannot be separated in the first one, whatever the second one is."""
+    """The winner is the cheapest contender of the first objective, whatever the values of the second."""
     running = study(tmp_path, [ERROR, Objective("x", "max")], trials=3, select="cheapest")
     users = np.random.default_rng(0).normal(5, 1, 60)
     for number, (shift, seconds) in enumerate([(0.0, 9.0), (0.001, 3.0), (2.0, 1.0)]):

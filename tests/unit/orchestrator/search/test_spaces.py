@@ -31,7 +31,7 @@ def space(trial: Any) -> dict[str, Any]:
 
 
 def ask(fixed: dict[str, Any], space: spaces.Space = space) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Parameters of a fresh trial, and the dimensions that the search has."""
+    """The parameters of a new trial, and the dimensions of the search."""
     trial = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=1)).ask()
     return spaces.suggest(space, trial, fixed), dict(trial.params)
 
@@ -43,7 +43,7 @@ def ask(fixed: dict[str, Any], space: spaces.Space = space) -> tuple[dict[str, A
 def test_every_preset_of_every_workload_gives_valid_parameters(workload: str) -> None:
     presets = spaces.presets(workload)
     assert "space" in presets
-    assert all(preset.__doc__ for preset in presets.values()), "a preset says what it searches"
+    assert all(preset.__doc__ for preset in presets.values()), "a preset needs a docstring"
     for name in presets:
         assert spaces.probe(spaces.load(workload, name), {}, catalog()[workload].load_params(), seed=0)
 
@@ -69,7 +69,7 @@ def test_space_everything_draws_all_but_the_listed_parameters() -> None:
     for name, row in BACKBONES.items():
         if not row.learnt and row.params:
             drawn = spaces.suggest(spaces.load("recommender", name), study.ask(), {})
-            assert drawn.keys() == {"backbone", *row.params} - {"ials_confidence"}  # which needs ratings
+            assert drawn.keys() == {"backbone", *row.params} - {"ials_confidence"}  # ials_confidence needs ratings
             for parameter, value in drawn.items():
                 asked[parameter].add(value)
     never = {name for name, values in asked.items() if not values}
@@ -96,7 +96,7 @@ def test_space_everything_draws_all_but_the_listed_parameters() -> None:
     assert {1, 15} <= asked["candidates"]
     assert {"warm", "occupation", "sampled", "auc_literal", "mid"} <= set().union(*asked.values())
     ranges = spaces.probe(spaces.load("recommender", "everything"), {"loss": "dcl"}, params, seed=0).text()
-    assert ranges["bns_prior"] == "one of popularity, users, uninformative"  # occupations are MovieLens' alone
+    assert ranges["bns_prior"] == "one of popularity, users, uninformative"  # only MovieLens has occupations
     assert ranges["positives"] == "int 0 to 10"
 
 
@@ -202,7 +202,7 @@ def test_missing_space_file_is_refused(tmp_path: Path) -> None:
     refused(lambda: spaces.load("toy", f"{tmp_path}/none.py:space"), "file does not exist", f"{tmp_path}/none.py")
 
 
-# Fixing
+# Fixed parameters
 
 
 def test_fixed_parameter_is_not_a_dimension_of_the_search() -> None:
@@ -233,7 +233,7 @@ def test_space_function_can_use_other_attributes_of_the_optuna_trial() -> None:
     assert seen == [0]
 
 
-# Probing
+# Probes
 
 
 def test_probe_finds_all_searched_parameters_with_conditional_ones() -> None:
@@ -253,7 +253,7 @@ def branches(trial: Any) -> dict[str, Any]:
 
 def test_the_distributions_of_a_trial_are_those_of_its_branch() -> None:
     at = spaces.distributions_at(branches, {}, {"kind": "b", "lr": 0.5, "batch_size": 8})
-    assert list(at) == ["kind", "lr", "tau"], "what is not given is drawn"
+    assert list(at) == ["kind", "lr", "tau"], "parameters that are not given are drawn"
     assert (at["lr"].low, at["lr"].high) == (0.1, 1.0)
     assert list(spaces.distributions_at(branches, {"kind": "a"}, {"lr": 0.05})) == ["lr"]
     assert spaces.distributions_at(branches, {}, {"kind": "c"}) == {}

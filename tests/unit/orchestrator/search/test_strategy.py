@@ -40,7 +40,7 @@ def refused(*words: str, **asked: Any) -> None:
     refusals.refused(lambda: settle(**asked), *words)
 
 
-# What is filled in
+# Defaults
 
 
 def test_refit_defaults_to_the_setting_of_the_objective() -> None:

@@ -24,7 +24,7 @@ from workloads.contract import Objective
 JOURNAL = "study.jsonl"
 
 
-# How many
+# Number of trials
 
 
 def test_exactly_the_requested_number_of_trials_is_started(tmp_path: Path) -> None:
@@ -47,7 +47,7 @@ def test_pruned_failed_and_discarded_trials_count_as_trials(tmp_path: Path) -> N
 def test_number_of_trials_is_exact_after_restarts(tmp_path: Path) -> None:
     seen: list[int] = []
     while True:
-        running = study(tmp_path)  # the process before this one has died
+        running = study(tmp_path)  # a new process after a kill
         started: list[Trial] = []
         while len(started) < 2 and (trial := running.next()):
             started.append(trial)
@@ -55,7 +55,7 @@ def test_number_of_trials_is_exact_after_restarts(tmp_path: Path) -> None:
             break
         seen += [trial.number for trial in started]
         complete(running, started[0].number, 1.0)
-    assert seen == [0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5], "each restart takes up first what the last one left running"
+    assert seen == [0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5], "each restart first resumes the trial that was left running"
     assert states(running) == ["COMPLETE"] * 6
 
 
@@ -88,11 +88,11 @@ def test_with_many_trials_at_once_the_next_one_is_asked_for_ahead(tmp_path: Path
     for _ in range(7):
         begin(running)
     running.ask_ahead()
-    assert len(running.trials) == 7, "few trials at once: each knows all that have ended"
+    assert len(running.trials) == 7, "with few concurrent trials none is asked ahead"
     assert begin(running).number == 7
     running.ask_ahead()
     running.ask_ahead()
-    assert len(running.trials) == 9, "one is ahead"
+    assert len(running.trials) == 9, "only one trial is asked ahead"
     assert running.running() == list(range(8))
     asked = running.trials[8].params
     with monkeypatch.context() as patch:
@@ -186,7 +186,7 @@ def test_every_sampler_suggests_values_within_the_range(sampler: str, tmp_path: 
 
 
 def test_tpe_learns_after_five_trials(tmp_path: Path) -> None:
-    """From the sixth on, its suggestions differ from random ones and depend on the values."""
+    """From the sixth trial on, its suggestions differ from random ones and depend on the values."""
     suggested: dict[str, list[Any]] = {}
     for name, sampler, sign in (("random", "random", 1), ("tpe", "tpe", 1), ("turned", "tpe", -1)):
         running = study(tmp_path / name, sampler=sampler, trials=6)
@@ -203,7 +203,7 @@ def test_tpe_learns_after_five_trials(tmp_path: Path) -> None:
 
 
 def dependent(trial: Any) -> dict[str, Any]:
-    """``b`` alone has a momentum."""
+    """Only kind ``b`` has a momentum."""
     kind = trial.suggest_categorical("kind", ["a", "b"])
     found = {"kind": kind, "lr": trial.suggest_float("lr", 0.0, 1.0)}
     return found | ({"momentum": trial.suggest_float("momentum", 0.0, 1.0)} if kind == "b" else {})
@@ -245,7 +245,7 @@ def test_cma_es_learns_and_keeps_no_pickle(tmp_path: Path) -> None:
 
 
 def test_cma_es_passes_all_trials_once_for_a_suggestion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not once for each generation: a suggestion after 10,000 trials would take half a minute."""
+    """With one pass for each generation, a suggestion after 10,000 trials would take half a minute."""
     running = study(tmp_path, sampler="cmaes", trials=40)
     for number in range(39):
         trial = begin(running)
@@ -259,11 +259,11 @@ def test_cma_es_passes_all_trials_once_for_a_suggestion(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(samplers.ReplayedCmaEs, "_get_solution_trials", counted)
     begin(running)
-    assert len(passes) == 1, "Optuna's own"
+    assert len(passes) == 1, "only Optuna's own pass"
     assert passes[0] >= 5
 
 
-# The truth
+# Trials in Optuna's study
 
 
 def test_end_of_each_trial_is_recorded_in_the_optuna_study(tmp_path: Path) -> None:
@@ -329,7 +329,7 @@ def test_each_trial_is_examined_once_for_the_target(tmp_path: Path, monkeypatch:
     assert sorted(looked) == [0, 1, 2]
 
 
-# Another time
+# Retries
 
 
 def test_a_failed_trial_is_tried_again_once_with_its_parameters_and_seed(tmp_path: Path) -> None:
@@ -345,7 +345,7 @@ def test_a_failed_trial_is_tried_again_once_with_its_parameters_and_seed(tmp_pat
 
     second = study(tmp_path, space=by_number, trials=3)
     assert second.retry_failed() == 2
-    assert second.retry_failed() == 0, "they wait already"
+    assert second.retry_failed() == 0, "the failed trials are already enqueued"
     assert (second.target, second.exhausted()) == (5, False)
     again = [begin(second), begin(second)]
     assert [(t.number, t.origin, t.params) for t in again] == [(3, 1, asked[1].params), (4, 2, asked[2].params)]
@@ -359,7 +359,7 @@ def test_a_failed_trial_is_tried_again_once_with_its_parameters_and_seed(tmp_pat
         later = study(tmp_path, space=by_number, trials=3)
         assert later.retry_failed() == 1
         last = begin(later)
-        assert (last.number, last.origin, last.params) == (number, 2, asked[2].params), "the seed is the first one's"
+        assert (last.number, last.origin, last.params) == (number, 2, asked[2].params), "the first attempt's seed"
         later.fail(number, "and still")
 
 
@@ -376,7 +376,7 @@ def test_a_trial_that_waits_is_begun_before_new_ones_and_after_a_restart(tmp_pat
 
 
 def test_enqueued_trials_get_different_values_for_open_parameters(tmp_path: Path) -> None:
-    """From each other, and from the new one that follows."""
+    """They differ from each other and from the new trial that follows."""
     running = study(tmp_path, trials=1)
     for request in ("first", "second"):
         running.add({"kind": "a"}, request)

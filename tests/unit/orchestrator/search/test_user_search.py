@@ -1,4 +1,4 @@
-"""Samplers and schedulers of users: what they decide, consent to run them, and bad input."""
+"""Samplers and schedulers of users: their decisions, consent to run them, and invalid input."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_resume_uses_the_same_user_sampler_and_requires_consent(mine: Path, home
     assert sorted(more.trials()["params.lr"]) == pytest.approx([0.02, 0.03, 0.04, 0.05])
     for mark in (home / user_code.MARKS).iterdir():
         mark.unlink()
-    trusted_spaces.trust(f"{mine}:space", home)  # the same file: it is one consent
+    trusted_spaces.trust(f"{mine}:space", home)  # one consent for the file
     api.sweep(resume="mine", more_trials=1, tracking="none")
     (tmp_path / "moved.py").write_text(MINE + "\n")
     mine.unlink()
@@ -147,7 +147,7 @@ def test_sweep_with_a_user_sampler_is_repeated_only_if_it_is_named(mine: Path, t
 def test_an_installed_class_needs_no_file(mine: Path) -> None:
     found = sweep(mine, sampler="optuna.samplers:RandomSampler", scheduler="optuna.pruners:NopPruner", trials=2)
     assert found.trials()["state"].tolist() == ["complete"] * 2
-    assert len(api.sweep(resume=found.id, more_trials=1, tracking="none").trials()) == 3, "named once, trusted"
+    assert len(api.sweep(resume=found.id, more_trials=1, tracking="none").trials()) == 3, "a named class is trusted"
 
 
 def test_a_sampler_without_further_points_ends_the_search(mine: Path) -> None:

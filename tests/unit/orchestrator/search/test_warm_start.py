@@ -28,7 +28,7 @@ X = Objective("x", "max")
 
 
 def earlier(folder: Path, **asked: Any) -> Study:
-    """Two that are complete, one that was pruned, one that failed and one that runs."""
+    """A study with two complete trials, one pruned, one failed and one running."""
     found = study(folder, **{"trials": 5, "decide_at": (3,)} | asked)
     for _ in range(5):
         begin(found)
@@ -56,7 +56,7 @@ def test_complete_and_pruned_trials_are_taken_with_their_state(tmp_path: Path) -
 
 @pytest.mark.slow
 def test_earlier_trials_get_constraint_values_or_are_left_out(tmp_path: Path) -> None:
-    """The earlier sweep had none. GP refuses trials of which some have constraints."""
+    """The earlier sweep had no constraints. GP refuses trials of which only some have constraints."""
     trials = earlier(tmp_path / "old").trials
     constraints = [Constraint.parse("x<=0.4")]
     found = [warm_start.fitting_trial("old", trial, (ERROR,), WIDE, constraints) for trial in trials]
@@ -76,8 +76,8 @@ def test_earlier_trials_get_constraint_values_or_are_left_out(tmp_path: Path) ->
 
 def test_rung_values_of_complete_earlier_trials_are_dropped(tmp_path: Path) -> None:
     found = [lesson(trial) for trial in earlier(tmp_path).trials[:3]]
-    assert [one.intermediate_values for one in found if one] == [{}, {}, {3: 0.9}], "TPE ranks a pruned one by it"
-    assert all(one is None or one.system_attrs == {} for one in found), "ASHA's rungs"
+    assert [one.intermediate_values for one in found if one] == [{}, {}, {3: 0.9}], "TPE ranks pruned trials by it"
+    assert all(one is None or one.system_attrs == {} for one in found), "ASHA's rungs must not be taken"
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_earlier_trial_outside_the_space_is_left_out(change: dict[str, Any], tak
 
 
 def test_trials_of_every_branch_of_a_conditional_space_are_taken(toy_workload: str, settings: Settings) -> None:
-    """Its ranges may differ by branch, and a sample of the space may lack a rare one."""
+    """The ranges of the space may differ by branch, and a sample of the space may lack a rare branch."""
 
     def space(trial: Any) -> dict[str, Any]:
         kind = trial.suggest_categorical("kind", ["a", "b"])
@@ -168,7 +168,7 @@ def test_earlier_trials_do_not_count_as_trials_of_the_new_sweep(tmp_path: Path) 
     complete(running, 4, 9.0)
     best = running.best()
     assert best is not None
-    assert best.number == 4, "however bad beside what was learnt"
+    assert best.number == 4, "although it is worse than the earlier trials"
     assert states(running) == ["RUNNING", "COMPLETE", "RUNNING"]
 
 
@@ -187,7 +187,7 @@ def test_earlier_trials_do_not_cause_a_scheduler_to_stop_a_trial(scheduler: Any,
 
 
 def test_tpe_with_earlier_trials_suggests_values_nearer_to_the_optimum(tmp_path: Path) -> None:
-    """The best lie near lr = 0.8: with twenty such trials known, the first of the new ones are there already."""
+    """The optimum is near lr = 0.8. With such trials known, the first new ones are closer to it than without."""
     old = study(tmp_path / "old", trials=40)
     for number in range(40):
         complete(old, number, abs(begin(old).params["lr"] - 0.8))
@@ -217,11 +217,11 @@ def test_earlier_trials_are_added_once_after_a_driver_restart(tmp_path: Path) ->
     assert known == ["old/0", "old/1", "old/2"]
 
 
-# Which sweeps
+# Sweeps that are taken
 
 
 def kept(settings: Settings, name: str, workload: str = "toy", **fixed: Any) -> SweepSpec:
-    """An earlier sweep in the storage; gives its spec."""
+    """Store an earlier sweep and return its spec."""
     spec = sweep(trials=5, decide_at=(3,)).model_copy(update={"workload": workload, "fixed": fixed})
     asked = {"sweep": spec.model_dump(mode="json"), "options": {}}
     earlier(records.create(settings.storage, "sweep", workload, asked, "orchestrator sweep", name).path)
@@ -244,7 +244,7 @@ def test_trials_of_several_sweeps_are_taken(toy_workload: str, settings: Setting
 def test_pruned_trials_of_another_objective_are_left_out(
     metric: str, direction: Any, pruned: int, toy_workload: str, settings: Settings
 ) -> None:
-    """They are ranked by their values at epochs, which are of the earlier sweep's objective."""
+    """They are ranked by values at rungs, which are of the earlier sweep's objective."""
     kept(settings, "one")
     run_lookup.find(settings.storage, "one", "sweep").update(objectives=[[metric, direction]])
     found, lines = lessons(settings, "one")
@@ -291,7 +291,7 @@ def test_sweep_evaluated_on_another_split_is_refused(
         warm_start, "defaults", lambda spec: {"split": spec.fixed.get("batch_size"), "dataset": id(spec)}
     )
     kept(settings, "one", batch_size=4)
-    assert lessons(settings, "one", batch_size=4)[0], "of the same bytes below another name"
+    assert lessons(settings, "one", batch_size=4)[0], "the same data under another name"
     with pytest.raises(UserError, match="it evaluated on other data: got split=4; allowed: split=8"):
         lessons(settings, "one", batch_size=8)
 

@@ -1,4 +1,4 @@
-"""An object storage that a folder stands for, and other machines that other homes stand for."""
+"""A folder that stands for an object storage, and homes that stand for other machines."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ def bucket(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def machine(bucket: Path, tmp_path: Path) -> Callable[[str], Path]:
-    """The storage as the machine ``name`` sees it."""
+    """The mirror of the storage on the machine ``name``."""
     return lambda name: remote.mirror_of(f"file://{bucket}", tmp_path / name)

@@ -1,4 +1,4 @@
-"""Commands that the output suggests: they find the run where it is."""
+"""Commands that the output suggests find the run in its storage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What earlier versions left on disk: read, or refused in one sentence by whatever would use it.
+"""Files of earlier formats are read, or refused in one sentence by every command that would use them.
 
 ``tests/recorded/format-1`` and ``format-2`` were left by killed drivers, with checkpoints of these formats, and
 ``finished`` is a run and a sweep at their end. Formats 0 and 99 are invented.
@@ -28,7 +28,7 @@ FORMATS = [0, 99]
 
 @pytest.fixture
 def recorded(home: Path) -> Callable[..., Path]:
-    """Puts a recorded run or sweep into this test's storage."""
+    """Copies a recorded run or sweep into this test's storage."""
 
     def place(name: str, form: int | None = 1) -> Path:
         folder = resolve().storage / name
@@ -42,7 +42,7 @@ def recorded(home: Path) -> Callable[..., Path]:
 
 
 def change(file: Path, **values: Any) -> None:
-    """In the first line of a file of JSON lines, or in all of a JSON file."""
+    """Change values in the first line of a file of JSON lines, or in a whole JSON file."""
     text = file.read_text()
     first, rest = (text, "") if file.suffix == ".json" else text.split("\n", 1)
     file.write_text(json.dumps(json.loads(first) | values) + ("\n" + rest if rest else ""))
@@ -67,9 +67,9 @@ def test_run_and_sweep_of_an_earlier_format_are_resumed(
     assert json.loads(found.read_text())["format"] == form
     assert checkpoint.read(found.parent).epoch > 0
     (folder / "tracking.jsonl").unlink(missing_ok=True)  # tracking was off
-    named = f" --space {SPACES}:space" if kind == "sweep" else ""  # no home of ours has run it yet
+    named = f" --space {SPACES}:space" if kind == "sweep" else ""  # this home does not trust the space yet
     assert orchestrator(f"{kind} --resume {kind}{named}") == DONE
-    ended = run_lookup.find(folder.parent, kind)  # from format 2 on in a folder of its generation: the host is unknown
+    ended = run_lookup.find(folder.parent, kind)  # from format 2 on in a generation's folder: the host is unknown
     assert (ended.record["status"], ended.record["format"], ended.record["holds"]) == ("finished", 1, 2)
     if kind == "run":
         assert epochs(ended.path) == list(range(1, 31))

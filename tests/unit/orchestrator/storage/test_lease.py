@@ -24,7 +24,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Remote:
 
 
 def held(place: Remote, folder: Path, *, host: str = "another", pid: int | None = None, age: float = 0) -> None:
-    """Somebody else's lease, written ``age`` seconds ago."""
+    """Write the lease of another driver, renewed ``age`` seconds ago."""
     told = {"format": 1, "token": "theirs", "host": host, "pid": pid or os.getpid()}
     place.write(lease.NAME, json.dumps(told).encode())
     moment = time.time() - age
@@ -149,7 +149,7 @@ def test_lease_of_an_earlier_version_has_generation_0(place: Remote, tmp_path: P
     ours.take()
     assert ours.generation == 1
     assert json.loads(place.read(lease.NAME) or b"{}")["generation"] == 1
-    held(place, tmp_path)  # an earlier version takes it over
+    held(place, tmp_path)  # a driver of an earlier version takes over
     assert not ours.renew_or_lose()
 
 
@@ -166,7 +166,7 @@ def test_lease_is_lost_only_to_an_equal_or_later_generation(generation: int, kep
 def test_first_of_two_simultaneous_lease_writers_is_refused(
     place: Remote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(time, "sleep", lambda seconds: held(place, tmp_path))  # while the first waits
+    monkeypatch.setattr(time, "sleep", lambda seconds: held(place, tmp_path))  # while the first writer waits
     with pytest.raises(UserError, match="driven by another process"):
         Lease(place).take()
 

@@ -37,7 +37,7 @@ def s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
             monkeypatch.setenv(name, value)
         remote._open.cache_clear()
         boto3.client("s3", region_name="us-east-1").create_bucket(Bucket="experiments")
-        yield remote.mirror_of(f"s3://experiments/{tmp_path.name}", tmp_path / "home")  # moto keeps what it has
+        yield remote.mirror_of(f"s3://experiments/{tmp_path.name}", tmp_path / "home")  # moto keeps earlier objects
         remote._open.cache_clear()
 
 
@@ -59,7 +59,7 @@ def test_each_row_has_the_digest_of_the_previous_row(storage: Path) -> None:
     assert faults(written) == []
     fields = written[2].fields
     assert (fields["run"], fields["epoch"], fields["split"], fields["dataset"]) == ("run-3", 3, "test", "d1")
-    assert not {"storage", str(storage)} & set(map(str, fields.values())), "no path of a machine"
+    assert not {"storage", str(storage)} & set(map(str, fields.values())), "a row must have no local path"
 
 
 def test_each_dataset_has_a_separate_chain_also_without_a_fingerprint(folder: Path) -> None:
@@ -85,7 +85,7 @@ def _append(storage: Path, number: int) -> look_ledger.Row:
 
 
 def test_a_writer_that_was_overtaken_takes_the_next_number(storage: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has listed the rows before the other one wrote."""
+    """The slower writer lists the rows before the other one writes."""
     names = look_ledger._Chain.names
     listed = []
 
@@ -118,7 +118,7 @@ def test_store_with_exclusive_writes_refuses_a_second_row_of_a_name(folder: Path
 
 
 def test_a_lost_answer_makes_no_second_row(unconditional: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The object is written, and the store's answer does not arrive."""
+    """The object is written, but the store's answer does not arrive."""
     location = remote.location_of(unconditional)
     assert location is not None
     chain = location / look_ledger.FOLDER / look(unconditional).chain
@@ -160,7 +160,7 @@ def test_a_store_that_fails_for_a_moment_gets_one_row(
 
 
 def test_probe_for_conditional_writes_leaves_no_objects_in_the_bucket(s3: Path) -> None:
-    """Also when many drivers' threads ask at the same time."""
+    """This holds too if the threads of many drivers probe at the same time."""
     location = remote.location_of(s3)
     assert location is not None
     below = location / "chain"
@@ -217,4 +217,4 @@ def test_ledger_folders_are_group_writable_and_rows_group_readable(folder: Path)
         os.umask(before)
     for made in (folder / ".looks", folder / ".looks" / look(folder).chain):
         assert made.stat().st_mode & 0o7777 == 0o2770
-    assert (made / row.name).stat().st_mode & 0o777 == 0o640, "the next row has its digest"
+    assert (made / row.name).stat().st_mode & 0o777 == 0o640, "the next writer must read the row"

@@ -35,7 +35,7 @@ ABOUT = {"id": "run-1", "kind": "run", "workload": "toy"}
 
 @dataclass
 class Hook:
-    """A real HTTP server: answers each POST by ``answers`` in turn (the last for ever), -1 is never."""
+    """A real HTTP server. It answers each POST with the next of ``answers`` and repeats the last; -1 is no answer."""
 
     answers: list[int] = field(default_factory=lambda: [200])
     received: list[dict[str, Any]] = field(default_factory=list)
@@ -70,7 +70,7 @@ def hook() -> Iterator[Hook]:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pauses are short. A try and a close have all the time there is, unless a test says otherwise."""
+    """Retry pauses are short. Tries and closes have a very long time limit, unless a test sets another."""
     monkeypatch.setattr(notifications, "TRY_SECONDS", HANG_SECONDS)
     monkeypatch.setattr(notifications, "PAUSE_SECONDS", 0.01)
     monkeypatch.setattr(Notifier.close, "__defaults__", (HANG_SECONDS,))
@@ -107,7 +107,7 @@ def test_messages_arrive_in_their_order(hook: Hook) -> None:
         ([500], 3, "answers 500"),
         ([429, 204], 2, None),
         ([404], 1, "answers 404"),
-        ([302], 1, "answers 302"),  # as a GET the message would not arrive
+        ([302], 1, "answers 302"),  # a redirected POST would become a GET
         ([-1, 200], 2, None),
         ([-1], 3, "did not answer in time"),
     ],
@@ -118,7 +118,7 @@ def test_webhook_is_tried_up_to_three_times_on_transient_errors(
     hook.answers, post, posts = list(answers), notifications._post, itertools.count()
 
     def patient(url: str, body: bytes) -> None:
-        """Only a try that gets no answer is a short one, and the next comes when the hook has it."""
+        """Only a try without an answer has a short limit, and the next one waits until the hook has received it."""
         number = next(posts)
         until(lambda: len(hook.received) == number)
         monkeypatch.setattr(notifications, "TRY_SECONDS", 0.2 if hook.answers[0] < 0 else HANG_SECONDS)
@@ -143,7 +143,7 @@ def test_unreachable_webhook_is_reported_on_close() -> None:
 def test_close_waits_a_limited_time_for_a_webhook_that_never_answers(
     hook: Hook, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that waited for the answer would wait for ever."""
+    """A close without a limit would never return."""
     monkeypatch.setattr(notifications, "TRY_SECONDS", None)
     hook.answers = [-1]
     notifier = Notifier(hook.url, ABOUT)
@@ -252,7 +252,7 @@ def test_a_command_that_is_killed_by_the_close_is_not_started_again(
 def test_no_further_try_is_made_after_a_close_between_two_tries(
     starts: queue.SimpleQueue[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The thread stands right before its second try when the notifier is closed."""
+    """The thread is right before its second try when the notifier is closed."""
     before_second = threading.Event()
     closed = threading.Event()
 

@@ -1,4 +1,4 @@
-"""A run's two copies, here and on the storage: what travels, what is kept back, and which of two machines is ahead.
+"""The local copy of a run and the one on the storage: uploads, local-only files, and which machine's copy is newer.
 
 A folder stands for the object store, another home for another machine.
 """
@@ -38,7 +38,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def away(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
-    """Set to [True], nothing reaches the storage and nothing comes from it."""
+    """While set to [True], every access to the storage fails."""
     state, real = [False], Remote._opened
 
     def place(self: Remote) -> Any:
@@ -56,7 +56,7 @@ def create(storage: Path, name: str = "run") -> RunFolder:
 
 
 def crash(folder: RunFolder, following: FolderSync) -> None:
-    """As if the driver were gone: its locks are free, what it has not said it never will."""
+    """Release the driver's locks, as if it had died without its last uploads."""
     following._lease = None
     following.close()
     assert folder._lock
@@ -66,7 +66,7 @@ def crash(folder: RunFolder, following: FolderSync) -> None:
 
 
 def end_process(folder: RunFolder) -> None:
-    """The lease of ``folder`` is that of a process of this machine that has ended."""
+    """Make the lease of ``folder`` that of a process of this machine that has ended."""
     place = lease.run_location(remote.location_of(folder.path) or pytest.fail("a plain path"))
     told = json.loads(place.read(lease.NAME) or "{}")
     ended = subprocess.Popen(["true"])
@@ -86,11 +86,11 @@ def stored(bucket: Path, run: str = "run") -> dict[str, str]:
 
 
 def is_known(bucket: Path) -> bool:
-    """Whether the record is stored, whole: unlike an object, a file is seen while it is written."""
+    """Whether the record is stored completely: unlike an object, a file is visible while it is written."""
     return stored(bucket).get("record.json", "").endswith("}")
 
 
-# From here to the storage
+# Uploads
 
 
 def test_changed_files_are_uploaded_and_removed_files_are_deleted(machine: Callable[[str], Path], bucket: Path) -> None:
@@ -112,7 +112,7 @@ def test_changed_files_are_uploaded_and_removed_files_are_deleted(machine: Calla
 
 
 def with_checkpoint(storage: Path, bucket: Path) -> tuple[RunFolder, FolderSync]:
-    """A driven run of which a checkpoint and the record are stored."""
+    """A run with a driver, of which a checkpoint and the record are stored."""
     folder = create(storage)
     following = start(folder)
     mark = folder.path / CHECKPOINT
@@ -128,7 +128,7 @@ CHECKPOINT = "checkpoints/checkpoint-1/checkpoint.json"
 def test_removal_of_the_local_copy_deletes_nothing_from_the_storage(
     machine: Callable[[str], Path], bucket: Path
 ) -> None:
-    """By a user who clears a cache while the run goes on."""
+    """For example, a user clears a cache while the run continues."""
     folder, following = with_checkpoint(machine("one"), bucket)
     folder.path.rename(folder.path.with_name("elsewhere"))
     assert following.close() == (
@@ -140,7 +140,7 @@ def test_removal_of_the_local_copy_deletes_nothing_from_the_storage(
 def test_files_that_cannot_be_listed_are_not_deleted_from_the_storage(
     machine: Callable[[str], Path], bucket: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process that has too many open files opens no folder either."""
+    """A process with too many open files cannot open a folder either."""
     folder, following = with_checkpoint(machine("one"), bucket)
     listed = os.scandir
     tried: list[str] = []
@@ -225,7 +225,7 @@ def test_all_files_are_uploaded_after_an_outage(machine: Callable[[str], Path], 
         time.sleep(0.03)
     assert not any(name.startswith("file-") for name in stored(bucket))
     away[0] = False
-    until(lambda: len(stored(bucket)) == 7)  # the lease too
+    until(lambda: len(stored(bucket)) == 7)  # including the lease
     assert following.close() is None
 
 
@@ -289,11 +289,11 @@ def test_another_machine_finds_fetches_and_resumes_the_run(machine: Callable[[st
 
     (listed,) = run_lookup.folders(machine("three"))
     assert (listed.id, listed.status()) == ("run", "lost")
-    assert not machine("three").exists(), "a list brings nothing"
+    assert not machine("three").exists(), "a listing must download nothing"
 
     there = run_lookup.find(machine("two"), "run")
     assert (there.path / "study.jsonl").read_text() == "1\n"
-    assert not list(there.path.rglob("checkpoint.json")), "a look brings no checkpoints"
+    assert not list(there.path.rglob("checkpoint.json")), "a lookup must not download checkpoints"
     there = there.fetch()
     assert list(there.path.rglob("checkpoint.json"))
     there.acquire()
@@ -393,14 +393,14 @@ def test_driver_that_was_overtaken_stops_and_stores_nothing_more(
     until(lambda: is_known(bucket))
     place = remote.location_of(folder.path)
     assert place is not None
-    lease.Lease(place).renew()  # another's: this one was cut off for more than a minute
+    lease.Lease(place).renew()  # another driver's, after this one was cut off for a minute
     until(folder.stop_file.exists)
     (folder.path / "result").write_text("of the overtaken")
     said = following.close()
     assert said is not None
     assert "taken over by another driver" in said
     assert "result" not in stored(bucket)
-    assert lease.valid(place), "the other's lease stays"
+    assert lease.valid(place), "the other driver's lease must stay"
 
 
 def test_acquire_of_a_copy_continued_on_another_machine_is_refused(machine: Callable[[str], Path]) -> None:
@@ -440,7 +440,7 @@ def test_stop_request_reaches_a_driver_on_another_machine(
 def test_an_old_stop_does_not_stop_a_driver_with_much_to_store(
     machine: Callable[[str], Path], bucket: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is gone is removed after the last upload; the stop is looked for before."""
+    """Deletions, such as that of the old request, are sent after the last upload; stop requests are read before."""
     folder = create(machine("one"))
     following = start(folder)
     until(lambda: is_known(bucket))
@@ -470,7 +470,7 @@ def test_requests_reach_a_driver_on_another_machine_and_the_next_driver(
     until(lambda: requests.read(folder.path))
     folder.release("interrupted", 130)
     following.close()
-    run_lookup.find(machine("two"), "run").request({"stop": 8})  # it has no driver now
+    run_lookup.find(machine("two"), "run").request({"stop": 8})  # the run has no driver now
     there = run_lookup.find(machine("three"), "run").fetch()
     assert [values for _, values in requests.read(there.path)] == [{"stop": 7}, {"stop": 8}]
 
@@ -544,7 +544,7 @@ def test_moved_trial_gets_its_checkpoints_and_does_not_upload_them_again(
         assert sorted(os.listdir(machine("two") / trial))[-2:] == ["checkpoint-1", "checkpoint-2"]
         shutil.rmtree(machine("two") / trial / "checkpoint-1")
     assert set(stored(bucket)) == {"trials/00000/checkpoint-2/checkpoint.json"}
-    assert sent == [], "what was brought is not sent back"
+    assert sent == [], "downloaded files must not be sent back"
 
 
 def test_no_files_are_synced_on_the_driver_machine_or_on_a_plain_path(
@@ -554,7 +554,7 @@ def test_no_files_are_synced_on_the_driver_machine_or_on_a_plain_path(
     for place in (folder.path / "trials" / "0", tmp_path / "storage" / "run"):
         assert RemoteFolder(place)._sync is None
         assert not (place / sync_state.MANIFEST).exists()
-    download(tmp_path, "never")  # a plain path is everybody's: nothing to wait for
+    download(tmp_path, "never")  # all nodes share a plain path: nothing to wait for
     following = create(tmp_path / "storage").start_sync()
     assert isinstance(following, StopWatcher)
     assert following.close() is None
@@ -579,7 +579,7 @@ def test_stop_request_reaches_a_worker_on_another_node(
     folder = create(machine("driver"))
     following = start(folder)
     (machine("node") / "run").mkdir(parents=True)
-    (machine("node") / "run" / "stop").touch()  # of an earlier driver, who was heard here
+    (machine("node") / "run" / "stop").touch()  # a request to an earlier driver, received here
     with RemoteFolder(machine("node") / "run" / "winner"):
         assert not (machine("node") / "run" / "stop").exists()
         folder.stop_file.touch()

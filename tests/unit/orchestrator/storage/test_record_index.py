@@ -1,4 +1,4 @@
-"""Listing the runs of an object storage reads the records that are new, changed or of running runs."""
+"""Listing the runs of an object storage reads only records that are new, changed or of running runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the folders whose records a listing read from the storage; a driver's thread reads its own, too."""
+    """The folders whose records a listing reads from the storage, without the reads of a driver's thread."""
     names: list[str] = []
     real = record_index.records
 
@@ -40,7 +40,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @contextmanager
 def driven(storage: Path, name: str) -> Iterator[records.RunFolder]:
-    """A run that is driven on this machine, stored at the end of the block."""
+    """A run that is driven on this machine and stored at the end of the block."""
     if (storage / name).exists():
         folder = records.open_folder(storage / name)
         folder.acquire()
@@ -83,7 +83,7 @@ def test_a_record_that_is_stored_again_is_read_again(machine: Callable[[str], Pa
         read.clear()
         assert statuses(machine("two"))["run-3"] == "running"
         assert statuses(machine("two"))["run-3"] == "running"
-        assert read == ["run-3", "run-3"], "a running one is read each time"
+        assert read == ["run-3", "run-3"], "the record of a running run is read each time"
         folder.release("failed", 1)
     read.clear()
     assert statuses(machine("two"))["run-3"] == "failed"
@@ -95,7 +95,7 @@ def test_runs_absent_from_the_index_are_read_and_added_to_it(
 ) -> None:
     finished(machine("one"))
     shutil.rmtree(bucket / record_index.FOLDER)
-    for _ in range(2):  # the second time its time is known, and it is kept
+    for _ in range(2):  # the second listing knows the records' times and keeps them
         read.clear()
         assert set(statuses(machine("two")).values()) == {"finished"}
         assert len(read) == RUNS

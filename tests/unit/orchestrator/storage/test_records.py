@@ -27,7 +27,7 @@ def create(storage: Path, kind: Any = "run", workload: str = "toy") -> RunFolder
 
 
 def elsewhere(action: Callable[[], Any]) -> Any:
-    """Start a driver process that does ``action``, keeps the result and waits; gives the process, ready."""
+    """Start a driver process that calls ``action``, keeps the result and waits; return the process when it is ready."""
     context = multiprocessing.get_context("fork")
     ready = context.Event()
 
@@ -77,7 +77,7 @@ def test_record_of_a_new_folder_has_the_request_and_the_driver(tmp_path: Path) -
 def test_name_in_use_is_refused_with_a_fix_for_the_run_that_has_it(
     status: Any, code: Any, fix: str, tmp_path: Path
 ) -> None:
-    """Whatever verb is given the name; a finished one and a running one are not continued."""
+    """The message does not depend on the verb. A finished or running run is not continued."""
     folder = records.create(tmp_path, "sweep", "toy", {}, "orchestrator sweep toy", "s1")
     if status:
         folder.release(status, code)
@@ -137,7 +137,7 @@ def test_run_whose_driver_is_killed_while_it_saves_is_interrupted(tmp_path: Path
 def test_concurrent_record_updates_of_two_threads_are_both_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first is stopped right before its copy takes the record's place."""
+    """The first thread is stopped right before its copy replaces the record."""
     folder = create(tmp_path)
     standing = threading.Event()
     going = threading.Event()
@@ -155,7 +155,7 @@ def test_concurrent_record_updates_of_two_threads_are_both_kept(
     first.start()
     assert standing.wait(60)
     second.start()
-    second.join(0.1)  # as far as it comes
+    second.join(0.1)  # as far as the second thread gets
     going.set()
     first.join(60)
     second.join(60)
@@ -190,7 +190,7 @@ def test_error_of_a_failed_run_is_cleared_when_it_is_resumed(tmp_path: Path) -> 
     assert records.open_folder(folder.path).record["error"] == "KeyError: 'linreg'"
     again = records.open_folder(folder.path)
     again.acquire()
-    assert again.record["error"] is None, "nor while it runs again"
+    assert again.record["error"] is None, "no error while it runs again"
     again.release("finished", 0)
     assert records.open_folder(folder.path).record["error"] is None
 
@@ -263,7 +263,7 @@ def test_acquire_of_an_unwritable_folder_raises_user_error(tmp_path: Path) -> No
     folder.release("interrupted", 130)
     lock = folder.path / "lock"
     lock.unlink()
-    lock.mkdir()  # what rights do to others, it does to root too
+    lock.mkdir()  # this fails for root too, unlike missing rights
     message = f"The folder {folder.path} cannot be written: got Is a directory"
     with pytest.raises(UserError, match=message) as caught:
         folder.acquire()

@@ -20,7 +20,7 @@ def place(tmp_path: Path) -> Remote:
     return Remote(f"file://{tmp_path}/bucket") / "run"
 
 
-# Which folder stands for what
+# Mirror folders
 
 
 @given(st.text("abz09-._~/%=é", min_size=1, max_size=40))
@@ -103,7 +103,7 @@ def test_storage_clock_matches_local_time_and_leaves_no_objects(place: Remote) -
     assert place.files() == {}
 
 
-# What is wrong
+# Errors
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Runs are found by ``latest``, their ids and their MLflow runs, and a damaged one hides no other."""
+"""Runs are found by ``latest``, by id and by MLflow run, and a damaged record does not hide other runs."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_damaged_record_raises_user_error(content: str, tmp_path: Path) -> None:
 def test_record_without_read_permission_is_not_reported_as_damaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its fix is not to remove another user's run."""
+    """The proposed fix must not be to remove another user's run."""
     folder = create(tmp_path)
 
     def denied(*_: Any, **__: Any) -> str:

@@ -1,7 +1,8 @@
-"""A driver that was stopped, or cut off, for longer than its lease does not replace what its successor stores.
+"""A driver that was stopped or disconnected for longer than its lease does not replace what its successor stores.
 
-Driver A is halted before each of its operations on the storage in turn; driver B takes the run over, and finishes it
-or drives on; then A goes on to its end. On S3 (moto), on a store without conditional writes, and on a file system.
+Driver A is halted before each of its operations on the storage in turn. Driver B takes the run over, and finishes it or
+continues to drive it. Then A continues to its end. The storage is S3 (moto), a store without conditional writes, or a
+file system.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(object_sync, "POLL_SECONDS", 0.02)
     monkeypatch.setattr(object_sync, "RETRY_SECONDS", (0.02,))
     monkeypatch.setattr(object_sync, "RENEW_SECONDS", 1000.0)
-    monkeypatch.setattr(sync_state, "PARALLEL", 1)  # who is halted sends nothing else meanwhile
+    monkeypatch.setattr(sync_state, "PARALLEL", 1)  # a halted driver sends nothing else meanwhile
 
 
 @pytest.fixture(scope="module")
@@ -75,14 +76,14 @@ Machine = Callable[[str], Path]
 
 @pytest.fixture
 def machine(store: str, tmp_path: Path) -> Machine:
-    """The storage as the machine ``name`` sees it, below a prefix of this test's."""
+    """The mirror of the storage on the machine ``name``, below this test's prefix."""
     return lambda name: remote.mirror_of(f"{store}/{tmp_path.name}", tmp_path / name)
 
 
 class Halt:
-    """Called before each operation on the storage. Those of A fail while it is cut off, and are counted afterwards.
+    """Called before each operation on the storage. While A is cut off, its operations fail; later ones are counted.
 
-    ``meanwhile`` happens before the operation number ``step``.
+    ``meanwhile`` is called before the operation number ``step``.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +137,7 @@ def begin(storage: Path, name: str) -> tuple[RunFolder, FolderSync]:
 
 
 def take_over(storage: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[RunFolder, FolderSync]:
-    """Driver B, once A's lease has ended."""
+    """Driver B, which takes over after the end of A's lease."""
     with monkeypatch.context() as later:
         later.setattr(lease, "SECONDS", 0.0)
         folder = run_lookup.find(storage, name).fetch()
@@ -155,7 +156,7 @@ def finish(folder: RunFolder, following: FolderSync) -> None:
 
 
 def changes(folder: RunFolder) -> None:
-    """What A does while it is cut off."""
+    """The changes that A makes while it is cut off."""
     with (folder.path / "study.jsonl").open("a") as study:
         study.write("A\n")
     (folder.path / "result").write_text("A")
@@ -164,13 +165,15 @@ def changes(folder: RunFolder) -> None:
 
 
 def seen(storage: Path, name: str) -> RunFolder:
-    """The run as a machine that knows nothing of it sees it."""
+    """The run on a machine that has no copy of it."""
     return run_lookup.find(storage, name).fetch()
 
 
 def steps(halt: Halt, storage: Path, take_over: Callable[[str], None]) -> Iterator[str]:
-    """Cut A off, and let it go on to its end, which it takes for an interruption, with a halt before its first
-    operation, its second, ... until it has no more. Yields the name of each such run."""
+    """Cut A off and let it continue to its end, which it treats as an interruption, once for each of its operations.
+
+    In each round A is halted before the next operation: the first, the second, and so on. Yields the name of each run.
+    """
     for step in count():
         name, before = f"run-{step}", {}
         folder, following = begin(storage, name)
@@ -190,8 +193,8 @@ def steps(halt: Halt, storage: Path, take_over: Callable[[str], None]) -> Iterat
             assert said is None
             return
         assert folder._lease is not None
-        if folder._lease.exclusive:  # else it may not notice before the successor has stored its record
-            assert (said is None) <= (before["status"] == "interrupted"), "it was overtaken and does not say so"
+        if folder._lease.exclusive:  # otherwise A may not notice before B has stored its record
+            assert (said is None) <= (before["status"] == "interrupted"), "A was overtaken and did not report it"
         assert said is None or "taken over by another driver" in said
         yield name
 
@@ -208,7 +211,7 @@ def test_run_finished_by_a_successor_is_not_overwritten(
         assert (folder.path / "result").read_text() == "B"
         assert (folder.path / "study.jsonl").read_text().endswith("B\n")
     back = seen(machine("one"), name)
-    assert back.status() == "finished", "the overtaken driver's machine sees it too"
+    assert back.status() == "finished", "also on the overtaken driver's machine"
     assert (back.path / "result").read_text() == "B"
 
 
@@ -224,7 +227,7 @@ def test_run_still_driven_by_a_successor_is_not_overwritten(
     for name in steps(halt, machine("one"), takes_over):
         folder, following = driving[name]
         assert folder._lease is not None
-        assert folder._lease.renew_or_lose(), "the successor goes on"
+        assert folder._lease.renew_or_lose(), "the successor must keep its lease"
         assert folder._lease.generation == 2
         deadline = time.monotonic() + 60
         while sync_state.undelivered(folder.path, sync_state.manifest(folder.path)[1]):
@@ -265,7 +268,7 @@ def on_host(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 
 
 def forget_lock(folder: RunFolder) -> None:
-    """As the server of a network file system does where a host was cut off."""
+    """Release the lock, as the server of a network file system does when a host was cut off."""
     assert folder._lock
     fcntl.flock(folder._lock, fcntl.LOCK_UN)
 
@@ -274,7 +277,7 @@ def forget_lock(folder: RunFolder) -> None:
 def test_successor_on_a_shared_file_system_uses_a_separate_folder(
     step: int, on_host: Callable[[str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """B takes over between any two of A's writes, and between the two steps of one: written aside, put in place."""
+    """B takes over between any two of A's writes, and between the two steps of one: writing aside and renaming."""
     monkeypatch.setattr(object_sync, "RENEW_SECONDS", 0.01)
     on_host("one")
     folder = records.create(tmp_path, "sweep", "toy", {"seed": 1}, "orchestrator sweep toy", "run")
@@ -353,7 +356,7 @@ def test_watch_stops_only_the_driver_that_was_overtaken(
 def test_a_storage_of_many_runs_is_not_listed_for_each_operation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The tracker asks before each one."""
+    """The tracker checks before each operation whether the driver was overtaken."""
     folder = records.create(tmp_path, "run", "toy", {"seed": 1}, "orchestrator run toy", "run")
     clock, looks = Clock(), list[float]()
 
@@ -370,7 +373,7 @@ def test_a_storage_of_many_runs_is_not_listed_for_each_operation(
         assert not watch.is_overtaken()
         clock.sleep(0.01)
     assert looks == pytest.approx([begun, begun + 1.0, begun + 2.0, begun + 3.0], abs=0.1)
-    seconds = 120.0  # the file system did not answer
+    seconds = 120.0  # the file system does not answer for so long
     clock.sleep(1.0)
     for _ in range(2):
         watch.is_overtaken()
@@ -385,7 +388,7 @@ def test_folder_is_reused_when_the_earlier_driver_has_ended(
     on_host("one")
     folder = records.create(tmp_path, "run", "toy", {"seed": 1}, "orchestrator run toy", "run")
     if host == "two":
-        folder.release("interrupted", 130)  # it has said so itself
+        folder.release("interrupted", 130)  # the driver recorded its end itself
     else:
         forget_lock(folder)  # killed on this host: its lock is free
     on_host(host)
@@ -412,7 +415,7 @@ def test_a_generation_on_a_file_system_is_claimed_once(on_host: Callable[[str], 
     on_host("one")
     folder = records.create(tmp_path, "run", "toy", {"seed": 1}, "orchestrator run toy", "run")
     forget_lock(folder)
-    (tmp_path / "run@2").mkdir()  # of one that died while it copied
+    (tmp_path / "run@2").mkdir()  # of a driver that died while it copied
     on_host("two")
     there = run_lookup.find(tmp_path, "run")
     there.acquire()

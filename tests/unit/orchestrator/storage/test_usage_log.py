@@ -23,7 +23,7 @@ NOON = datetime(2026, 11, 20, 12).timestamp()
 
 
 class Time:
-    """In the place of the module ``time``."""
+    """Replaces the module ``time``."""
 
     def __init__(self) -> None:
         self.now = NOON
@@ -81,7 +81,7 @@ def test_device_seconds_so_far_are_returned_at_any_time(folder: RunFolder, time:
     assert log.seconds() == {"cpus": 140, "gpus": 40}
     time.now += 10
     log.beat()
-    driver = UsageLog(folder.path)  # the first one is dead, and the next one counts on
+    driver = UsageLog(folder.path)  # the first driver is dead, the next one continues the count
     time.now += 100
     assert driver.seconds() == book_of(folder) == {"cpus": 140, "gpus": 40}
 
@@ -120,7 +120,7 @@ def test_device_hours_of_a_lost_driver_end_at_its_last_beat(folder: RunFolder, t
     log.beat()
     time.now += 36_000
     folder.release("finished", 0)
-    folder.update(status="running", ended=None)  # the lock is free, the record says otherwise
+    folder.update(status="running", ended=None)  # the lock is free, although the record has no end
     assert folder.status() == "lost"
     assert hours(folder) == {"s1": (0.0, 0.5)}
 

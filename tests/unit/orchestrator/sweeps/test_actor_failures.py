@@ -69,7 +69,7 @@ def test_the_last_death_of_a_trial_is_its_cause(last: Exception, tmp_path: Path)
 
 
 def test_preempted_task_error_is_an_actor_error_marked_preempted() -> None:
-    """Tune takes it for the actor's, as a task's error that crossed a process, and does not count it."""
+    """After it crosses a process as a task's error, Tune treats it as the actor's error and does not count it."""
     wrapped = RayTaskError("step", "trace", pickle.loads(pickle.dumps(Preempted()))).as_instanceof_cause()
     assert isinstance(wrapped, RayTaskError)
     assert isinstance(wrapped, RayActorError)
@@ -80,7 +80,7 @@ def test_preempted_task_error_is_an_actor_error_marked_preempted() -> None:
 
 
 def test_lost_accelerator_is_reported_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "ray", None)  # as where it is not installed: an import fails
+    monkeypatch.setitem(sys.modules, "ray", None)  # imports fail, as if Ray were not installed
     monkeypatch.delitem(sys.modules, "orchestrator.cluster.lost_devices")
     with pytest.raises(reports.DeviceLost, match=r"^the accelerator was lost: CUDA error: an illegal access$"):
         reports.check_device(torch.AcceleratorError("CUDA error: an illegal access"))
@@ -128,7 +128,7 @@ def test_advice_for_gpu_memory_names_gpus_per_worker() -> None:
 
 
 def test_accelerator_error_in_a_trials_step_raises_device_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever call shows it: kept, the process would fail each later trial."""
+    """The error may come from any call. If the process were kept, it would fail each later trial."""
 
     def step(*_: object, **__: object) -> None:
         raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
@@ -177,7 +177,7 @@ def test_devices_that_were_lost_are_not_used_and_without_any_the_sweep_stops() -
     [
         (1, 1, [8, 7, 6]),
         (0.5, 1, [16, 14, 12]),
-        (2, 1, [4, 3, 3]),  # three are left of the node: a pair and one more
+        (2, 1, [4, 3, 3]),  # three devices of the node are left: a pair and one more
         (1, 4, [2, 1, 1]),
     ],
 )
@@ -190,11 +190,11 @@ def test_room_counts_the_trials_that_fit_on_working_devices(gpus: float, workers
         devices._excluded = {("a", number) for number in excluded}
         room.append(devices.room(99))
     assert room == rooms
-    assert devices.room(1) == 1, "a limit on trials at once is not lowered by devices that it leaves free"
+    assert devices.room(1) == 1, "lost devices that are not needed must not lower the limit"
 
 
 def test_device_that_fails_to_initialise_raises_device_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not an error of the workload, and none that ends the sweep: another device may start."""
+    """It is neither an error of the workload nor one that ends the sweep: another device may start."""
 
     def broken() -> int:
         raise error
@@ -210,7 +210,7 @@ def test_device_that_fails_to_initialise_raises_device_lost(monkeypatch: pytest.
 
 
 def test_lost_device_of_a_rank_is_the_cause_of_the_groups_failure() -> None:
-    """Of two ranks the other one reports a lost connection."""
+    """The other of the two ranks reports a lost connection."""
     lost = reports.DeviceLost("the accelerator was lost (GPU 3 of node ab): CUDA error: an illegal access")
     group = WorkerGroupError("lost", {0: ConnectionError("Connection closed by peer"), 1: lost})
     assert train.failure_text(group) == f"worker 1: {lost}"
@@ -231,7 +231,7 @@ NCCL = "NCCL error in: NCCLUtils.cpp:77, {}, NCCL version 2.29.7\nLast error:\n{
 def test_nccl_error_is_classified_as_lost_device_or_lost_connection(
     what: str, last: str, kind: type[Exception] | None, tmp_path: Path
 ) -> None:
-    """Else the sweep never counts the device, and the run names another worker."""
+    """Otherwise the sweep would not count the device, and the run would name another worker."""
     error = torch.distributed.DistBackendError(NCCL.format(what, last))
     with pytest.raises(kind) if kind else nullcontext():
         train._raise_cause(error, tmp_path, 9.0)
@@ -258,7 +258,7 @@ def test_checkpoint_write_failure_keeps_the_previous_checkpoint(
         checkpoint.write(tmp_path / checkpoint.name(2), state)
     assert caught.value.code == UNAVAILABLE
     assert checkpoint.latest(tmp_path) == tmp_path / checkpoint.name(1)
-    assert [path.name for path in tmp_path.iterdir()] == [checkpoint.name(1)], "half a checkpoint takes what is left"
+    assert [path.name for path in tmp_path.iterdir()] == [checkpoint.name(1)], "a partial checkpoint takes space"
 
 
 def test_is_full_is_true_only_for_a_full_storage() -> None:

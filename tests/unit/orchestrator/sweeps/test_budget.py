@@ -19,7 +19,7 @@ from tests.support.toy import Clock
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """Time passes only where a test says so, for the accounts as well."""
+    """Time advances only in ``sleep``, for the usage log as well."""
     from orchestrator.storage import usage_log
 
     clock = Clock()
@@ -70,7 +70,7 @@ def test_device_seconds_count_gpus_if_any_and_cpus_otherwise(
     assert (spent.used, spent.device_seconds_of(0)) == (10 * rate, 10 * rate)
     spent.start(1)
     clock.sleep(5)
-    assert spent.used == 15 * rate, "what runs counts"
+    assert spent.used == 15 * rate, "running trials must count"
     assert spent.device_seconds_of(1) == 0
 
 
@@ -95,7 +95,7 @@ def test_the_last_trial_of_a_pack_costs_all_of_its_process(folder: RunFolder, cl
     spent.stop(1)
     spent.start(0, 1.0)
     assert (spent.device_seconds_of(0), spent.used) == (0, 10), (
-        "no cost of an ended trial: it would reduce the usual one"
+        "the cost of a running trial must not lower the usual cost"
     )
     clock.sleep(3)
     spent.stop(0)
@@ -112,7 +112,7 @@ def test_device_seconds_of_a_seed_run_in_parts_are_added(folder: RunFolder, cloc
     assert spent.device_seconds_of(0) == 7
     spent.stop(0)
     spent.stop(9)
-    assert spent.used == 7, "who holds nothing gives nothing back"
+    assert spent.used == 7, "stopping a trial without devices must change nothing"
 
 
 def test_no_trial_begins_that_would_pass_the_limit(folder: RunFolder, clock: Clock) -> None:
@@ -126,7 +126,7 @@ def test_no_trial_begins_that_would_pass_the_limit(folder: RunFolder, clock: Clo
 
 
 def test_running_trials_are_expected_to_cost_as_much_as_ended_ones(folder: RunFolder, clock: Clock) -> None:
-    """Of 35, 10 are spent and two run: 5 + 5 so far, as much to come; a third of 10 would pass the limit."""
+    """Of 35, 10 are spent. Two trials run: 5 + 5 so far, as much to come. A third of 10 would exceed the limit."""
     spent = budget(folder, 35)
     run(spent, clock, 10)
     spent.start(1), spent.start(2)
@@ -135,7 +135,7 @@ def test_running_trials_are_expected_to_cost_as_much_as_ended_ones(folder: RunFo
     assert not spent.allows_another()
     spent.stop(1)
     spent.stop(2)
-    assert spent.allows_another(), "they ended early: the usual is less, and there is room again"
+    assert spent.allows_another(), "they ended early, so the usual cost is lower and there is room"
 
 
 def test_a_trial_begins_only_if_all_of_its_seeds_fit(folder: RunFolder, clock: Clock) -> None:
@@ -155,7 +155,7 @@ def test_a_trial_begins_only_if_all_of_its_seeds_fit(folder: RunFolder, clock: C
 def test_waiting_seeds_of_one_trial_are_reserved_as_one_trial(
     limit: int, fits: bool, folder: RunFolder, clock: Clock
 ) -> None:
-    """Spent are 30; the second trial needs 30 and a third 30, also while all three seeds of the second wait."""
+    """30 are spent. The second trial needs 30 and a third one 30, also while all three seeds of the second wait."""
     spent = Budget(sweep(max_device_hours=limit / 3600, seeds=3), folder)
     for seed_run in range(3):
         run(spent, clock, 10, seed_run)
@@ -168,7 +168,7 @@ def test_trials_begin_without_an_estimate_before_the_first_has_ended(folder: Run
         assert spent.allows_another()
         spent.start(seed_run)
     clock.sleep(3)
-    assert spent.is_spent(), "they are stopped when the sum is spent"
+    assert spent.is_spent(), "trials are stopped when the budget is spent"
 
 
 def test_budget_warns_once_at_80_percent(folder: RunFolder, clock: Clock) -> None:
@@ -181,7 +181,7 @@ def test_budget_warns_once_at_80_percent(folder: RunFolder, clock: Clock) -> Non
 
 
 def test_used_device_hours_are_restored_after_a_restart(folder: RunFolder, clock: Clock) -> None:
-    """From the event file: of trials alone, and of what a dead driver left open until it was last heard of."""
+    """The event file gives the hours of trials only, and those of a dead driver until its last beat."""
     usage_log, resources = UsageLog(folder.path), Resources(cpus_per_worker=2)
     for seed_run, seconds in (("trial 0", 10), ("trial 1 seed 2", 5), ("winner", 100), ("run", 100)):
         with usage_log.holding(seed_run, resources):
@@ -189,11 +189,11 @@ def test_used_device_hours_are_restored_after_a_restart(folder: RunFolder, clock
     usage_log.start("trial 2", resources)
     clock.sleep(60)
     usage_log.beat()
-    clock.sleep(1000)  # dead
+    clock.sleep(1000)  # the driver is dead
     UsageLog(folder.path)
     again = budget(folder, 160, cpus_per_worker=2)
     assert again.used == pytest.approx(2 * (10 + 5 + 60))
-    assert not again.warns(), "the process before this one did"
+    assert not again.warns(), "the earlier process has warned"
     assert not again.is_spent()
     run(again, clock, 5)
     assert again.is_spent()
@@ -208,7 +208,7 @@ def test_used_gpu_seconds_are_restored_after_a_restart(folder: RunFolder, clock:
 
 
 def test_repeats_cost_as_much_as_complete_trials_also_after_a_restart(folder: RunFolder, clock: Clock) -> None:
-    """Of 100, four trials took 28: two were pruned after 2, and two complete after 12. Five repeats need 60."""
+    """Of 100, four trials took 28: two were pruned after 2, and two completed after 12. Five repeats need 60."""
     log = UsageLog(folder.path)
     spent = budget(folder, 100)
     for seed_run, seconds in enumerate((2, 12, 2, 12)):

@@ -18,7 +18,7 @@ class Driver:
             self.load.trains_elsewhere(at_once)
 
     def reports(self, count: int, seconds: float, *, every: float, waiting: float = 0.0) -> None:
-        """So many, each of so much CPU and so long a wait for the disk; one ``every`` so many seconds."""
+        """Serve a report ``every`` so many seconds, each with ``seconds`` of CPU and ``waiting`` for the disk."""
         for _ in range(count):
             with self.load.serving(reports=1):
                 self.cpu += seconds

@@ -1,4 +1,4 @@
-"""The plan: its arithmetic by hand, its JSON, a probe that trains, and a plan that no cluster can carry."""
+"""The plan: its arithmetic, its JSON, a probe that trains, and plans that no cluster can run."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def planned(spec: Any, probe: Probe | None = PROBE, nodes: Any = None, local: bo
     return estimate.plan(spec, NODES if nodes is None else nodes, probe, local=local)
 
 
-# By hand
+# Arithmetic, compared with calculations by hand
 
 
 def test_plan_of_a_run_estimates_epochs_time_and_storage() -> None:
-    """10 epochs to select and 10 to refit, of 2 s each on 2 x 3 CPUs: 40 s, and 7 s until the first is over."""
+    """10 epochs to select and 10 to refit, of 2 s each on 2 x 3 CPUs: 40 s, and 7 s until the first epoch has ended."""
     spec = ExperimentSpec(
         workload="toy", params={}, plan=Plan(epochs=10, refit=True), resources=Resources(workers=2, cpus_per_worker=3)
     )
@@ -53,7 +53,7 @@ def test_plan_of_a_run_estimates_epochs_time_and_storage() -> None:
     assert (found.kind, found.trials, found.epochs_at_most, found.epochs_expected) == ("run", 1, 20, 20)
     assert (found.device, found.device_hours_at_most) == ("CPU", pytest.approx(20 * 2 * 6 / 3600))
     assert found.wall_seconds_expected == 47
-    assert found.storage_bytes == 4000, "two of the run, two beside them"
+    assert found.storage_bytes == 4000, "two of the run and two more"
     assert (found.at_once, found.fitting, found.nodes) == (1, 1, 2), "one worker of 3 CPUs on each node"
 
 
@@ -107,7 +107,7 @@ def test_further_seeds_are_counted_for_trials_that_reach_the_last_epoch() -> Non
 
 
 def test_plan_counts_epochs_and_storage_of_finalists_repeats() -> None:
-    """Two further runs of each of 3."""
+    """Each of the 3 finalists has two further runs."""
     found = planned(sweep(finalists=3, finalist_seeds=3))
     assert found.epochs_at_most == found.epochs_expected == 486 + 6 * 27
     assert found.storage_bytes == 1000 * (2 * (18 + 6) + 2)
@@ -190,7 +190,7 @@ def test_sizes_in_bytes_are_shown_with_rounded_units(size: float, text: str) -> 
     assert estimate._bytes(int(size)) == text
 
 
-# Measured
+# Probes
 
 
 @pytest.fixture
@@ -250,7 +250,7 @@ def test_plan_as_json_is_one_line_and_starts_no_run(probe: str, type_line: Type,
     assert found | {"trials": 6, "epochs_at_most": 35, "at_once": 1, "workload": "toy"} == found
     assert (found["epoch_seconds"] is None) is not bool(probe)
     storage = tmp_path / "home" / "storage"
-    assert not storage.exists() or list(storage.iterdir()) == [], "it starts nothing"
+    assert not storage.exists() or list(storage.iterdir()) == [], "the plan started a run"
 
 
 def test_plan_as_a_table_shows_epochs_time_and_storage(type_line: Type) -> None:

@@ -1,4 +1,4 @@
-"""When failures stop a sweep: by a limit, by the first that end, by half of the first twenty."""
+"""Failures stop a sweep: by a limit, by the first trials that end, or by half of the first twenty."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_count_returns_the_first_trial_with_the_same_cause() -> None:
 
 
 def test_a_trial_of_several_seeds_counts_once() -> None:
-    """Two seeds of each trial end well, the third fails: five trials, all with one cause."""
+    """Two seeds of each trial succeed and the third fails: five trials, all with one cause."""
     failures = FailureLimit(None)
     for trial in range(5):
         for seed in range(3):

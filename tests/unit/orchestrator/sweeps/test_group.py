@@ -22,7 +22,7 @@ from orchestrator.sweeps.group import GroupTrial
 
 @pytest.fixture
 def trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A trial in whose place a clock counts how often it asks for room."""
+    """A trial whose groups are faked. Its wait for room advances a fake clock by a second at each check."""
     now = [0.0]
     monkeypatch.setattr(group.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(group, "remove_groups", lambda home: None)
@@ -49,7 +49,7 @@ def trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 class Lost:
-    """A group that has lost a worker, or ``error``, at once."""
+    """A group that has lost a worker, or failed with ``error``, as soon as it is started."""
 
     error: Exception = ActorDiedError()
 
@@ -61,7 +61,7 @@ class Lost:
 
 
 def test_allowance_of_a_starting_group_includes_the_start_timeout(trial: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With --trial-timeout a slow start would otherwise end it as one that hangs."""
+    """Otherwise --trial-timeout would end a slow start as a hung trial."""
     allowances: list[float] = []
     trial._timeouts = Timeouts(1, 300)
     monkeypatch.setattr(group.heartbeat, "announce", lambda home, allowance: allowances.append(allowance))
@@ -71,14 +71,12 @@ def test_allowance_of_a_starting_group_includes_the_start_timeout(trial: Any, mo
 
 
 def test_trial_reports_while_it_waits_for_lost_workers(trial: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With --trial-timeout a busy cluster would otherwise end it as one that hangs."""
+    """Otherwise --trial-timeout would end the trial as a hung one on a busy cluster."""
     started: list[Any] = []
     monkeypatch.setattr(group.train, "start", lambda *a, **k: started.append(k["pace"]) or Lost())
     assert trial.step() == {"epoch": 3, "rows": [], reports.HELD: True}
     lost = trial.step()
-    assert (lost["epoch"], lost["rows"], started) == (3, [], [{"seconds": 4.0}]), (
-        "a first group waits as long as it takes"
-    )
+    assert (lost["epoch"], lost["rows"], started) == (3, [], [{"seconds": 4.0}]), "a first group waits without a limit"
     assert trial.step() == {"epoch": 3, "rows": []}
     trial._stop_file.touch()
     assert trial.step() == {"epoch": 3, "rows": [], reports.SAVED: True}
@@ -88,7 +86,7 @@ def test_trial_reports_while_it_waits_for_lost_workers(trial: Any, monkeypatch: 
 def test_a_lost_device_is_reported_each_time_and_the_last_one_fails_the_trial(
     trial: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So that the sweep can leave a device out while the trial goes on."""
+    """With these reports the sweep can exclude a device while the trial continues."""
     text = "the accelerator was lost (GPU 3 of node ab): CUDA error: an illegal access"
     monkeypatch.setattr(Lost, "error", WorkerGroupError("lost", {0: reports.DeviceLost(text)}))
     monkeypatch.setattr(group, "wait_for_room", lambda resources, waiting: resources)
@@ -102,7 +100,7 @@ def test_a_lost_device_is_reported_each_time_and_the_last_one_fails_the_trial(
 def test_workers_of_a_group_report_at_the_drivers_pace(
     toy_workload: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At rungs and at the end at once, between them no more often than the driver wants."""
+    """They report immediately at rungs and at the end; between them, no more often than the driver's interval."""
     loops: list[dict[str, Any]] = []
     payloads: list[dict[str, Any]] = []
 
@@ -132,4 +130,4 @@ def test_workers_of_a_group_report_at_the_drivers_pace(
         group.train.train_worker(loops.pop())
     assert [payload["epoch"] for payload in payloads] == [3, 4, 7, 9, *range(1, 10)]
     with_units = [payload["epoch"] for payload in payloads if payload["units"]]
-    assert with_units == [9, 4, 9], "at the rung only where they are wanted, as for racing"
+    assert with_units == [9, 4, 9], "units at rungs are sent on request, as for racing"

@@ -1,4 +1,4 @@
-"""Processes of packs that die or hang: the other trials go on, and the trial that caused it fails."""
+"""Processes of packs that die or hang: the other trials continue, and the trial that caused it fails."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FOLDER = SimpleNamespace(id="s", log="s/log.txt")
 
 
 class Runner:
-    """In a PackRunner's place: an epoch of every trial a step. ``saved`` outlives it, as checkpoints do."""
+    """Replaces PackRunner: a step is an epoch of every trial. ``saved`` outlives the runner, as checkpoints do."""
 
     saved: dict[int, int]
     seen: list[set[int]]
@@ -62,7 +62,7 @@ class Runner:
 
 @dataclass(eq=False)
 class Answer:
-    """What will be said to a step; ``units`` are the trials in it."""
+    """The pending answer to a step; ``seed_runs`` are the trials in it."""
 
     handle: Any
     begin: list[Any]
@@ -76,10 +76,10 @@ class Answer:
 
 
 class Cluster:
-    """In Ray's place: an answer is computed when it is fetched; who holds a fatal trial dies, or never answers.
+    """Replaces Ray: an answer is computed when fetched. Processes die with a fatal trial, hang with a hanging one.
 
-    A ``broken`` error is what every step raises that has trials. With ``gpus`` each process waits for one of them;
-    what trains on the ``bad`` one loses it.
+    Every step with trials raises ``broken``, if it is given. With ``gpus`` each process waits for one of them, and a
+    process that trains on the ``bad`` one loses it.
     """
 
     exceptions = ray.exceptions
@@ -196,7 +196,7 @@ class Book:
         pass
 
     def next(self, *, hold: bool) -> dict[str, Any] | None:
-        assert not hold, "its part is not known yet"
+        assert not hold, "its share of the devices is not known yet"
         if self.exhausted:
             return None
         self.given += 1
@@ -259,7 +259,7 @@ def test_all_trials_run_as_many_at_once_as_there_is_room_for(drive: Callable[...
     cluster = drive(book, 3, 2)
     assert sorted(book.complete) == list(range(8))
     assert [len(seed_runs) for seed_runs in Runner.seen[:2]] == [3, 2]
-    assert book.most == 5, "each process has its own number"
+    assert book.most == 5, "each process has its own capacity"
     assert cluster.started == len(cluster.dead) == 2, "every process was started once and ended"
 
 
@@ -275,14 +275,14 @@ def test_a_trial_that_kills_its_process_fails_alone(drive: Callable[..., Cluster
     drive(book, fatal=[1])
     assert sorted(book.complete) == [0, 2, 3, 4]
     assert book.failed == {1: f"its process died {RETRIES + 1} times"}
-    assert Runner.saved == {0: EPOCHS, 2: EPOCHS, 3: EPOCHS, 4: EPOCHS}, "and nobody began anew"
-    assert book.released == {0, 1, 2}, "while they wait for another process"
+    assert Runner.saved == {0: EPOCHS, 2: EPOCHS, 3: EPOCHS, 4: EPOCHS}, "a trial started over"
+    assert book.released == {0, 1, 2}, "released while they wait for another process"
 
 
 def test_a_pack_whose_node_is_taken_away_goes_on_elsewhere(
     drive: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However often: that is no death of its process."""
+    """This does not count as a death of the process, however often it happens."""
     times = 2 * RETRIES
     nodes = iter([*[True] * times, *[False] * 10])
 
@@ -354,7 +354,7 @@ def test_a_device_that_is_lost_twice_is_left_out_and_the_sweep_goes_on(drive: Ca
     assert cluster.trained_on[bad] == LIMIT
     assert len(devices._held) == 1
     devices.close()
-    assert len(cluster.dead) == cluster.started, "a process was left"
+    assert len(cluster.dead) == cluster.started, "a process is left"
 
 
 def test_a_trial_that_hangs_fails_alone(drive: Callable[..., Cluster]) -> None:
@@ -369,7 +369,7 @@ def test_stop_saves_all_running_trials_and_begins_no_further_trial(drive: Callab
     drive(book, 3)
     assert book.given == 3
     assert not book.complete
-    assert set(Runner.saved.values()) == {3}, "one epoch more, with the word that it was to be the last"
+    assert set(Runner.saved.values()) == {3}, "one more epoch, announced as the last"
 
 
 def test_processes_that_never_start_raise_run_failed(drive: Callable[..., Cluster]) -> None:
@@ -383,7 +383,7 @@ def test_error_of_a_whole_process_raises_run_failed_with_its_cause(drive: Callab
 
 
 def test_process_that_hangs_while_taking_its_device_fails_its_trial(drive: Callable[..., Cluster]) -> None:
-    """It has answered before it had trials, so the wait for it is over."""
+    """The process has answered before it had trials, so the wait for its start is over."""
     book = Book(1)
     drive(book, hanging=[0], timeout=30.0)
     assert book.failed == {0: "no report for 30 s"}
@@ -396,20 +396,20 @@ def test_processes_are_released_for_a_smaller_share_and_started_again(drive: Cal
     book, asked = Book(24), list[int]()
 
     def slot_limit(wanted: int) -> int:
-        """Another sweep is there for a while."""
+        """Another sweep uses the cluster for a while."""
         asked.append(wanted)
         return 1 if 3 <= len(book.complete) < 10 else wanted
 
     cluster = drive(book, 1, 1, 1, slot_limit=slot_limit)
     assert sorted(book.complete) == list(range(24))
-    assert cluster.started == 3 + 2, "two were given back, and two taken again"
+    assert cluster.started == 3 + 2, "two were released and two started again"
     assert book.failed == {}
     assert asked[0] == 3
-    assert asked[-1] <= 1, "towards its end it wants no more than it has trials for"
+    assert asked[-1] <= 1, "near its end the sweep requests no more than it has trials"
 
 
 def test_the_last_process_is_released_for_the_winner_of_another_sweep(drive: Callable[..., Cluster]) -> None:
-    """And the sweep goes on when it may have a process again."""
+    """The sweep continues when it may have a process again."""
     book = Book(6)
     waits = iter([0] * 9)
     cluster = drive(book, slot_limit=lambda wanted: next(waits, 1) if len(book.complete) == 3 else 1)

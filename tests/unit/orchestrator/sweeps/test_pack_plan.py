@@ -26,7 +26,7 @@ EPOCHS = 8
 
 
 class PackedToys:
-    """Members one after the other: what is tested here is who is trained when, not how fast."""
+    """Trains the members one after the other. The tests check which member is trained when, not the speed."""
 
     trained: list[list[int]]
 
@@ -42,7 +42,7 @@ class PackedToys:
 
 
 class PackableToy(Toy):
-    """A toy of one shape for each momentum; 0.9 cannot be packed, of 0.8 two fit, and 0.7 breaks its packs."""
+    """A toy with one shape for each momentum. 0.9 cannot be packed, two of 0.8 fit, and packs of 0.7 fail."""
 
     def pack_shape(self) -> Hashable | None:
         return None if self.params.momentum == 0.9 else self.params.momentum
@@ -64,7 +64,7 @@ class PackableToy(Toy):
 
 
 class PretrainedPackableToy(PackableToy):
-    """One whose start is evaluated before any epoch."""
+    """A toy whose initial state is evaluated before any epoch."""
 
     pretrained = True
 
@@ -90,7 +90,7 @@ def spec_of(number: int, plan: Mapping[str, Any], workload: str = "toy", **param
 
 
 class Book:
-    """In the manager's place: hands out specs and keeps what it is told."""
+    """Replaces the manager: hands out specs and keeps the reports."""
 
     def __init__(self, folder: Path, specs: Sequence[ExperimentSpec], stops: Mapping[int, int] | None = None) -> None:
         self.folder, self.specs, self.stops = folder, list(specs), dict(stops or {})
@@ -103,7 +103,7 @@ class Book:
             self.charged.append((seed_run, of))
 
     def next(self, *, hold: bool) -> dict[str, Any] | None:
-        assert not hold, "its part is not known yet"
+        assert not hold, "its share of the devices is not known yet"
         number = len(self.given)
         if number == len(self.specs):
             return None
@@ -155,12 +155,12 @@ def test_pack_evaluates_pretrained_weights_before_training(tmp_path: Path) -> No
     for number in range(2):
         assert book.rows(number) == apart(book, number)
         assert [epoch for epoch, _ in book.rows(number)] == list(range(EPOCHS + 1))
-        assert [payload["epoch"] for payload in book.told[number]] == [3, EPOCHS], "epoch 0 is not one to decide at"
+        assert [payload["epoch"] for payload in book.told[number]] == [3, EPOCHS], "epoch 0 is not a rung"
     assert PackedToys.trained[0] == [1, 1]
 
 
 def test_next_trial_joins_a_pack_when_a_member_is_stopped(tmp_path: Path) -> None:
-    """The next one joins at its first epoch, beside others that are further."""
+    """The next trial joins at its first epoch, while the others are further."""
     book = Book(tmp_path, [spec_of(number, {}) for number in range(4)], stops={0: 3})
     together(book, size=3)
     assert [epoch for epoch, _ in book.rows(0)] == [1, 2, 3]
@@ -208,7 +208,7 @@ def test_a_pack_that_does_not_fit_is_halved(tmp_path: Path) -> None:
 
 
 def test_members_of_a_pack_that_fails_are_trained_apart(tmp_path: Path) -> None:
-    """So that an error of one of them fails that one alone."""
+    """An error of one of them must fail only this one."""
     specs = [spec_of(number, {}, momentum=0.7, raise_at=4 if number == 1 else None) for number in range(3)]
     book = Book(tmp_path, [*specs, spec_of(3, {})])
     together(book, size=4)
@@ -232,7 +232,7 @@ def test_a_trial_for_which_there_is_no_memory_waits(tmp_path: Path, monkeypatch:
     run_together(book, runner, 4)  # type: ignore[arg-type]
     assert {len(epochs) for epochs in PackedToys.trained} == {2}
     assert all(book.rows(number) == apart(book, number) for number in range(4))
-    assert refused == [2], "it is tried again when one of the others has ended"
+    assert refused == [2], "it is retried when another trial has ended"
 
 
 def test_a_trial_that_does_not_fit_alone_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,11 +249,11 @@ def test_a_trial_that_does_not_fit_alone_fails(tmp_path: Path, monkeypatch: pyte
 
 
 class CountedToy(Counted, PackableToy):
-    """One that counts the others."""
+    """A packable toy that counts the other instances."""
 
 
 class CyclicToy(CountedToy):
-    """One that is alone in the memory, and refers to itself."""
+    """A toy that needs to be the only instance, and refers to itself."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -268,7 +268,7 @@ def test_ended_trials_are_freed_before_the_next_one_is_built(size: int, tmp_path
     with Counted.without_collector() as counts:
         together(book, size)
         assert counts == [*range(size)] * 3
-        assert not Counted.existing, "the winner of a local sweep comes next"
+        assert not Counted.existing, "the winner of a local sweep needs the memory"
 
 
 def test_members_of_a_too_large_pack_are_freed_before_they_are_rebuilt(tmp_path: Path) -> None:
@@ -282,7 +282,7 @@ def test_trial_out_of_memory_is_retried_after_reference_cycles_are_freed(tmp_pat
     book = Book(tmp_path, [spec_of(number, {}, workload="cyclic") for number in range(3)])
     with Counted.without_collector() as counts:
         together(book, 1)
-        assert counts == [0, 1, 0, 1, 0], "each is tried once more, without the last one"
+        assert counts == [0, 1, 0, 1, 0], "each is retried once, after the last one is freed"
     assert [book.told[number][-1].get("ended") for number in range(3)] == ["epochs"] * 3
 
 
@@ -328,7 +328,7 @@ def test_stopped_pack_saves_all_trials_and_each_resumes_separately(tmp_path: Pat
 def test_pack_members_resume_from_checkpoints_of_separate_trials(tmp_path: Path) -> None:
     specs = [spec_of(number, {}) for number in range(2)]
     book = Book(tmp_path, specs)
-    for number, epochs in enumerate((4, EPOCHS)):  # the second had only to say that it has ended
+    for number, epochs in enumerate((4, EPOCHS)):  # the second one had only to report its end
         work = worker.experiment(specs[number], tmp_path, CPU, final=False, stop=_after(epochs))
         for _ in work.stream():
             pass
@@ -353,7 +353,7 @@ def test_training_time_is_split_equally_among_pack_members(tmp_path: Path, monke
     book = Book(tmp_path, [spec_of(0, {}, slow=3.0), spec_of(1, {}, slow=1.0)])
     together(book, size=2)
     assert [book.told[number][-1]["train_seconds"] for number in range(2)] == [2.0 * EPOCHS] * 2
-    assert len(book.told[0]) == EPOCHS, "an epoch that takes a second or more is told by itself"
+    assert len(book.told[0]) == EPOCHS, "an epoch of a second or more is reported separately"
 
 
 @pytest.fixture
@@ -419,7 +419,7 @@ def test_capacities_respect_max_gpus(
 def test_probe_of_a_pack_reports_the_epoch_time_per_trial(
     sweep: Callable[..., SweepSpec], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Members of this pack take their turns of half a second, so that together they take twice as long as alone."""
+    """The members are trained in turn, half a second each, so that together they take twice as long as alone."""
     from tests.support.toy import Clock
 
     clock = Clock()

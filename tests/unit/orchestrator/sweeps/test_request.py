@@ -21,7 +21,7 @@ from workloads import catalog
 
 @pytest.fixture(autouse=True)
 def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[float, float], None]:
-    """This machine has eight CPUs and no GPU, or what is said."""
+    """This machine has eight CPUs and no GPU, unless a test sets other numbers."""
 
     def have(cpus: float, gpus: float) -> None:
         monkeypatch.setattr(request, "this_machine", lambda: [{"CPU": cpus, "GPU": gpus}])
@@ -43,7 +43,7 @@ def test_request_yields_a_spec_with_defaults_filled_in(settings: Settings) -> No
     assert (spec.workload, spec.seed, spec.plan.epochs) == ("recommender", 3, 7)
     assert spec.params["lr"] == 0.5
     assert spec.params["dataset"] == "synthetic"
-    assert spec.plan.refit is True, "as the workload's objective says"
+    assert spec.plan.refit is True, "the setting of the workload's objective"
     assert spec.resources == Resources(cpus_per_worker=8)
 
 
@@ -74,7 +74,7 @@ def test_given_settings_take_precedence_over_a_preset(settings: Settings, tmp_pa
 
 
 def test_a_spec_holds_a_presets_settings_and_not_its_name(settings: Settings) -> None:
-    """So a resume and a reproduction need nothing of it."""
+    """A resume and a reproduction do not need the preset."""
     named = request.experiment("bi_encoder", settings, preset="note")
     typed = request.experiment("bi_encoder", settings, overrides=workload_loader.presets("bi_encoder")["note"].settings)
     assert named == typed
@@ -322,7 +322,7 @@ def test_given_parameters_are_fixed_in_a_sweep(settings: Settings) -> None:
     assert found.fixed == {"backbone": "mf"}
     assert (found.plan.epochs, found.plan.refit, found.seed) == (9, True, 2)
     assert (found.search.trials, found.search.sampler, found.search.scheduler) == (3, "tpe", "asha")
-    assert found.resources == Resources(cpus_per_worker=1), "a core a trial"
+    assert found.resources == Resources(cpus_per_worker=1), "one core for each trial"
 
 
 def test_the_searchs_settings_come_from_file_words_and_flags(settings: Settings, tmp_path: Path) -> None:
@@ -361,7 +361,7 @@ def steps(trial):
 def test_an_automatic_sampler_is_resolved_in_the_spec(
     trials: int, sampler: str, settings: Settings, tmp_path: Path
 ) -> None:
-    """A resume does not choose again, and the fingerprint is that of the sampler."""
+    """A resume must not choose again, and the fingerprint is that of the chosen sampler."""
     (tmp_path / "mine.py").write_text(
         "def few(trial):\n    return {'batch_size': trial.suggest_int('batch_size', 1, 4)}"
     )
@@ -393,7 +393,7 @@ def test_a_grids_trials_are_its_points_or_fewer(
 def test_grid_with_a_point_that_cannot_be_trained_is_refused(
     sampler: str, line: str, words: str, settings: Settings, tmp_path: Path
 ) -> None:
-    """Before the start, though none of the draws is such a point."""
+    """It is refused before the start, although none of the draws is such a point."""
     (tmp_path / "mine.py").write_text(
         "def rare(trial):\n    size = trial.suggest_int('batch_size', 1, 2000)\n"
         f"    if size == 1999:\n        {line}\n    return {{'batch_size': size}}\n"
@@ -407,7 +407,7 @@ def test_several_objectives_are_searched_without_a_scheduler(settings: Settings)
     words = {"objective": "recall_at_20:max,ndcg_at_20"}
     found = request.sweep("recommender", settings, overrides=words)
     assert (found.plan.objective, found.search.scheduler) == (("recall_at_20:max", "ndcg_at_20"), "none")
-    assert found.plan.refit is True, "as the workload's own objective says"
+    assert found.plan.refit is True, "the setting of the workload's own objective"
 
 
 def test_a_population_is_random_and_not_refitted(settings: Settings) -> None:

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("toy_workload")
 REQUEST = "00001-a"
 
 
-# What the command refuses
+# Refusals of the commands
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_only_a_running_trial_can_be_stopped(running: Any) -> None:
         steering.stop(running, 7, "pruned")
 
 
-# What the driver does
+# Application by the driver
 
 
 def test_added_trial_comes_next_and_increases_the_target(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_a_waiting_trial_is_ended_and_never_runs(verdict: str, state: str, tmp_p
     assert resumed.applied(REQUEST)
     for search_ in (search, resumed):
         assert states(search_) == [state]
-        assert search_.failed() == [], "it is not tried again"
+        assert search_.failed() == [], "a stopped trial must not be retried"
     numbers = []
     while trial := resumed.next():
         numbers.append(trial.number)
@@ -140,7 +140,7 @@ def test_a_trial_is_stopped_at_its_next_report(verdict: str, state: str, tmp_pat
     assert at_rung(search, number, 3, 0.5) == verdict
     assert states(search) == [state]
     assert search.trials[0].intermediate_values == {3: 0.5}
-    assert search.failed() == [], "it is not tried again"
+    assert search.failed() == [], "a stopped trial must not be retried"
     assert search.trials[0].user_attrs.get("cause") == (STOPPED if verdict == "failed" else None)
     assert search.best() is None
     assert search.applied(REQUEST)
@@ -193,7 +193,7 @@ def test_requests_are_read_in_order_and_half_written_ones_are_not(tmp_path: Path
 
 
 def test_a_request_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They stay in the folder, and the driver looks there each second."""
+    """Requests stay in the folder, where the driver looks for them every second."""
     first = requests.send(tmp_path, {"stop": 0})
     search, folder = study(tmp_path), RunFolder(tmp_path, {})
     known: set[str] = set()

@@ -65,7 +65,7 @@ def out() -> io.StringIO:
 
 
 def console(out: io.StringIO) -> Console:
-    """One that writes to ``out``."""
+    """A console that writes to ``out``."""
     found = Console()
     found._out = out
     return found
@@ -73,7 +73,7 @@ def console(out: io.StringIO) -> Console:
 
 @pytest.fixture
 def sweep(settings: Settings, file: Path, out: io.StringIO) -> Sweep:
-    """Run one to its end: ``space`` of the file; settings of the search, parameters and plan by their names."""
+    """Runs a sweep to its end: ``space`` of the file; settings of the search, parameters and plan by their names."""
 
     def run(space: str = "space", name: str | None = None, keep: str = "winner", seed: int = 0, **asked: Any) -> Result:
         search = {key: asked.pop(key) for key in list(asked) if key in Search.model_fields}
@@ -97,12 +97,12 @@ def resume(settings: Settings, out: io.StringIO) -> Sweep:
 
 
 class Killed(BaseException):
-    """The process is gone."""
+    """The process is killed."""
 
 
 @contextmanager
 def killed_at(n: int, *, told: bool) -> Iterator[None]:
-    """The process dies at its ``n``-th report, before or after the manager has taken it, and tidies nothing up."""
+    """Kill the process at its ``n``-th report, before or after the manager has recorded it, without any clean-up."""
     left, result = [n], TrialManager.result
 
     def counted(manager: TrialManager, unit: int, payload: Any) -> bool:
@@ -138,7 +138,7 @@ def interrupted_at(n: int) -> Iterator[None]:
 
 
 def rows(result: Result) -> list[dict[str, Any]]:
-    """The table of trials, without what is never twice the same."""
+    """The table of trials, without the values that differ between equal sweeps."""
     found: list[dict[str, Any]] = json.loads((result.folder / "trials.json").read_text())
     return [{key: value for key, value in row.items() if key != "train_seconds"} for row in found]
 
@@ -183,7 +183,7 @@ POPULATION: dict[str, Any] = {"scheduler": "pbt", "trials": 5, "epochs": 20}
 
 @pytest.mark.slow
 def test_a_population_is_the_same_every_time(sweep: Sweep) -> None:
-    """The winner of a population is tested as it is."""
+    """The winner of a population is tested without a refit."""
     first = sweep(**POPULATION, name="a")
     second = sweep(**POPULATION, name="b")
     assert rows(first) == rows(second)
@@ -249,7 +249,7 @@ def test_several_objectives_are_all_in_the_table_and_the_first_wins(sweep: Sweep
 
 
 def test_another_objective_selects_other_epochs(sweep: Sweep) -> None:
-    """The toy slides down from x = 4: its largest x is that of the first epoch."""
+    """The toy's x falls from 4, so its largest x is that of the first epoch."""
     assert {row["best_epoch"] for row in rows(sweep(objective="x:max", trials=2))} == {1}
     assert {row["best_epoch"] for row in rows(sweep(objective="x:min", trials=2))} == {4}
 
@@ -288,7 +288,7 @@ def test_refit_failure_of_the_winner_raises_run_failed_with_its_cause(
         "s failed: out of memory (CUDA out of memory. Tried to allocate 2.00 GiB.): accumulate=auto, a smaller "
         f"batch_size or a larger --gpus-per-worker, precision=bf16 may fit (log: {log})"
     )
-    assert "breaks" in log.read_text(), "the traceback is there"
+    assert "breaks" in log.read_text(), "the log must have the traceback"
 
 
 def test_trials_of_the_pareto_front_are_marked_in_the_table(sweep: Sweep, out: io.StringIO) -> None:
@@ -372,7 +372,7 @@ def test_resume_of_a_finished_sweep_without_more_trials_is_refused(sweep: Sweep,
 def test_a_refused_resume_leaves_a_finished_sweep_as_it_was(
     sweep: Sweep, resume: Sweep, monkeypatch: pytest.MonkeyPatch, settings: Settings
 ) -> None:
-    """A cluster that is too small, or a dataset that is gone, must not turn it into a failed one without a result."""
+    """A cluster that is too small or a missing dataset must not turn it into a failed sweep without a result."""
     sweep(trials=2, name="s")
     folder = run_lookup.find(settings.storage, "s", "sweep")
     options = {**folder.record["spec"]["options"], "local": False}
@@ -412,7 +412,7 @@ def test_sweep_resumes_on_a_machine_with_fewer_cpus(
 
 @pytest.mark.parametrize("interrupted", [True, False])
 def test_trials_added_on_resume_equal_those_of_one_longer_sweep(interrupted: bool, sweep: Sweep, resume: Sweep) -> None:
-    """Six trials in one go, and three of them first: the same six, and the same winner."""
+    """Six trials in one sweep, or three of them first: the same six trials and the same winner."""
     whole = sweep(trials=6, sampler="random")
     if interrupted:
         with interrupted_at(4):
@@ -442,7 +442,7 @@ def test_the_winner_changes_only_where_it_is_beaten(
     monkeypatch.setattr(Toy, "evaluate", shifted)
     second = resume("s", more_trials=1)
     assert second.extra["best_trial"] == (2 if better else first.extra["best_trial"])
-    assert (second.metrics["test/error"] == 0.125) is better, "the test of an unchanged winner stays its only one"
+    assert (second.metrics["test/error"] == 0.125) is better, "an unchanged winner must not be tested again"
     if not better:
         assert second.metrics == first.metrics
 
@@ -452,7 +452,7 @@ def test_retry_failed_repeats_the_points_and_counts_only_the_retries(sweep: Swee
     assert (first.exit_code, first.status, first.extra["failed"]) == (PARTIAL, "partial", 2)
     still = resume("s", retry_failed=True)
     assert [row["state"] for row in rows(still)] == ["complete", "fail", "fail", "complete", "fail", "fail"]
-    assert (still.exit_code, still.extra["failed"]) == (PARTIAL, 2), "those that were tried again count no more"
+    assert (still.exit_code, still.extra["failed"]) == (PARTIAL, 2), "retried trials must not count"
     assert [points(still)[n] for n in (4, 5)] == [points(still)[n] for n in (1, 2)]
 
 
@@ -480,7 +480,7 @@ def test_failed_resume_keeps_the_result_until_there_is_another_winner(
 def test_sweep_of_failing_trials_stops_and_completes_with_retry_failed(
     sweep: Sweep, resume: Sweep, monkeypatch: pytest.MonkeyPatch, settings: Settings
 ) -> None:
-    """Sixty of sixty ran before."""
+    """Without the limit on failures, sixty of sixty such trials ran."""
 
     def missing(self: Toy, epoch: int) -> Any:
         raise FileNotFoundError(f"no such file: /typo (process {epoch})")
@@ -501,7 +501,7 @@ def test_sweep_of_failing_trials_stops_and_completes_with_retry_failed(
 def test_sweep_fails_on_a_lost_accelerator_and_resumes_all_trials(
     sweep: Sweep, resume: Sweep, file: Path, monkeypatch: pytest.MonkeyPatch, settings: Settings, tmp_path: Path
 ) -> None:
-    """Ten of twelve trials failed before, in milliseconds, and the winner's evaluation."""
+    """In an earlier version ten of twelve trials failed within milliseconds, and then the winner's evaluation."""
     monkeypatch.setenv(toy.LOST, str(tmp_path / "lost"))
     monkeypatch.setattr(toy, "lost", set())
     file.write_text(SPACES.replace("nan_at", "lost_at"))
@@ -510,7 +510,7 @@ def test_sweep_fails_on_a_lost_accelerator_and_resumes_all_trials(
     for words in ("the accelerator was lost: CUDA error: an illegal memory", "orchestrator sweep --resume s"):
         assert words in str(caught.value)
     assert run_lookup.find(settings.storage, "s", "sweep").status() == "failed"
-    toy.lost.clear()  # another process
+    toy.lost.clear()  # as in another process
     result = resume("s")
     assert (result.exit_code, [row["state"] for row in rows(result)]) == (DONE, ["complete"] * 4)
 
@@ -605,7 +605,7 @@ def test_sweep_without_a_recorded_contract_resumes(sweep: Sweep, resume: Sweep, 
 
 
 class LaterParams(toy.Params):
-    """Those of a later version: another default, and a parameter more."""
+    """The parameters of a later version: another default, and an additional parameter."""
 
     momentum: float = 0.9
     added: bool = False
@@ -616,7 +616,7 @@ class LaterParams(toy.Params):
 def test_trials_keep_the_defaults_that_their_sweep_began_with(
     ended: bool, refit: bool, sweep: Sweep, resume: Sweep, out: io.StringIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A trial continues from its checkpoint, the others and the winner are trained as before."""
+    """A trial continues from its checkpoint; the other trials and the winner are trained as before."""
     expected = sweep(trials=4, name="whole", refit=refit)
     if ended:
         sweep(trials=2, name="s", refit=refit, keep="all")
@@ -635,7 +635,7 @@ def test_resume_of_a_sweep_without_recorded_defaults_prints_a_notice(
     with interrupted_at(2):
         sweep(trials=3, name="s")
     folder = run_lookup.find(settings.storage, "s")
-    for name in ("defaults", "parameters"):  # 0.1.0 had none
+    for name in ("defaults", "parameters"):  # version 0.1.0 had none
         del folder.record["spec"]["contract"][name]
     folder.update()
     assert resume("s").exit_code == DONE

@@ -38,7 +38,7 @@ from tests.support.toy import Clock
 
 
 class Recorder:
-    """In the tracker's place: the runs that are open, how they ended, and what was logged to them."""
+    """Replaces the tracker: the open runs, how they ended, and what was logged to them."""
 
     def __init__(self) -> None:
         self.open: list[str] = []
@@ -75,7 +75,7 @@ def space(trial: Any) -> dict[str, Any]:
 
 
 class Driver:
-    """A manager of a toy sweep, and what a driver has beside it."""
+    """A manager of a toy sweep, and the other parts of its driver."""
 
     def __init__(self, storage: Path, spec: SweepSpec) -> None:
         found = storage / "sweep"
@@ -119,7 +119,7 @@ class Driver:
         self.running.append(detail()) if detail else self.work.append((done, total, unit))
 
     def die(self) -> None:
-        """The process is gone: its locks are free, nothing is said."""
+        """Release the locks, as if the process had died without a message."""
         assert self.folder._lock
         self.folder._lock.close()
 
@@ -151,7 +151,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.fixture
 def drive(toy_workload: str, tmp_path: Path) -> Drive:
-    """A driver of the sweep that is described; called again, the one after it."""
+    """Starts a driver of the described sweep; a further call starts the next driver of this sweep."""
 
     def begin(**asked: Any) -> Driver:
         spec = sweep(**{"epochs": 9, "trials": 3, "scheduler": "none"} | asked)
@@ -163,7 +163,7 @@ def drive(toy_workload: str, tmp_path: Path) -> Drive:
     return begin
 
 
-# What is handed out
+# Trials that are started
 
 
 @pytest.mark.parametrize("seeds", [1, 2])
@@ -179,7 +179,7 @@ def drive(toy_workload: str, tmp_path: Path) -> Drive:
 def test_parameters_that_cannot_be_drawn_are_a_failed_trial(
     draw: Callable[[Any], Any], cause: str, seeds: int, drive: Drive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The probe before the start has seen the first draws alone."""
+    """The probe before the start has seen only the first draws."""
     monkeypatch.setattr(sys.modules[__name__], "space", lambda trial: draw(trial) if trial.number == 1 else {"lr": 0.1})
     driver = drive(seeds=seeds)
     assert [driver.begin(), driver.begin()] == [0, 2 * seeds]
@@ -193,10 +193,10 @@ def test_parameters_that_cannot_be_drawn_are_a_failed_trial(
 
 
 def test_full_disk_while_drawing_does_not_fail_the_trial(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The trial is not failed: a resume starts it."""
+    """The trial is started by a resume."""
 
     def full(trial: Any) -> dict[str, Any]:
-        raise OSError(errno.ENOSPC, "No space left on device")  # of the journal, which takes what is suggested
+        raise OSError(errno.ENOSPC, "No space left on device")  # of the journal, which stores suggestions
 
     with monkeypatch.context() as patched:
         patched.setattr(sys.modules[__name__], "space", full)
@@ -211,7 +211,7 @@ def test_resume_fails_the_trial_that_an_earlier_version_could_not_draw(
     drive: Drive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver = drive()
-    driver.study.optuna_study.ask()  # the driver died of it
+    driver.study.optuna_study.ask()  # an error that killed the driver
     driver.die()
     monkeypatch.setattr(sys.modules[__name__], "space", lambda trial: {"lr": 0.1 / trial.number})
     resumed = drive()
@@ -231,7 +231,7 @@ def test_next_returns_the_complete_config_of_a_trial(drive: Drive, tmp_path: Pat
         "pace": {"seconds": 0.0, "longest": 10.0},
     }  # fmt: skip
     assert spec["params"]["lr"] == driver.study.trials[0].params["lr"]
-    assert spec["params"]["momentum"] == 0.5, "complete"
+    assert spec["params"]["momentum"] == 0.5, "the defaults are missing"
 
 
 def test_mlflow_keeps_the_recorded_resources_after_a_resume_with_others(drive: Drive) -> None:
@@ -262,7 +262,7 @@ def test_each_seed_has_a_place_a_run_and_a_name_of_its_own(drive: Drive) -> None
     ]
 
 
-# What is told
+# Reports and ends
 
 
 def test_end_of_a_trial_is_recorded_in_study_tracker_and_console(drive: Drive) -> None:
@@ -307,7 +307,7 @@ def test_a_running_trial_is_shown_with_its_epoch_value_and_parameters(drive: Dri
 
 
 def test_progress_is_timed_from_the_begin_of_the_first_trial(drive: Drive) -> None:
-    """What ends together has no first end to count from."""
+    """Trials that end together have no first end to count from."""
     first = drive()
     first.begin()
     first.begin()
@@ -335,7 +335,7 @@ def test_current_status_counts_trials_and_names_best_and_failure(drive: Drive) -
     assert (found.done, found.target, found.best) == (3, 4, {"trial": 0, "error": 0.4})
     assert found.trouble == "trial 2: train/loss is nan at epoch 2"
     assert found.device_seconds == pytest.approx(driver.manager.usage_log.seconds(), abs=1)
-    assert sum(driver.trained) == 3, "rows that were told"
+    assert sum(driver.trained) == 3, "the number of reported rows"
 
 
 def test_report_of_an_ended_trial_returns_stop_and_is_not_logged(drive: Drive) -> None:
@@ -361,7 +361,7 @@ def test_the_other_seeds_of_a_configuration_that_failed_are_ended_too(drive: Dri
     assert driver.says(2, 4, 0.5) is True
     assert driver.tracker.ends == {"sweep/0/0": "FINISHED", "sweep/0/1": "FAILED", "sweep/0/2": "KILLED"}
     clock.sleep(1000)
-    assert driver.manager.budget.used == 10 + 15, "it holds nothing any more"
+    assert driver.manager.budget.used == 10 + 15, "ended seeds must hold no devices"
     driver.manager.close()
     assert driver.tracker.open == []
 
@@ -371,7 +371,7 @@ def test_the_other_seeds_of_a_configuration_that_failed_are_ended_too(drive: Dri
 
 @pytest.mark.parametrize("budget", [{"time_budget": 51.0}, {"max_device_hours": 51 / 3600}])
 def test_both_budgets_leave_enough_for_the_finalists(drive: Drive, clock: Clock, budget: dict[str, float]) -> None:
-    """Trials of 10 s, two repeats: the fourth trial would leave no time for them. Also for the next driver."""
+    """Trials take 10 s, and two repeats follow: a fourth trial would leave no time for them, with two drivers too."""
     asked = {"trials": 9, "finalists": 2, "finalist_seeds": 2, **budget}
     driver = drive(**asked)
 
@@ -409,7 +409,7 @@ def test_unreported_objective_stops_the_sweep_and_other_errors_do_not(drive: Dri
     driver = drive()
     driver.begin(), driver.begin()
     assert driver.manager.result(1, reports.failure_payload(UserError("The checkpoint is of another run"))) is True
-    assert (driver.manager.refusal, driver.manager.exhausted) == (None, False), "that was the one trial's alone"
+    assert (driver.manager.refusal, driver.manager.exhausted) == (None, False), "an error of only one trial"
     refused = Unreported("Unknown objective", got="'eror'", fix="Did you mean 'error'?")
     assert driver.manager.result(0, reports.failure_payload(refused)) is True
     assert driver.manager.stopping()
@@ -425,7 +425,7 @@ def test_unwritable_storage_stops_the_sweep_and_fails_no_trial(drive: Drive) -> 
     assert driver.manager.result(0, reports.failure_payload(full)) is True
     assert driver.manager.refusal is not None
     assert (driver.manager.refusal.code, str(driver.manager.refusal)) == (UNAVAILABLE, str(full))
-    assert sorted(driver.study.unfinished()) == [0, 1], "a resume has nothing to go on with"
+    assert sorted(driver.study.unfinished()) == [0, 1], "a resume needs the unfinished trials"
 
 
 @pytest.mark.parametrize("seeds", [1, 2])
@@ -458,7 +458,7 @@ def test_a_spent_time_budget_leaves_nothing_running(drive: Drive, clock: Clock) 
     driver.manager.close()
     assert driver.states == ["COMPLETE", "FAIL"]
     assert driver.study.trials[1].user_attrs["cause"] == "the time budget was spent"
-    assert driver.study.failed() == [], "it is no failure"
+    assert driver.study.failed() == [], "a spent budget is not a failure"
     assert driver.tracker.ends == {"sweep/0": "FINISHED", "sweep/1": "KILLED"}
     assert driver.lines[-1] == "Stopped: the time budget was spent"
 
@@ -481,13 +481,13 @@ def test_spent_budget_ends_all_runs_of_trials_with_seeds_or_members(
     population = asked.get("scheduler") == "pbt"
     first, second = driver.begin(), driver.begin()
     driver.says(first, 1 if population else 9, 0.5, None if population else "epochs")
-    assert driver.states == ["RUNNING", "RUNNING"], "one waits for others, or for its other seeds"
+    assert driver.states == ["RUNNING", "RUNNING"], "the first one waits for other members or seeds"
     clock.sleep(120)
     assert driver.says(second, 1, 0.7) is population
     driver.manager.close()
     assert driver.tracker.open == []
     assert {driver.tracker.ends[key] for key in driver.tracker.ends} <= {"FINISHED", "KILLED"}
-    if population:  # with no member at its end there is no winner: a resume goes on
+    if population:  # no member has ended, so there is no winner: a resume continues
         assert set(driver.states) == {"RUNNING"}
         driver.die()
         resumed = drive(**asked, **limit)
@@ -499,7 +499,7 @@ def test_spent_budget_ends_all_runs_of_trials_with_seeds_or_members(
 
 
 def test_device_hour_budget_finishes_begun_seeds_and_begins_no_trial(drive: Drive, clock: Clock) -> None:
-    """Two configurations of three seeds: when no further one fits, the seeds of the first are run all the same."""
+    """Two configurations of three seeds. When no further one fits, the seeds of the first are still run."""
     driver = drive(seeds=3, trials=2, max_device_hours=35 / 3600)
     for seed in range(3):
         assert driver.begin() == seed
@@ -537,7 +537,7 @@ def test_waiting_for_the_first_process_uses_no_device_hours(drive: Drive, clock:
 
 
 def test_waiting_for_a_replacement_process_uses_no_device_hours(drive: Drive, clock: Clock) -> None:
-    """Its node was lost, and the next one comes after hours."""
+    """The node of the process was lost, and the next process starts after hours."""
     driver = drive(max_device_hours=1)
     seed_run = driver.begin()
     clock.sleep(10)
@@ -563,7 +563,7 @@ def test_budget_left_by_an_early_end_is_used_for_another_trial(drive: Drive, clo
     driver.begin()
     clock.sleep(1)
     assert driver.manager.next() is None
-    assert not driver.manager.exhausted, "as long as something runs it may leave room"
+    assert not driver.manager.exhausted, "a running trial may end early and leave room"
     driver.manager.died(1, "killed")
     assert driver.begin() == 2
 
@@ -586,7 +586,7 @@ def test_trial_asked_ahead_fails_on_a_spent_budget_unless_interrupted(
     assert driver.lines[-1] == "Stopped: the device-hour budget takes no further trial"
     if not interrupted:
         assert driver.study.trials[8].user_attrs["cause"] == "the budget takes no further trial"
-        assert driver.study.failed() == [], "it is no failure"
+        assert driver.study.failed() == [], "a spent budget is not a failure"
 
 
 def test_use_of_80_percent_of_a_budget_is_reported_once(drive: Drive, clock: Clock) -> None:
@@ -654,7 +654,7 @@ def test_member_of_a_population_is_one_run_with_parameters_by_epoch(drive: Drive
     for seed_run in range(4):
         _save(driver, seed_run)
         assert driver.says(seed_run, 1, float(seed_run)) is True
-    assert driver.tracker.ends == {}, "a pause is no end"
+    assert driver.tracker.ends == {}, "a paused member has not ended"
     configs = [driver.manager.next() for _ in range(4)]
     assert [config["number"] for config in configs if config] == [0, 1, 2, 3]
     assert all(config["save_at_rungs"] and config["keep"] == 4 for config in configs if config)
@@ -677,7 +677,7 @@ def test_member_of_a_population_is_one_run_with_parameters_by_epoch(drive: Drive
 
 
 def test_member_keeps_its_own_rows_when_it_continues_from_another(drive: Drive) -> None:
-    """The donor's checkpoint repeats them."""
+    """After the takeover, the member reports an epoch again, with the donor's rows."""
     driver = drive(scheduler="pbt", trials=4)
     for _ in range(4):
         driver.begin()
@@ -689,7 +689,7 @@ def test_member_keeps_its_own_rows_when_it_continues_from_another(drive: Drive) 
     assert driver.says(3, 1, 0.0) is False
     assert driver.says(3, 2, 0.5) is True
     assert curves.read(driver.folder.path, "validation/error")[3, 0] == [(1, 3.0), (2, 0.5)]
-    assert driver.trained[-2:] == [0, 1], "epochs"
+    assert driver.trained[-2:] == [0, 1], "only the new epoch counts"
 
 
 def _save(driver: Driver, seed_run: int) -> None:

@@ -45,7 +45,7 @@ ALONE: Any = {"devices": LostDevices(Resources(), {}, print), "share": WholeClus
 
 
 class Book:
-    """In the manager's place: hands out one trial."""
+    """Replaces the manager: hands out one trial."""
 
     exhausted = True
     live = 0
@@ -56,7 +56,7 @@ class Book:
         self.held: list[int] = []
 
     def next(self, *, hold: bool) -> dict[str, Any] | None:
-        assert not hold, "Tune asks before it has a process"
+        assert not hold, "Tune asks for trials before it has a process"
         return self.left.pop() if self.left else None
 
     def hold(self, seed_run: int) -> None:
@@ -94,7 +94,7 @@ def test_restarts_of_a_trials_process_are_counted_and_its_devices_freed(state: _
         tunes.num_failures = times
         restarts.on_trial_recover(1, [], tunes)
         assert not (tmp_path / PROCESS).exists()
-        assert state.manager.held == [], "it may wait for long"  # type: ignore[attr-defined]
+        assert state.manager.held == [], "the trial may wait for long"  # type: ignore[attr-defined]
         restarts.on_trial_start(1, [], tunes)
     tunes.num_failures = 3
     (tmp_path / "error.txt").write_text("Failure # 3 (occurred at noon)\nThe actor died unexpectedly.\n")
@@ -111,7 +111,7 @@ def test_devices_are_held_only_after_the_process_has_started(state: _SweepState)
 
 
 def test_devices_of_a_group_are_held_after_it_reports_them(state: _SweepState) -> None:
-    """Its Trainable has a process before its workers have any. The time they need to start is no silence."""
+    """The Trainable has a process before its workers have any. The time of their start does not count as silence."""
     state.grouped = True
     held = state.manager.held  # type: ignore[attr-defined]
     _StudySearcher(state).suggest("a")
@@ -142,7 +142,7 @@ def test_reported_device_loss_of_a_running_trial_is_counted(state: _SweepState) 
     for more in ({}, {reports.HELD: True}, {reports.LOST: "the accelerator was lost (GPU 0 of node ab)"}, {}):
         stopper("a", {"epoch": 1, **more})
     assert losses == [("the accelerator was lost (GPU 0 of node ab)", 7)]
-    assert state.manager.held == [], "it waits for others"  # type: ignore[attr-defined]
+    assert state.manager.held == [], "the trial waits for other devices"  # type: ignore[attr-defined]
 
 
 def test_trial_killed_for_its_silence_has_the_timeout_as_its_cause(state: _SweepState, tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_trial_killed_for_its_silence_has_the_timeout_as_its_cause(state: _Sweep
     [
         (4, 4, False, False),  # a sweep alone keeps its processes between trials
         (3, 4, True, False),
-        (4, 2, False, True),  # one of more than its share gives back what it does not use
+        (4, 2, False, True),  # above its share, a sweep releases unused processes
         (2, 2, False, True),
         (1, 2, True, False),
     ],
@@ -178,14 +178,14 @@ def test_sweep_begins_trials_and_releases_processes_by_its_share(
 
 
 def shared(state: _SweepState) -> _SharedSearch:
-    """A search as Tune asks it for trials."""
+    """A search from which Tune requests trials."""
     search = _SharedSearch(state)
     search.add_configurations(tune.Experiment("sweep", lambda config: None, num_samples=99))
     return search
 
 
 def test_reduced_share_does_not_end_a_search_with_an_unstarted_trial(tmp_path: Path) -> None:
-    """The manager counts the trial as one that runs, and Tune has none."""
+    """The manager counts the trial as running, but Tune does not have it."""
     book = Book(tmp_path)
     state = _SweepState(book, TrialMonitor(10), slots=2, slot_limit=lambda wanted: 1)  # type: ignore[arg-type]
     search = shared(state)
@@ -199,7 +199,7 @@ def test_reduced_share_does_not_end_a_search_with_an_unstarted_trial(tmp_path: P
 
 
 def test_a_stopped_sweep_waits_until_its_running_trials_have_saved(tmp_path: Path) -> None:
-    """Tune would kill them. A budget that is spent, and a node whose Ray has died, wait for nothing."""
+    """Otherwise Tune would kill them. A sweep with a spent budget, or on a node whose Ray has died, does not wait."""
     book: Any = Book(tmp_path)
     book.stopping = lambda: True
     state = _SweepState(book, TrialMonitor(10), slots=1, slot_limit=lambda wanted: wanted)
@@ -207,7 +207,7 @@ def test_a_stopped_sweep_waits_until_its_running_trials_have_saved(tmp_path: Pat
     stopper, trial = _ReportStopper(state), SimpleNamespace(trial_id="a", status="RUNNING")
     _ProcessCallback(state).on_trial_start(0, [], trial)
     book.ends_epochs = lambda: True
-    assert not stopper("a", {"rows": []}), "it may be in the middle of the next epoch"
+    assert not stopper("a", {"rows": []}), "the trial may be in the middle of the next epoch"
     assert not stopper.stop_all()
     assert stopper("a", {"rows": [], reports.SAVED: True})
     trial.status = "TERMINATED"
@@ -225,7 +225,7 @@ def test_trial_added_while_the_last_ones_run_is_started(tmp_path: Path) -> None:
     book.live = 1
     stopper("a", {})
     assert search.next_trial() is None
-    assert search.is_finished(), "processes that nothing waits for are released"
+    assert search.is_finished(), "processes without waiting trials are released"
     book.left.append({"number": 8, "folder": str(tmp_path)})
     book.exhausted = False
     assert not stopper.stop_all()
@@ -287,10 +287,10 @@ def test_tune_clears_no_output_of_a_notebook(tmp_path: Path, monkeypatch: pytest
 
 
 def test_an_interrupt_leaves_no_processes_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a notebook the connection to Ray stays, and so does the traceback. Tune cleans up after exceptions alone."""
+    """In a notebook the connection to Ray stays, and so does the traceback. Tune cleans up only after an Exception."""
 
     class Processes:
-        """They end with this object, which refers to itself as Tune's do."""
+        """Processes that end with this object, which refers to itself as Tune's object does."""
 
         def __init__(self) -> None:
             self.step = self.fit
@@ -315,7 +315,7 @@ def test_an_interrupt_leaves_no_processes_behind(tmp_path: Path, monkeypatch: py
         run_trials(spec, folder, SimpleNamespace(), 1, lambda wanted: wanted, print)  # type: ignore[arg-type]
     assert kept.tb is not None
     assert [processes() for processes in begun] == [None]
-    assert removed, "the groups that these processes have started"
+    assert removed, "groups of these processes are left"
 
 
 def test_a_sweep_without_a_share_goes_on_when_it_has_one_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -349,7 +349,7 @@ def test_sweep_at_its_end_requests_only_slots_of_running_trials(tmp_path: Path) 
     search.suggest("a")
     book.live = 1
     _ReportStopper(state)("a", {})
-    assert search.suggest("b") is None, "it asks again: a trial may be added while the last one runs"
+    assert search.suggest("b") is None, "Tune asks again: a trial may be added while the last one runs"
     state.may()
     assert asked == [4, 4, 1]
 
@@ -376,7 +376,7 @@ def test_a_winner_whose_node_is_dead_is_left_to_a_resume(tmp_path: Path, monkeyp
 def test_winners_task_is_cancelled_when_the_driver_is_interrupted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a notebook the connection to Ray stays, and with it what was started on it."""
+    """In a notebook the connection to Ray stays, and with it everything that was started on it."""
 
     def stop(*args: Any) -> Iterator[Any]:
         raise KeyboardInterrupt
@@ -398,7 +398,7 @@ def test_winners_task_is_cancelled_when_the_driver_is_interrupted(
 def test_a_winner_that_loses_its_device_goes_on_on_another(
     toy_workload: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The task as it runs in a process; the loss is counted, so that a device that is lost twice is left out."""
+    """The task runs as in its process. The loss is counted, so that a device that is lost twice is excluded."""
     epochs = iter(range(1, 100))
 
     def lost(toy: Toy, epoch: int) -> Any:
@@ -439,7 +439,7 @@ def test_a_winner_that_loses_its_device_goes_on_on_another(
         spec, tmp_path / "winner", session, lambda rows: None, resume=None, selected=None, devices=devices,
         share=share, holding=holding,
     )  # fmt: skip
-    assert said[:3] == [(1, True), (1, False), 1], "it waits, and holds what it has from then on"
+    assert said[:3] == [(1, True), (1, False), 1], "it waits for its share, and then holds it"
     assert said[-1] == "released"
     assert losses == ["the accelerator was lost: CUDA error: an illegal memory access was encountered"] * 2
     assert session.task_nodes == {"ab"}, "no actor of the job shows this node to the system metrics"
@@ -450,7 +450,7 @@ def test_a_winner_that_loses_its_device_goes_on_on_another(
 
 @pytest.fixture
 def actor(toy_workload: str, monkeypatch: pytest.MonkeyPatch) -> TrialActor:
-    """One that Tune has not yet set up; nobody watches it."""
+    """An actor that Tune has not set up yet, without a monitor."""
     monkeypatch.setattr(heartbeat, "announce", lambda folder: None)
     return TrialActor.__new__(TrialActor)
 
@@ -472,7 +472,7 @@ def test_diverged_actor_reports_all_rows_and_saves_no_checkpoint(actor: TrialAct
     assert [epoch for epoch, _, _ in last["rows"]] == [4, 5]
     assert (last["error"], last["done"]) == ("train/loss is nan at epoch 6", True)
     actor.reset_config(config(tmp_path / "1"))
-    assert not list((tmp_path / "0").glob("checkpoint-*")), "the state was that of no epoch that was told"
+    assert not list((tmp_path / "0").glob("checkpoint-*")), "the state is that of no reported epoch"
     assert [actor.step()["ended"] for _ in range(2)] == [None, "epochs"]
     actor.cleanup()
 
@@ -540,7 +540,7 @@ def test_an_actor_that_loses_its_accelerator_saves_nothing_of_the_epoch(
 def test_preempted_trial_saves_and_resumes_in_another_process(
     actor: TrialActor, toy_workload: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next process goes on from there, and states the last rows again for a driver that missed them."""
+    """The next process continues from there, and reports the last rows again for a driver that missed them."""
     asked = iter(range(100))
     monkeypatch.setattr(pack, "this_node", lambda: lambda: next(asked) > 4)
     actor.setup(config(tmp_path / "0"))
@@ -563,7 +563,7 @@ def test_preempted_trial_saves_and_resumes_in_another_process(
 def test_trial_is_freed_before_the_next_one_is_built(
     actor: TrialActor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also when it is built again itself, in smaller micro-batches."""
+    """This also holds if the trial itself is rebuilt, with smaller micro-batches."""
     entry = catalog.Entry("tests.support.toy:Params", "tests.support.toy:CountedToy", "Counts the others.")
     monkeypatch.setitem(catalog.BUILT_IN, "toy", entry)
     fits = config(tmp_path / "1", fits=4, batch_size=8)

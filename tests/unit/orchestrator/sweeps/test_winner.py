@@ -42,7 +42,7 @@ def space(trial):
 
 @pytest.fixture
 def settings(toy_workload: str, database: Path, no_page: None, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    monkeypatch.setattr(model_upload, "deliver", lambda *of: None)  # takes its time, too
+    monkeypatch.setattr(model_upload, "deliver", lambda *of: None)  # this takes time, too
     return resolve()
 
 
@@ -53,7 +53,7 @@ def out() -> io.StringIO:
 
 @pytest.fixture
 def pretrained(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The toy begins with pretrained weights. Named before ``settled``, which trains it."""
+    """The toy starts with pretrained weights. Tests request this before ``settled``, which trains the toy."""
     monkeypatch.setattr(Toy, "pretrained", True, raising=False)
 
 
@@ -77,7 +77,7 @@ def resume(settings: Settings, out: io.StringIO) -> Callable[..., Result]:
 
 @pytest.fixture
 def better(settled: Result, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From now on a trial wins with its second epoch, and test says 0.125."""
+    """Afterwards a trial wins with its second epoch, and its error on test is 0.125."""
     evaluate = Toy.evaluate
 
     def shifted(self: Toy, split: Any) -> Any:
@@ -104,7 +104,7 @@ def logged(database: Path, name: str) -> list[tuple[int, float]]:
 
 
 def shown(database: Path, name: str) -> float:
-    """The value that MLflow's UI has for a metric of the sweep's own run."""
+    """The value that MLflow's UI shows for a metric of the sweep's own run."""
     from mlflow.tracking import MlflowClient
 
     client = MlflowClient(f"sqlite:///{database}")
@@ -133,7 +133,7 @@ def test_rows_of_a_shorter_second_winner_follow_the_first_in_mlflow(
     assert logged(database, "test/error") == [(EPOCHS, first)]
     assert tags(database, "s")["orchestrator.test_opened"] == "1"
     assert "orchestrator.winners" not in tags(database, "s")
-    assert tags(database, "s")["orchestrator.contenders"] == str(settled.extra["best_trial"]), "no noise, no others"
+    assert tags(database, "s")["orchestrator.contenders"] == str(settled.extra["best_trial"]), "no noise, so no others"
     assert f"trial {settled.extra['best_trial']}, error" in out.getvalue()
     assert re.search(r"on validation, estimate [\d.]+ \(se 0 over units\)", out.getvalue())
     assert "estimate" in tags(database, "s")["mlflow.note.content"]
@@ -143,10 +143,10 @@ def test_rows_of_a_shorter_second_winner_follow_the_first_in_mlflow(
     assert shown(database, "test/error") == 0.125
     assert [step for step, _ in logged(database, "refit/loss")] == [1, 2, 3, 4, EPOCHS + 1, EPOCHS + 2]
     epochs = second.history()["epoch"].tolist()
-    assert epochs == [1, 2, 3, 4, 1, 2], "the first winner's rows are none of the second one's"
+    assert epochs == [1, 2, 3, 4, 1, 2], "the second winner must not have the first one's rows"
     assert [step for step, _ in logged(database, "validation/error")] == list(range(1, 2 * EPOCHS + 1))
     found, old = tags(database, "s"), settled.extra["best_trial"]
-    assert found["orchestrator.untouched"] == "false", "whatever an earlier winner was"
+    assert found["orchestrator.untouched"] == "false", "not the value of an earlier winner"
     assert (found["orchestrator.test_opened"], second.extra["test_opened"]) == ("2", 2)
     assert found["orchestrator.winners"] == f"trial {old} from step 1, trial 2 from step 5"
     assert found["mlflow.note.content"].endswith(f"Winners, the current one last: {found['orchestrator.winners']}.")
@@ -198,7 +198,7 @@ def test_unbeaten_winner_is_not_evaluated_on_test_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(winner, "_ranking", lambda *of: ("", [], []))
-    monkeypatch.setattr(Toy, "train_epoch", lambda self, epoch: {"loss": 1.0})  # it stays where it started
+    monkeypatch.setattr(Toy, "train_epoch", lambda self, epoch: {"loss": 1.0})  # the toy stays at its start
     again = resume(more_trials=1)
     assert (again.extra["best_trial"], again.metrics) == (settled.extra["best_trial"], settled.metrics)
     assert (again.extra["test_opened"], tags(database, "s")["orchestrator.test_opened"]) == (1, "1")
@@ -225,7 +225,7 @@ def test_unknown_noise_is_reported_once_without_units_and_seeds(
 def test_local_sweep_trains_only_after_mlflow_is_connected(
     settings: Settings, tmp_path: Path, out: io.StringIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The import would take the interpreter from the first trials."""
+    """Otherwise the import of MLflow would slow down the first trials."""
     order: list[str] = []
     train = Toy.train_epoch
 
@@ -251,7 +251,7 @@ def test_a_winner_has_every_epoch_of_its_selection(
     settings: Settings, database: Path, tmp_path: Path, out: io.StringIO, resume: Callable[..., Result],
     monkeypatch: pytest.MonkeyPatch, refit: bool,
 ) -> None:  # fmt: skip
-    """Its last checkpoint has only the rows of two intervals. A resume that has the same winner doubles nothing."""
+    """The last checkpoint has only the rows of two intervals. A resume with the same winner doubles no rows."""
     monkeypatch.setattr("orchestrator.engine.loop.CHECKPOINT_SECONDS", 0.0)
     monkeypatch.setattr("orchestrator.engine.loop.REPORT_SECONDS", 0.0)
     (tmp_path / "mine.py").write_text(SPACE)
@@ -278,7 +278,7 @@ def test_a_winner_has_every_epoch_of_its_selection(
 def test_only_the_winner_of_a_sweep_is_evaluated_on_test(
     settings: Settings, database: Path, tmp_path: Path, out: io.StringIO, monkeypatch: pytest.MonkeyPatch, refit: bool
 ) -> None:
-    """Also where the workload names epochs at which a final model is evaluated on test, as lifelong retrieval does."""
+    """This also holds if the workload names epochs at which a final model is evaluated on test, as lifelong does."""
     monkeypatch.setattr(Toy, "objective", Objective("error", "min", test_epochs=(1, 2, EPOCHS)))
     monkeypatch.setattr(winner, "_ranking", lambda *of: ("", [], []))
     opened: list[Toy] = []
@@ -334,7 +334,7 @@ def test_winner_of_a_record_without_winners_counts_as_tested(settings: Settings)
 def test_full_disk_leaves_no_partial_mark_of_the_winner(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A resume could not read it."""
+    """A resume could not read a partial mark."""
     found = finished(settings.storage, "s", [(1.0,), (2.0,)], settled=False)
 
     def full(*_: Any) -> None:

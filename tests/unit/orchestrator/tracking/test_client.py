@@ -1,4 +1,4 @@
-"""Which errors are rejections of a request, and which an outage."""
+"""Which errors are rejections of a request, and which are outages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ENDPOINT = "/api/2.0/mlflow/runs/log-batch"
 
 @pytest.fixture
 def client(database: Path, tmp_path: Path) -> Client:
-    """Of a server, as far as its errors go."""
+    """A client that handles errors as if they came from a server."""
     client = Client(f"sqlite:///{database}", "toy", tmp_path)
     client._answer = RestException
     return client
@@ -47,7 +47,7 @@ def response(status: int, body: str) -> Response:
         (413, "<html>413 Request Entity Too Large</html>", Refused),
         (500, {"error_code": "INTERNAL_ERROR", "message": "x"}, MlflowException),
         (503, {"error_code": "TEMPORARILY_UNAVAILABLE", "message": "x"}, MlflowException),
-        # Gateways in front of a server that restarts.
+        # Answers of gateways in front of a server that restarts.
         (404, "404 page not found", MlflowException),
         (404, {"message": "no Route matched with those values"}, MlflowException),
         (400, "<html>400 Bad Request</html>", MlflowException),
@@ -72,7 +72,7 @@ def test_experiment_name_that_is_not_utf_8_is_escaped(database: Path, tmp_path: 
 
 
 def test_text_with_surrogates_raises_refused(client: Client) -> None:
-    """Whether the client raises it, or MLflow's, which calls it an internal error."""
+    """The error is raised by the client, or by MLflow's client, which calls it an internal error."""
     run = client.create("r", {}, None, 0)
     with pytest.raises(Refused, match="surrogates not allowed"):
         client._call(client._client.set_tag, run, "born", "a\udcff")
@@ -117,7 +117,7 @@ def test_a_store_of_files_without_an_answer_is_an_outage(
 def test_unreachable_s3_is_an_outage_and_a_missing_bucket_is_not(
     is_there: bool, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As of a server with --no-serve-artifacts: S3 does not answer, or has no such bucket yet."""
+    """With a server with --no-serve-artifacts, S3 does not answer or does not have the bucket yet."""
     for name, value in {**s3.KEYS, "AWS_MAX_ATTEMPTS": "1"}.items():
         monkeypatch.setenv(name, value)
     experiment = client._client.create_experiment("direct", artifact_location="s3://bucket/runs")

@@ -1,4 +1,4 @@
-"""The queue on disk: order, memory, damage, a full disk, and the batches that are made of it."""
+"""The queue on disk: order, memory, damage, a full disk, and the batches that are made from it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def log(key: str, *epochs: int) -> dict[str, Any]:
 
 
 def drain(queue: Journal) -> list[dict[str, Any]]:
-    """All that waits, without the format."""
+    """All waiting operations, without their format."""
     queue.finish()
     found = []
     while taken := queue.take():
@@ -61,13 +61,13 @@ def test_depth_counts_the_operations_not_delivered(file: Path) -> None:
     assert queue.depth == 5
     queue.take()
     queue.put(**log("a", 6))
-    assert queue.depth == 6, "taken is not delivered"
+    assert queue.depth == 6, "taken operations are not delivered yet"
     queue.forget()
     assert queue.depth == 1
     queue.put(**log("b", 1))
     queue.close()
     after = Journal(file)
-    assert after.depth == 7, "what it does not know to be delivered it sends once more"
+    assert after.depth == 7, "operations of unknown delivery are sent again"
     drain(after)
     assert after.depth == 0
 
@@ -108,7 +108,7 @@ def test_memory_stays_bounded_while_many_operations_wait(file: Path, monkeypatch
     finally:
         tracemalloc.stop()
     assert file.stat().st_size == 0
-    assert peak < 20 * journal.WINDOW, "windows, not the file, are held"
+    assert peak < 20 * journal.WINDOW, "memory must hold windows, not the file"
 
 
 def test_windows_follow_each_other_without_a_gap(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,17 +167,17 @@ def test_journal_of_another_format_raises_user_error(file: Path) -> None:
     file.write_text(json.dumps({"format": 99, "op": "log"}) + "\n")
     with pytest.raises(UserError, match=r"another format: got 99"):
         Journal(file)
-    file.write_text(json.dumps({"op": "log", "key": "a", "rows": []}) + "\n")  # as before formats were written
+    file.write_text(json.dumps({"op": "log", "key": "a", "rows": []}) + "\n")  # from before formats were written
     assert drain(Journal(file)) == [{"op": "log", "key": "a", "rows": []}]
 
 
 def test_order_of_operations_is_kept_on_a_full_disk(file: Path) -> None:
     queue = Journal(file)
     queue.put(**log("a", 1))
-    with full_disk(file, room=30):  # half a line finds room
+    with full_disk(file, room=30):  # there is room for half a line
         for epoch in (2, 3):
             queue.put(**log("a", epoch))
-    queue.put(**log("a", 4))  # there is room again, but not before those that wait
+    queue.put(**log("a", 4))  # there is room again, but the waiting operations come first
     assert (queue.lost, queue.trouble) == (0, "File too large")
     assert drain(queue) == [log("a", epoch) for epoch in (1, 2, 3, 4)]
     queue.put(**log("a", 5))
@@ -193,7 +193,7 @@ def test_operations_in_memory_are_stored_once_the_disk_has_room(file: Path) -> N
     for epoch in range(3, HELD + 10):
         queue.put(**log("a", epoch))
     assert queue.lost == 0
-    killed = Journal(file)  # of a process that could not close its own
+    killed = Journal(file)  # opened after a process that could not close its journal
     assert drain(killed) == [log("a", epoch) for epoch in range(1, HELD + 10)]
 
 
@@ -233,7 +233,7 @@ def test_a_full_disk_and_an_outage_lose_reports_and_count_them(file: Path) -> No
         assert queue.lost == 10
         kept = queue.take()
         assert len(kept) == HELD + 1
-        assert kept[-1]["op"] == "end", "how it ended is always kept"
+        assert kept[-1]["op"] == "end", "the end of a run is always kept"
         queue.close()
     assert queue.lost == HELD + 11
     assert not file.exists()
@@ -264,7 +264,7 @@ def test_end_between_rows_of_a_run_is_not_moved_by_the_merge() -> None:
     given = [{"op": "start", "key": "a"}, log("a", 1), log("b", 1), log("a", 2), end, log("b", 2), log("a", 3), tag]
     begun = {"op": "start", "key": "a", "rows": log("a", 1, 2)["rows"]}
     assert batches(given) == [begun, log("b", 1, 2) | {"set_tags": {"x": "1"}}, end, log("a", 3)]
-    assert given[:2] == [{"op": "start", "key": "a"}, log("a", 1)], "what was given is as it was"
+    assert given[:2] == [{"op": "start", "key": "a"}, log("a", 1)], "the input must not change"
 
 
 def test_later_value_of_a_tag_replaces_the_earlier_one() -> None:
@@ -274,7 +274,7 @@ def test_later_value_of_a_tag_replaces_the_earlier_one() -> None:
 
 
 def test_a_delivery_that_ends_after_the_close_is_repeated(file: Path) -> None:
-    """A large file on its way to a slow store. Its thread must not end with an error on the terminal."""
+    """For example that of a large file to a slow store. Its thread must not end with an error on the terminal."""
     queue = Journal(file)
     queue.put(**log("a", 1))
     queue.take()

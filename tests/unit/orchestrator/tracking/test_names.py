@@ -66,9 +66,9 @@ def test_names_that_would_collide_stay_distinct(open_tracker: Callable[..., Trac
         assert tracker.close()
     found = {(step, value): name for name, step, value, _ in metrics(database)}
     assert {value for _, value in found} == set(values.values())
-    assert found[1, 0.2] == "recall_at_10", "a name that fits keeps itself"
+    assert found[1, 0.2] == "recall_at_10", "an accepted name must not change"
     assert found[1, 0.1].startswith("recall_at_10-")
-    assert all(found[1, value] == found[2, value] for value in values.values()), "a resume goes on with each"
+    assert all(found[1, value] == found[2, value] for value in values.values()), "a resume must use the same names"
     assert dict(query(database, "select key, value from params"))[found[1, 0.1]] == "0.1"
 
 
@@ -111,7 +111,7 @@ def test_long_values_are_cut_visibly(open_tracker: Callable[..., Tracker], datab
 
 
 def test_text_that_is_not_utf_8_is_escaped(open_tracker: Callable[..., Tracker], database: Path) -> None:
-    """It would have MLflow answer as in an outage, and nothing behind it would be sent."""
+    """MLflow would answer as in an outage, and no later operation would be sent."""
     odd = "a\udcff"
     tracker = open_tracker()
     tracker.start(OWNER, odd, params={"note": odd, odd: 1}, tags={"born": odd})
@@ -147,7 +147,7 @@ def test_only_the_batch_with_a_value_that_is_not_a_number_is_refused(
     tracker.log(OWNER, rows(1, 2))
     assert tracker.flush()
     tracker.log(OWNER, [Row(3, 1.7e9, {"train/loss": value})])
-    assert tracker.flush(timeout=HANG_SECONDS), "nobody waits for it to become a number"
+    assert tracker.flush(timeout=HANG_SECONDS), "the value must not block the queue"
     tracker.log(OWNER, rows(4, 5))
     tracker.end(OWNER, "FINISHED")
     told = tracker.close()

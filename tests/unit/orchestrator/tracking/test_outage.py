@@ -1,4 +1,4 @@
-"""The writer while its server is away, hangs, is killed or comes back, and while the disk is full."""
+"""The writer while its server is down, hangs, is killed or comes back, and while the disk is full."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.waiting import FOR_EVER, HANG_SECONDS
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory, initialised_store: Path) -> Iterator[Server]:
-    """Started once: it takes seconds to answer."""
+    """Started once for the module, because it takes seconds to answer."""
     running = Server(tmp_path_factory.mktemp("server"), initialised_store)
     yield running
     running.kill()
@@ -27,7 +27,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, initialised_store: Path) ->
 def test_outage_does_not_block_training_and_is_reported_on_close(
     open_tracker: Callable[..., Tracker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever waited for MLflow would wait for ever."""
+    """Any call that waited for MLflow would never return."""
     monkeypatch.setattr(tracking, "RETRY_SECONDS", (FOR_EVER,))
     monkeypatch.setattr(tracking, "CONNECT_SECONDS", FOR_EVER)
     tracker = open_tracker(uri=NOWHERE)
@@ -92,7 +92,7 @@ def test_a_server_that_is_killed_and_comes_back_gets_every_value_once(
         if epoch == 70:
             server.kill()
         if epoch == 120:
-            assert tracker.unsent >= 50, "an epoch was delivered, or waited for"
+            assert tracker.unsent >= 50, "the epochs must wait in the journal"
             server.start()
         tracker.log(OWNER, rows(epoch, epoch))
         time.sleep(0.002)
@@ -131,10 +131,10 @@ def test_hanging_server_causes_no_duplicate_run(
         tracker.log(f"{OWNER}/hung", rows(1, 3))
         assert not tracker.flush(timeout=2.5)
     finally:
-        monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", f"{HANG_SECONDS:.0f}")  # an answer takes as long as it takes
+        monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", f"{HANG_SECONDS:.0f}")  # no short limit for answers
         server.go_on()
     assert tracker.close(timeout=HANG_SECONDS) is None
-    assert f"{OWNER}/hung" in statuses(server.database), "and no key twice"
+    assert f"{OWNER}/hung" in statuses(server.database), "the run is missing"
     assert metrics(server.database, f"{OWNER}/hung") == expected(rows(1, 3))
 
 

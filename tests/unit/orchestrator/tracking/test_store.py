@@ -28,7 +28,7 @@ def test_tracking_file_that_is_not_a_database_raises_user_error(tmp_path: Path) 
 def test_a_store_whose_creation_was_interrupted_is_created_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SQLite keeps each table of a migration at once: MLflow, started again, finds one that it wants to create."""
+    """SQLite commits each table of a migration at once, so a restarted MLflow finds a table that it tries to create."""
     begun: list[str] = []
 
     def create(uri: str, _: str) -> SimpleNamespace:

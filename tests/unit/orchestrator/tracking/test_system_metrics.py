@@ -1,4 +1,4 @@
-"""System metrics: MLflow's own names, a sample at the start and one at the end, and never an error."""
+"""System metrics: MLflow's own names, a sample at the start and one at the end, and no errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.waiting import until
 
 
 class NvmlError(Exception):
-    """As pynvml's NVMLError."""
+    """Stands for pynvml's NVMLError."""
 
 
 def refuse(_: Any) -> Any:
@@ -25,7 +25,7 @@ def refuse(_: Any) -> Any:
 
 @pytest.fixture
 def two_gpus(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """NVML as it answers for two devices, half full and busy."""
+    """NVML with two devices, which are partly full and busy."""
     nvml = SimpleNamespace(
         NVMLError=NvmlError,
         nvmlInit=lambda: None,
@@ -41,7 +41,7 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 
 def mlflow_names(monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """What MLflow's own monitors tell on this machine."""
+    """The names that MLflow's own monitors report on this machine."""
     from mlflow.system_metrics.metrics import gpu_monitor
     from mlflow.system_metrics.metrics.cpu_monitor import CPUMonitor
     from mlflow.system_metrics.metrics.disk_monitor import DiskMonitor
@@ -138,7 +138,7 @@ def test_only_cluster_nodes_that_the_run_uses_are_sampled(monkeypatch: pytest.Mo
     here = Monitors()
     with system.of_cluster(lambda: own):
         system._sample(here)
-        assert rows == [], "it uses none yet"
+        assert rows == [], "the run uses no node yet"
         own = {"3", "7"}
         system._sample(here)
         own = set()

@@ -31,7 +31,7 @@ from tests.support.tracked import (
 )
 from tests.support.waiting import FOR_EVER, until
 
-# A store that is there
+# An available store
 
 
 def test_run_is_stored_with_metrics_parameters_tags_and_status(
@@ -123,7 +123,7 @@ def test_trials_are_stored_as_child_runs_of_their_sweep(open_tracker: Callable[.
 def test_many_reports_are_sent_in_few_requests(
     open_tracker: Callable[..., Tracker], database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """More than MLflow takes in one request, and far fewer requests than reports."""
+    """There are more values than MLflow accepts in one request, and far fewer requests than reports."""
     sent: list[int] = []
     send = mlflow_client.Client.log
 
@@ -156,7 +156,7 @@ def test_the_run_id_is_there_once_the_run_is_open(open_tracker: Callable[..., Tr
     assert tracker.flush()
 
 
-# Taking a run up again
+# Resumed runs
 
 
 def test_runs_of_two_storages_with_one_name_stay_apart(
@@ -255,13 +255,13 @@ def test_existing_trials_are_searched_for_once_on_resume(
 
 
 def test_artifact_location_of_new_experiments_depends_on_the_store(tmp_path: Path, database: Path) -> None:
-    """MLflow's client would put those of a database server into the current folder."""
+    """MLflow's client would store those of a database server in the current folder."""
     assert store.ensure("http://host:5000", tmp_path) is None
     assert store.ensure("postgresql+psycopg2://host/db", tmp_path) == tmp_path / "artifacts"
     assert store.ensure(f"sqlite:///{database}", tmp_path) == database.parent / "artifacts"
 
 
-# What is refused
+# Refusals
 
 
 def test_refused_run_does_not_block_other_runs(
@@ -347,7 +347,7 @@ def test_a_trial_that_waits_is_one_request_for_all_its_values(
     monkeypatch.setattr(mlflow_client.Client, "create", waiting)
     tracker = open_tracker()
     tracker.start(OWNER, "sweep", params={})
-    assert busy.wait(FOR_EVER)  # the sender is, while the trials come
+    assert busy.wait(FOR_EVER)  # the sender is busy while the trials are added
     for number in range(3):
         tracker.start(f"{OWNER}/{number}", "trial", params={"lr": number}, tags={"x": "y"}, parent=OWNER)
         tracker.log(f"{OWNER}/{number}", rows(1, 2))
@@ -361,7 +361,7 @@ def test_a_trial_that_waits_is_one_request_for_all_its_values(
         assert tags(database, f"{OWNER}/{number}")["state"] == "complete"
 
 
-# Requests that are lost
+# Lost requests
 
 
 @pytest.mark.parametrize("method", ["create", "log", "input", "end", "existing_runs"])
@@ -423,13 +423,13 @@ def test_after_another_driver_has_taken_over_nothing_is_sent(
     assert woken.close() is None
     assert metrics(database) == expected(rows(1, 4))
     assert statuses(database) == {OWNER: "FINISHED"}
-    assert not (tmp_path / JOURNAL).exists(), "a later sync would send it"
+    assert not (tmp_path / JOURNAL).exists(), "a later sync would send the journal"
 
 
 def test_request_with_a_doubtful_rejection_is_retried_without_loss(
     open_tracker: Callable[..., Tracker], database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """MLflow has one code for a request that is wrong and for an error of its database."""
+    """MLflow uses one code for a wrong request and for an error of its database."""
     send = mlflow_client.Client.log
     errors = iter(range(tracking.DOUBTS - 1))
 
@@ -500,7 +500,7 @@ def test_runs_are_not_opened_twice_where_the_search_for_them_is_rejected(
 def test_doubtful_dataset_or_file_is_refused_after_repeated_tries(
     kind: str, open_tracker: Callable[..., Tracker], database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise the journal is never empty, and the model is never logged."""
+    """Otherwise the journal would never be empty, and the model would never be logged."""
 
     def doubtful(*_: Any) -> None:
         raise mlflow_client.Doubtful("out of range for this column")
@@ -519,7 +519,7 @@ def test_doubtful_dataset_or_file_is_refused_after_repeated_tries(
     assert metrics(database) == expected(rows(1, 2))
 
 
-# Files that the store of artifacts does not take
+# Files that the artifact store does not accept
 
 
 def test_files_that_cannot_be_stored_do_not_block_other_values(

@@ -16,7 +16,7 @@ RANDOM = np.random.default_rng(0)
 
 
 def side(n: int, best: float = 1.0) -> Side:
-    """Scores uniform on [0, 1]; of top_1 the probability of success is ``best`` times the score, of top_3 its root."""
+    """Scores s uniform on [0, 1]; the first relevant place is 1 with probability ``best`` * s, else 3 with sqrt(s)."""
     scores = RANDOM.random(n)
     first = np.where(RANDOM.random(n) < best * scores, 1, np.where(RANDOM.random(n) < np.sqrt(scores), 3, 0))
     successes = top_k(first, (1, 3))
@@ -63,7 +63,7 @@ def test_first_success_with_enough_coverage_is_chosen() -> None:
     assert narrow is not None
     assert wide is not None
     assert narrow.answering.coverage < wide.answering.coverage
-    both: dict[str, Any] = {"risk": 0.3, "success": "top_1,top_3", "delta": 0.1}  # a half for each
+    both: dict[str, Any] = {"risk": 0.3, "success": "top_1,top_3", "delta": 0.1}  # half of delta for each success
     any_of = rule(*MODEL, **both)
     enough = rule(*MODEL, **both, least_coverage=wide.answering.coverage)
     too_much = rule(*MODEL, **both, least_coverage=1.0)

@@ -1,4 +1,4 @@
-"""Thresholds with a promise: against slow references, and against populations whose risk is known."""
+"""Thresholds with a promise, compared with slow references and tested on populations with known risk."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ def test_binomial_cdf_and_fewest_match_scipy() -> None:
 
 @pytest.mark.parametrize("n", [1, 8, 37])
 def test_p_values_of_a_true_hypothesis_are_rarely_small(n: int) -> None:
-    """Exactly, over all outcomes of losses of 0, 1/2 and 1 with a mean of the risk itself."""
+    """The probability is exact, over all outcomes of losses in {0, 1/2, 1} whose mean is the risk."""
     failures = np.arange(n + 1)
     single = [p_values(np.ones(n), (np.arange(n) < k).astype(float), np.zeros(1), RISK, True)[0] for k in failures]
     weights = stats.binom.pmf(failures, n, RISK)
     for level in (0.01, 0.05, 0.1, 0.3):
         assert weights[np.array(single) <= level].sum() <= level
-    halves = np.arange(2 * n + 1)  # the sum of 2n losses of 0 or 1/2, two a query, has a mean of n RISK
+    halves = np.arange(2 * n + 1)  # the sum of 2n losses of 0 or 1/2, two per query, has a mean of n RISK
     bounded = [p_values(np.ones(n), np.full(n, k / 2 / n), np.zeros(1), RISK, False)[0] for k in halves]
     for level in (0.01, 0.05, 0.1, 0.3):
         assert stats.binom.pmf(halves, 2 * n, RISK)[np.array(bounded) <= level].sum() <= level
@@ -94,7 +94,7 @@ def test_p_values_and_chosen_threshold_match_a_reference_of_loops(seed: int, n: 
 
 @pytest.mark.parametrize("trusted", [True, False])
 def test_the_risk_is_exceeded_in_at_most_a_share_delta_of_calibrations(trusted: bool) -> None:
-    """Whether or not the validation part says where to start. The usual choice exceeds it in half of them."""
+    """This holds with and without validation losses. A choice by empirical risk exceeds RISK in about half of them."""
     random = np.random.default_rng(3)
     above = usual = answered = 0
     for _ in range(200):
@@ -107,7 +107,7 @@ def test_the_risk_is_exceeded_in_at_most_a_share_delta_of_calibrations(trusted: 
         risks = losses[order].cumsum() / np.arange(1, 151)
         usual += true_risk(scores[order][np.flatnonzero(risks <= RISK).max(initial=0)]) > RISK
     assert stats.binomtest(above, 200).proportion_ci(0.999).low <= DELTA
-    assert above > 0  # not by asking for too much
+    assert above > 0  # the method is not overly conservative
     assert answered > 100
     assert usual > 80
 
@@ -128,7 +128,7 @@ def test_threshold_is_not_below_the_least_validation_score() -> None:
 
 
 def test_needed_number_of_queries_suffices_in_most_draws() -> None:
-    """As many as stated are enough in most draws; a quarter of them in few."""
+    """The stated number of queries suffices in most draws; a quarter of it suffices in few."""
     random = np.random.default_rng(1)
     grid = Grid.of(*draw(random, 400))
     few = draw(random, 60)
@@ -146,7 +146,7 @@ def test_needed_number_of_queries_suffices_in_most_draws() -> None:
 @given(seed=st.integers(0, 2**20), n=st.integers(1, 40), risk=st.sampled_from([0.05, 0.1, 0.3]), ties=st.booleans())
 @settings(max_examples=25, deadline=None)
 def test_conformal_risk_control_holds_over_all_orders(seed: int, n: int, risk: float, ties: bool) -> None:
-    """Each of n + 1 fixed queries in turn is the new one: the mean of its losses is at most the risk."""
+    """Each of n + 1 fixed queries is the new one once; the mean loss over these cases is at most the risk."""
     random = np.random.default_rng(seed)
     scores = random.integers(0, 6, n + 1).astype(float) if ties else random.random(n + 1)
     losses = random.random(n + 1)

@@ -9,7 +9,7 @@ from workloads.abstention.part import hold_out
 
 TRAIN = np.arange(0, 60)
 VALIDATION = np.arange(60, 90)
-FAMILY = np.arange(100) // 2  # two paraphrases of each question, of which some are in both parts
+FAMILY = np.arange(100) // 2  # two paraphrases of each question
 
 
 def test_families_are_held_out_as_a_whole_and_one_query_of_each_is_kept() -> None:

@@ -1,4 +1,4 @@
-"""The abstention part on two ranks: each holds out the same queries, and one of them alone makes the served table."""
+"""The abstention part on two ranks: both hold out the same queries, and only rank 0 makes the served table."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CASES: dict[str, tuple[Any, dict[str, Any], Runtime]] = {
 
 
 def held_out(rank: int, name: str, ranks: int = WORLD) -> tuple[list[int], dict[str, torch.Tensor] | None]:
-    """The queries held out, and on rank 0 the served table, of a training that changes little."""
+    """Return the held-out queries and, on rank 0, the served table, after a training with a small learning rate."""
     kind, params, runtime = CASES[name]
     held = replace(runtime, abstention_part=0.25, steps_per_epoch=2, rank=rank, world_size=ranks)
     workload = kind(kind.Params(**{**params, "lr": 1e-6}), held)

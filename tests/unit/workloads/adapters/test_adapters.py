@@ -1,4 +1,4 @@
-"""A function, a Lightning module and a Trainer as workloads: the conformance suite over the examples, and bad files."""
+"""A function, a Lightning module and a Trainer as workloads: conformance of the examples, logged steps, resumption."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ LOADED: dict[str, Any] = {}
 
 
 def loaded(file: str, name: str) -> Any:
-    """The workload of an example whose packages not every environment has."""
+    """The workload of an example with optional packages, imported at first use."""
     if file not in LOADED:
         FILES[file] = module(EXAMPLES / file)
         LOADED[file] = adapt.workload(FILES[file], name, EXAMPLES / file, MEMBERS)
@@ -115,9 +115,9 @@ def loaded(file: str, name: str) -> Any:
 
 
 def check_steps(workload: Any, steps: int, mean: float | None = None) -> None:
-    """Of two epochs of ``steps`` each: values by step, nothing else changed, also after a resume.
+    """Check the logged steps of two epochs of ``steps`` each, that logging changes no result, and a resumed epoch.
 
-    ``mean``: how close the mean of an epoch's values is to its training loss; None where that is of other models.
+    ``mean``: relative tolerance of the mean of an epoch's values to its training loss; None if that is of other models.
     """
     plain, logged = (workload(workload.Params(), replace(runtime(2), log_every=every)) for every in (0, 3))
     first = logged.train_epoch(1)
@@ -177,7 +177,7 @@ def test_library_that_stops_before_the_last_epoch_is_refused() -> None:
 
 @pytest.mark.parametrize(("epoch", "step"), [(2, 8), (0, 8), (2, 0)])
 def test_lightning_restored_to_another_epoch_or_step_is_refused(epoch: int, step: int) -> None:
-    """Its epoch and step are public, the counters that set them are not documented."""
+    """Lightning's epoch and step are public, but the counters that set them are undocumented."""
     trainer = MagicMock(optimizers=[], lr_scheduler_configs=[], current_epoch=epoch, global_step=step)
     state = {lightning.OPTIMIZERS: [], lightning.SCHEDULERS: [], lightning.STEP: 8}
     if (epoch, step) == (2, 8):
@@ -190,7 +190,7 @@ def test_lightning_restored_to_another_epoch_or_step_is_refused(epoch: int, step
 @pytest.mark.tools
 @needs_lightning
 def test_lightning_resumes_at_its_epoch_and_step() -> None:
-    """As the installed version counts them."""
+    """The counters are those of the installed version."""
     import lightning.pytorch as library
 
     steps: list[tuple[int, int]] = []

@@ -1,4 +1,4 @@
-"""The state of a Trainer that trains in fp16 has the scale of its losses. Needs no accelerate."""
+"""The state of a Trainer in fp16 includes the loss scale. The test does not need accelerate."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def pixels(views: torch.Tensor) -> torch.Tensor:
     return views * torch.tensor(STD).view(3, 1, 1) + torch.tensor(MEAN).view(3, 1, 1)
 
 
-# What is drawn
+# Distributions of the draws
 
 
 @cache
@@ -95,7 +95,7 @@ def test_strength_scales_the_range_of_the_jitter_factors() -> None:
 
 
 def test_crop_box_that_never_fits_becomes_the_whole_image() -> None:
-    """A crop of all of the area has no other aspect ratio than one."""
+    """A crop of the whole area has aspect ratio 1, which the given range excludes."""
     boxes = random_boxes(200, 32, (1.0, 1.0), (0.5, 0.9), generator())
     assert (boxes == torch.tensor([0.0, 0, 32, 32])).all()
 
@@ -105,7 +105,7 @@ def test_crop_box_that_never_fits_becomes_the_whole_image() -> None:
 
 @pytest.mark.slow
 def test_views_are_distributed_as_those_of_the_per_image_recipe() -> None:
-    """Channel means and deviations of views, and the histogram of their pixels, at the strength for small images."""
+    """Channel means, deviations and pixel histograms of the views are compared, at the strength for small images."""
     images = torch.from_numpy(np.stack(list(generate(Planted(train=1500, test=0)).train.contents()))).permute(
         0, 3, 1, 2
     )
@@ -136,7 +136,7 @@ def test_views_are_distributed_as_those_of_the_per_image_recipe() -> None:
 
 
 def colourfulness(views: torch.Tensor) -> torch.Tensor:
-    """Mean difference of the largest and the least channel, (n,), in the steps of 8 bits."""
+    """Mean difference between the largest and the smallest channel, (n,), in 8-bit steps."""
     return ((views.amax(1) - views.amin(1)).mean((1, 2)) * 255).round()
 
 
@@ -162,7 +162,7 @@ def test_each_sample_of_a_batch_is_augmented_differently() -> None:
 
 @pytest.mark.parametrize("rows", [slice(3, 9), torch.tensor([8, 0, 5])])
 def test_views_of_some_rows_equal_those_in_the_whole_batch(rows: slice | torch.Tensor) -> None:
-    """Workers and micro-batches: nobody's view depends on who else is in the batch."""
+    """The view of an image does not depend on the rest of the batch, so workers and micro-batches may split it."""
     recipe, images = Recipe(size=32), noise(12)
     draws = recipe.draw(12, generator())
     torch.testing.assert_close(recipe.apply(images[rows], draws[rows]), recipe.apply(images, draws)[rows])

@@ -24,7 +24,7 @@ from workloads.augment.crop import random_boxes, resized_crop
 
 @pytest.mark.parametrize(("source", "size"), [(32, 32), (48, 32), (64, 16)])
 def test_resized_crop_matches_pil(source: int, size: int) -> None:
-    """Enlarged, as it is, and reduced with antialiasing, at the borders too; PIL rounds twice to 8 bits."""
+    """Crops are enlarged, kept, or reduced with antialiasing, also at borders. PIL rounds to 8 bits twice."""
     images = noise(40, source)
     box = random_boxes(40, source, (0.08, 1.0), (3 / 4, 4 / 3), generator())
     flip = torch.arange(40) % 2 == 0
@@ -65,11 +65,11 @@ def test_each_jitter_operation_matches_torchvision(operation: int, adjust: objec
     jitter(found, jitter_turns(torch.arange(4).repeat(len(factors), 1), values))
     for place, factor in enumerate(factors):
         expected = adjust(images[place] / 255, factor)  # type: ignore[operator]
-        torch.testing.assert_close(found[:, place], expected, atol=2e-3, rtol=0)  # its gray has weights of four digits
+        torch.testing.assert_close(found[:, place], expected, atol=2e-3, rtol=0)  # torchvision has 4-digit gray weights
 
 
 def test_jitter_in_every_order_matches_torchvision() -> None:
-    """All 24, each sample its own, against torchvision's operations one after the other."""
+    """Each of 24 samples has one of the 24 orders; the reference applies torchvision's operations one by one."""
     adjust = (
         per_image.adjust_brightness, per_image.adjust_contrast, per_image.adjust_saturation, per_image.adjust_hue,
     )  # fmt: skip
@@ -110,7 +110,7 @@ def test_grayscale_matches_pil() -> None:
 
 @pytest.mark.parametrize(("size", "kernel"), [(32, 3), (96, 9), (60, 7)])
 def test_blur_matches_torchvision(size: int, kernel: int) -> None:
-    """The kernel is that of SimCLR's code: twice the half of a tenth, and one."""
+    """The kernel size is that of SimCLR's code: 2 * (size // 20) + 1."""
     images, sigma = noise(5, size), torch.tensor([0.1, 0.5, 0.0, 1.0, 2.0])
     found = planes(images)
     rows = sigma.nonzero().squeeze(1)

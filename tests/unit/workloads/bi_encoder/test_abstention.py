@@ -1,4 +1,4 @@
-"""A sentence encoder with a collection: the served model searches it, and abstains by its queries' scores."""
+"""A sentence encoder with a collection: the served model searches it, and abstains by the scores of queries."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_collection_is_searched_and_its_queries_calibrate_the_promise(
         output = predictor.predict(frame, k=1, risk=0.97, promise="crc", abstain_by=kind, success="top_3")
         scores = np.array(output.attrs[KEY]["scores"])
         part = served.weights["abstention.scores"][row, 1].numpy()
-        assert np.abs(scores[:, None] - part).min(0).max() < 1e-3  # each calibrated query is among these
+        assert np.abs(scores[:, None] - part).min(0).max() < 1e-3  # ``texts`` has each calibrated query
         assert output["abstain"].eq(output["reason"].ne("")).all()
     sentences = predictor.predict(pd.DataFrame({"sentence": texts[:2]}))
     expected = encode(workload.encoder, workload.tokenizer(texts[:2]))

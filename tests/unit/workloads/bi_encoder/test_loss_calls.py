@@ -13,7 +13,7 @@ from workloads.bi_encoder.loss_calls import EmbeddedBatch, batch_loss
 
 
 def test_infonce_with_hard_negatives_matches_reference() -> None:
-    """InfoNCE of three pairs with up to two hard negatives each, and its gradient, against cosines by hand."""
+    """Loss and gradient of three pairs with up to two hard negatives each, compared with cosines by a loop."""
     t = 0.05
     vectors = torch.randn(3, 4, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64) * 3
     vectors.requires_grad_()

@@ -1,4 +1,4 @@
-"""The served bi-encoder against the trained one, and refused inputs."""
+"""The served bi-encoder, compared with the trained one, and refused inputs."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class BiEncoderConformance(Conformance):
 
     @contextmanager
     def spoiled_test(self) -> Iterator[None]:
-        """Half of the test part is missing."""
+        """Remove half of the test part."""
 
         def spoiled(*names: Any, **settings: Any) -> SentencePairs:
             whole = load_pairs(*names, **settings)
@@ -68,7 +68,7 @@ class TestInBatchNegatives(BiEncoderConformance):
 
 
 class OneProcess(BiEncoderConformance):
-    """Without the spawn of two processes, which is dear: the sums below say what it would."""
+    """The suite without the slow spawn of two processes; the test of loss shares below checks the same property."""
 
     test_two_processes_equal_one = None  # type: ignore[assignment]
 
@@ -83,7 +83,7 @@ class TestPlainSentences(OneProcess):
     params: ClassVar[Mapping[str, Any]] = {
         **SMALL, "loss": "infonce", "positives": "dropout", "dropout": 0.1,
     }  # fmt: skip
-    test_micro_batches_give_the_same_gradient = None  # type: ignore[assignment]  # other masks: the positive is one
+    test_micro_batches_give_the_same_gradient = None  # type: ignore[assignment]  # positives depend on dropout masks
 
 
 class TestCrossEncoder(OneProcess):
@@ -109,7 +109,7 @@ def part() -> dataset.TokenisedPairs:
 def test_loss_shares_of_ranks_sum_to_the_loss_of_one_process(
     loss: str, part: dataset.TokenisedPairs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Loss and gradient, with ranks of different sizes."""
+    """Loss and gradient are compared, with ranks of different sizes."""
     params, source = Params(loss=loss), torch.Generator().manual_seed(3)
     whole = next(batches(len(part), 33, runtime(), 1))
     vectors = torch.randn(33, 2, 16, generator=source, dtype=torch.float64, requires_grad=True)
@@ -132,7 +132,7 @@ def test_loss_shares_of_ranks_sum_to_the_loss_of_one_process(
 
 
 def test_own_text_and_partner_are_excluded_from_the_negatives(part: dataset.TokenisedPairs) -> None:
-    """Of anchor 0: its own partner, the same text elsewhere, and the anchor's own text; loss by hand."""
+    """Anchor 0 excludes its partner, the partner's text in another pair, and its own text: one negative is left."""
     twice = replace(part, pairs=np.array([[0, 1], [2, 1], [3, 0], [4, 5]]), grades=np.array([5, 0, 0, 0], np.float32))
     source = torch.Generator().manual_seed(0)
     vectors = torch.nn.functional.normalize(torch.randn(4, 2, 8, generator=source, dtype=torch.float64), dim=2)
@@ -156,7 +156,7 @@ def test_batch_without_positive_pairs_has_zero_loss_and_gradient(part: dataset.T
 
 
 def gradient_of(rank: int, loss: str, world: int = 2) -> list[list[list[float]]]:
-    """Of a rank's own vectors, where only the first half of the batch's pairs belong together."""
+    """The gradient of a rank's own vectors; only the first half of the batch's pairs are positive."""
     (batch,) = list(batches(4, 4, runtime(rank=rank, world_size=world), 1))
     grades = np.zeros(4, np.float32)
     grades[batch.rows[:2]] = 5
@@ -171,13 +171,13 @@ def gradient_of(rank: int, loss: str, world: int = 2) -> list[list[list[float]]]
 
 @pytest.mark.parametrize("loss", ["infonce", "decoupled", "dcl", "hcl", "bcl", "cosent"])
 def test_gradient_with_a_rank_without_anchors_equals_that_of_one_process(loss: str) -> None:
-    """Collectives are matched by their order: one that a rank leaves out, in its backward too, is a hang."""
+    """Collectives are matched by their order. If a rank omits one, also in backward, the other rank hangs."""
     first, second = run_on_ranks(gradient_of, loss)
     torch.testing.assert_close(torch.tensor(first + second), torch.tensor(gradient_of(0, loss, world=1)))
 
 
 def test_rank_without_a_pair_has_zero_gradients() -> None:
-    """The last batch has one pair, the first of two ranks none of it: it has gradients, all 0, for the others."""
+    """The last batch has one pair, which rank 1 has. Rank 0 still needs gradients of 0 for the sum over ranks."""
     workload = built({"world_size": 1})
     (batch,) = list(batches(1, 2, runtime(rank=0, world_size=2), 1))
     assert batch.counts == [0, 1]
@@ -198,7 +198,7 @@ def test_each_epoch_has_every_pair_once_in_another_order() -> None:
 
 
 def test_a_cross_encoder_reads_both_sentences_at_once() -> None:
-    """One sequence a pair; its score is a sigmoid, its loss the squared error to label / 5, and serving agrees."""
+    """A pair is one sequence. The loss is the squared error of a sigmoid to label / 5; served scores are equal."""
     cross = built(scoring="cross", batch_size=8)
     train = cross.data.train
     pairs = load_pairs(SMALL["dataset"], Path(), "official", seed=0)
@@ -239,7 +239,7 @@ def test_cross_encoder_with_vector_loss_or_lowest_cosine_is_refused(given: dict[
 
 
 def test_plain_sentences_are_their_own_positives() -> None:
-    """Each distinct sentence once a pass, encoded twice with other masks; the others of the batch are negatives."""
+    """A pass has each distinct sentence once, encoded twice with different masks; other sentences are negatives."""
     simcse = built(batch_size=8, loss="infonce", positives="dropout", dropout=0.1, temperature=0.05)
     train = simcse.data.train
     assert train.pairs.tolist() == [[text, text] for text in range(len(train.tokens))]
@@ -292,7 +292,7 @@ def test_training_raises_the_spearman_correlation_on_synthetic_pairs() -> None:
 
 
 def test_pretrained_encoder_is_restored_to_its_state_before_training(tmp_path: Path) -> None:
-    """Epoch 0 may be the best one: its state, with an optimiser that has done nothing, can be loaded again."""
+    """Epoch 0 may be the best one, so its state, with an optimiser without steps, can be loaded."""
     scratch = built()
     scratch.encoder.model.save_pretrained(tmp_path)
     (tmp_path / "tokenizer.json").write_text(scratch.tokenizer.definition)
@@ -431,7 +431,7 @@ def test_matryoshka_sums_the_loss_of_cut_vectors_and_reports_each_length() -> No
 
 
 def test_positives_in_either_order_are_excluded_from_hard_negatives() -> None:
-    """Pairs (A, B), (C, A) and (D, E): for the anchor A neither B nor C, which is nearer than D and E."""
+    """With pairs (A, B), (C, A) and (D, E), anchor A excludes B and C, although C is nearer than D and E."""
     vectors = torch.tensor([[1.0, 0, 0], [0.98, 0.2, 0], [0.97, 0, 0.25], [0, 1, 0], [0, 0.9, 0.3]])
     train = TokenisedPairs(cast("Any", vectors), np.array([[0, 1], [2, 0], [3, 4]]), np.full(3, 5.0, np.float32))
     params = SimpleNamespace(positive_from=4.0, hard_negatives=1, hard_margin=0.0)
@@ -470,7 +470,7 @@ def test_hard_negatives_are_the_nearest_sentences_below_the_margin() -> None:
         for chosen, right in zip(mined[row].tolist(), [*best, -1, -1]):
             assert chosen == right or abs(float(cosines[chosen] - cosines[right])) < 1e-5
     plain = BiEncoder(Params(**SMALL, loss="infonce"), runtime())
-    assert values(workload.train_epoch(1))["loss"] > values(plain.train_epoch(1))["loss"], "more negatives, more loss"
+    assert values(workload.train_epoch(1))["loss"] > values(plain.train_epoch(1))["loss"], "more negatives, larger loss"
     again = BiEncoder(params, runtime())
     again.load_state_dict(deepcopy(workload.state_dict()))
     assert values(again.train_epoch(2)) == values(workload.train_epoch(2))

@@ -1,4 +1,4 @@
-"""Places, locks, atomic writes and remembered digests."""
+"""Cache folders, locks, atomic writes and stored digests."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _increment(counter: Path, lock: Path, times: int) -> None:
     for _ in range(times):
         with file_lock(lock):
             value = int(counter.read_text())
-            time.sleep(0.001)  # lets the others in, if the lock does
+            time.sleep(0.001)  # time for another process to enter, if the lock fails
             counter.write_text(str(value + 1))
 
 
@@ -116,7 +116,7 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
 class TestDigest:
     @pytest.fixture
     def readings(self, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-        """The files that were really read."""
+        """The files whose content was read."""
         read: list[Path] = []
         really = digests.sha256
         monkeypatch.setattr(digests, "sha256", lambda path: read.append(path) or really(path))

@@ -1,4 +1,4 @@
-"""The catalogue: names, presence, damage, fingerprint; light to import."""
+"""The catalogue: names, missing and damaged files, fingerprints, and checks without heavy imports."""
 
 from __future__ import annotations
 
@@ -286,7 +286,7 @@ def test_compressed_copy_is_checked_like_the_original(tiny: Dataset, root: Path)
 def test_substitute_file_is_used_only_if_the_own_files_are_missing(
     tiny: Dataset, root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Only where the dataset's own files are missing; then it is the one that is checked and named."""
+    """If the dataset's own files are missing, the substitute is checked and named in errors."""
     other = SourceFile("other.csv", 3, hashlib.sha256(b"abc").hexdigest())
     known = dataclasses.replace(tiny, instead=(other,), reader=lambda folder: (folder / "other.csv").read_bytes())
     monkeypatch.setitem(DATASETS, "tiny", known)

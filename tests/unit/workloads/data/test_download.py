@@ -21,7 +21,7 @@ from workloads.data import DATASETS, DataError, DataUnreachable, SourceFile, che
 
 @pytest.fixture
 def server() -> Iterator[Any]:
-    """A web server on this machine whose paths are file names, and ways to fail; gives its handler, to be set."""
+    """The handler of a local web server; a path is a file name, after a way to fail such as ``cut`` if one is given."""
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
         for name, content in FILES.items():
@@ -131,7 +131,7 @@ def test_files_without_checksum_are_fetched_once(url: str, tmp_path: Path, monke
 
 
 def test_refused_connection_raises_data_unreachable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.socket() as free:  # bound and not listening: refuses
+    with socket.socket() as free:  # bound but not listening: connections are refused
         free.bind(("127.0.0.1", 0))
         register(monkeypatch, f"http://127.0.0.1:{free.getsockname()[1]}")
         with pytest.raises(DataUnreachable, match=r"refused.*copy the dataset's files to"):

@@ -1,4 +1,4 @@
-"""Test examples that are in the training part: counted as planted, by kind of data."""
+"""The count of test examples that are also in the training part, for each kind of data."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def test_select_returns_the_rows_of_a_mask() -> None:
 
 
 def test_full_disk_raises_cache_unwritable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A write to the map of a file without blocks would kill the process."""
+    """A write to a memory-mapped file without allocated blocks would kill the process."""
 
     def full(*of: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -1,4 +1,4 @@
-"""Datasets in an object store (moto's S3): staged once, continued after a cut, and read as files from then on."""
+"""Datasets in an object store (moto's S3) are copied once, with resumption, and then read as files."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_a_data_root_is_staged_one_dataset_at_a_time(
 def test_interrupted_copy_resumes_without_fetching_finished_parts_again(
     bucket: Bucket, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A copy that was cut off: one file is there, of another the first half, which here differs so that it shows."""
+    """One file is complete, and of one there is a part; both differ from the store, to show that they are kept."""
     folder = staged_path(OWN)
     folder.mkdir(parents=True)
     (folder / "test.csv").write_text("x" * len(TEST))
@@ -140,7 +140,7 @@ def test_interrupted_copy_resumes_without_fetching_finished_parts_again(
 
 
 def test_interrupted_copy_fetches_objects_that_were_replaced_since(bucket: Bucket) -> None:
-    """Of the same size, so that only their times differ. Nothing of the earlier objects is left."""
+    """The new objects have the sizes of the old ones; only their times show the change. No old content is kept."""
     folder = staged_path(OWN)
     folder.mkdir(parents=True)
     earlier = times_in_store()["test.csv"] - 10**10
@@ -156,7 +156,7 @@ def test_interrupted_copy_fetches_objects_that_were_replaced_since(bucket: Bucke
     os.utime(folder / "train.csv", ns=(times_in_store()["train.csv"],) * 2)
     stores._staged.clear()
     stores.stage(folder)
-    assert (folder / "train.csv").read_text() == "z" * len(TRAIN), "fetched again"
+    assert (folder / "train.csv").read_text() == "z" * len(TRAIN), "the file must not be fetched again"
 
 
 def times_in_store() -> dict[str, int]:
@@ -165,7 +165,7 @@ def times_in_store() -> dict[str, int]:
 
 
 def test_exceeded_disk_quota_raises_cache_unwritable(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A quota is as full as a disk, and the same is said of an error in the middle of a file."""
+    """An exceeded quota is reported like a full disk, also for an error in the middle of a file."""
 
     def full(file: int) -> None:
         raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))

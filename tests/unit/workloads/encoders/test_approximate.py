@@ -1,4 +1,4 @@
-"""Approximate search of a served collection: its recall is the share of the exact best rows, and at least as asked."""
+"""Approximate search of a collection: recall is the share of the exact best rows, and at least the requested one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def clustered(seed: int, count: int) -> torch.Tensor:
 
 def test_recall_is_measured_on_the_first_queries_and_at_least_as_requested() -> None:
     rows, queries = clustered(0, COUNT), clustered(1, 300)
-    queries[7] = 0  # without words
+    queries[7] = 0  # a query without words
     index = Approximate(rows)
     exact = exact_topk(queries, rows, K)[1]
     sample = [row for row in range(201) if row != 7]
@@ -35,11 +35,11 @@ def test_recall_is_measured_on_the_first_queries_and_at_least_as_requested() -> 
         assert measured >= recall
         probes.append(index._chosen[K, recall][0])
     assert probes == sorted(probes)
-    assert 1 < probes[-1] < len(index.lists.centres) / 2, "fewer than all lists"
+    assert 1 < probes[-1] < len(index.lists.centres) / 2, "only some of the lists are searched"
     few = Approximate(rows)
     _, _, measured = few.search(queries[:1], K, 0.9)
     few.search(queries[8:207], K, 0.9)
-    assert len(few._sample) == 200, "a single query is no sample: it grows with the calls"
+    assert len(few._sample) == 200, "one query is too small a sample: later queries are added"
     assert few.search(queries[:1], K, 0.9)[2] >= 0.9
     assert not torch.equal(few._sample[:1], torch.zeros(1, DIM))
 

@@ -92,7 +92,7 @@ def equal(first: nn.Module, second: nn.Module) -> bool:
 
 
 def test_weights_of_a_file_are_loaded(tmp_path: Path) -> None:
-    """With those of the classifier, as torchvision's files have them."""
+    """The file also has the classifier's weights, like the files of torchvision."""
     reference = resnet18()
     file = tmp_path / "resnet18.safetensors"
     save_file(reference.state_dict(), file)
@@ -120,7 +120,7 @@ def test_weights_of_a_file_are_loaded(tmp_path: Path) -> None:
     ("name", "features"), [("vit_tiny_patch16_224", 192), ("resnet10t", 512), ("mobilenetv3_small_050", 1024)]
 )
 def test_timm_models_encode_images_of_two_sizes(name: str, features: int) -> None:
-    """A ViT with positions for the images' size, which encodes images of another one; and convolutional ones."""
+    """A ViT also encodes images of other sizes than its position embeddings have; the others are convolutional."""
     pytest.importorskip("timm")
     encoder = image_encoder(f"timm/{name}", seed=1, side=32).eval()
     assert encoder.features == features
@@ -140,7 +140,7 @@ def test_unknown_timm_models_and_image_sizes_are_refused() -> None:
 
 
 class OneSize(nn.Module):
-    """A model of images of one size, as some of timm."""
+    """A model that takes images of one size only, like some models of timm."""
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         assert images.shape[-1] == 48, f"Input height ({images.shape[-1]}) doesn't match model (48)"

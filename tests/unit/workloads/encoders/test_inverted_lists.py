@@ -1,4 +1,4 @@
-"""Approximate search by lists: exact with all of them, and a subset of the exact scores with some."""
+"""Search with inverted lists: exact if all lists are searched, and otherwise exact within the searched lists."""
 
 from __future__ import annotations
 

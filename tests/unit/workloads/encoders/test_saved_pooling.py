@@ -1,4 +1,4 @@
-"""The default of pooling= is what sentence-transformers has saved with an encoder."""
+"""The default of pooling= is the pooling that sentence-transformers saved with the encoder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from workloads.vera.params import Params as Vera
 
 
 def saved(folder: Path, config: Any) -> str:
-    """An encoder's folder with a configuration of pooling; its other files are empty."""
+    """Write an encoder's folder with this pooling configuration and otherwise empty files; return its path."""
     (folder / "1_Pooling").mkdir(parents=True)
     (folder / "1_Pooling/config.json").write_text(json.dumps(config))
     for name in ("config.json", "tokenizer.json", "model.safetensors"):

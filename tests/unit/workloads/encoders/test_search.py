@@ -1,4 +1,4 @@
-"""Exact search against sorting everything."""
+"""Exact search, compared with sorting all rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from workloads.encoders.search import exact_topk
 
 
 def sorted_all(queries: torch.Tensor, index: torch.Tensor, k: int) -> tuple[list[list[float]], list[list[int]]]:
-    """By score, then row, one query at a time."""
+    """Reference: for each query, all rows are sorted by score and then by row number."""
     scores = (queries @ index.T).tolist()
     rows = [sorted(range(len(row)), key=lambda place: (-row[place], place))[:k] for row in scores]
     return [[row[place] for place in places] for row, places in zip(scores, rows)], rows
@@ -21,7 +21,7 @@ def sorted_all(queries: torch.Tensor, index: torch.Tensor, k: int) -> tuple[list
 @settings(deadline=None, max_examples=60)
 @given(seed=st.integers(0, 2**31), n=st.integers(1, 300), k=st.integers(1, 45), values=st.sampled_from([1, 2, 50]))
 def test_rows_are_ordered_by_score_with_ties_by_row_number(seed: int, n: int, k: int, values: int) -> None:
-    """Few different values make ties at every place, the cut among them."""
+    """With few different values there are ties at every rank, including the cut at k."""
     source = torch.Generator().manual_seed(seed)
     queries, index = (torch.randint(-values, values + 1, (m, 2), generator=source).float() for m in (3, n))
     scores, rows = exact_topk(queries, index, k)

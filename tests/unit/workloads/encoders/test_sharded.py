@@ -1,4 +1,4 @@
-"""Exact search on two ranks: the lists of one process, with their ties, by half of its products."""
+"""Exact search on two ranks returns the lists of one process, including ties; the ranks share the products."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def data(rows: int, tied: bool) -> tuple[torch.Tensor, list[torch.Tensor]]:
 
 
 def searched(rank: int) -> list[tuple[Any, Any, int]]:
-    """Scores, rows and the number of rows that this rank multiplied, of each case."""
+    """For each case: scores, rows, and the number of rows that this rank multiplied."""
     found = []
     sizes: list[int] = []
     multiply = torch.mm
@@ -87,7 +87,7 @@ def encoded_by_the_first(rank: int) -> Any:
 
 
 def test_one_rank_encodes_without_the_other_rank() -> None:
-    """As when a model is exported: the other rank does not take part."""
+    """An export encodes on one rank only; the other rank does not take part."""
     tokenizer, encoder = load_encoder("tiny", max_length=16, texts=TEXTS)
     vectors, _ = run_on_ranks(encoded_by_the_first)
     np.testing.assert_allclose(vectors, encode(encoder, tokenizer(TEXTS)).numpy(), atol=1e-6)

@@ -102,7 +102,7 @@ class TestTokens:
 class TestPacked:
     @pytest.mark.parametrize("kind", ["bert", "roberta", "xlm-roberta", "distilbert"])
     def test_vectors_and_gradients_are_those_of_a_padded_batch(self, kind: str, tokenizer: Tokenizer) -> None:
-        """Of every token, whether a model can be packed or is read group by group (distilbert)."""
+        """Every token is compared. distilbert cannot be packed, and encodes group by group."""
         encoder, tokens = model(kind), tokenizer(TEXTS)
         batch = pack(tokens, CPU)
         hidden = encoder.hidden(batch)
@@ -191,10 +191,10 @@ class TestPooling:
         nothing = torch.zeros(0, self.HIDDEN.shape[1], requires_grad=True)
         empty = pool(nothing, torch.zeros(3, dtype=torch.int64), pooling)
         assert empty.tolist() == torch.zeros(2, self.HIDDEN.shape[1]).tolist()
-        empty.sum().backward()  # other ranks may have tokens
+        empty.sum().backward()  # backward has to work, because other ranks may have tokens
 
     def test_deterministic_max_pooling_equals_the_usual_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Vectors and gradient, with texts without tokens first, in the middle and last. It needs no embedding_bag."""
+        """Texts without tokens are first, in the middle and last. Deterministic mode does not use embedding_bag."""
         offsets = torch.tensor([0, 0, 3, 4, 4, 9, 9])
         hidden = torch.randn(9, 5, generator=torch.Generator().manual_seed(0)).requires_grad_()
         weight = torch.randn(6, 5, generator=torch.Generator().manual_seed(1))
@@ -249,7 +249,7 @@ class TestSources:
             encoder.model.embeddings.word_embeddings.weight, model("roberta").model.embeddings.word_embeddings.weight
         )
         assert load_encoder(str(folder), max_length=12, dropout=0.3)[1].model.config.hidden_dropout_prob == 0.3
-        with pytest.raises(DataError, match="at most 38 tokens"):  # two places are the pad's
+        with pytest.raises(DataError, match="at most 38 tokens"):  # two positions are reserved for the padding
             load_encoder(str(folder), max_length=39)
 
     @pytest.mark.parametrize("kind", ["distilbert", "gpt2"])
@@ -365,7 +365,7 @@ def _step(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     ("kind", "longest"), [("bert", 40), ("roberta", 38), ("mpnet", 38), ("camembert", 38), ("xlnet", None)]
 )
 def test_longest_text_matches_the_limit_of_the_model(kind: str, longest: int | None) -> None:
-    """These sizes have 40 positions and the padding's id 1; MPNet and RoBERTa begin behind it."""
+    """There are 40 positions and the padding id is 1; positions of MPNet and RoBERTa begin after the padding id."""
     sizes = {"d_model": 32, "n_layer": 1, "n_head": 2, "d_inner": 48, "vocab_size": 60} if kind == "xlnet" else SIZES
     built = transformers.AutoModel.from_config(transformers.AutoConfig.for_model(kind, **sizes)).eval()
     assert _longest(built) == longest

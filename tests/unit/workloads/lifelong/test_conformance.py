@@ -35,11 +35,11 @@ class LifelongConformance(Conformance):
 
     @pytest.fixture(autouse=True)
     def _watch_stands_still(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The seconds that embedding took are in the state, and are never the same twice."""
+        """Fix the clock, since the state contains the seconds of embedding, which differ in each run."""
         monkeypatch.setattr(workload, "time", SimpleNamespace(perf_counter=lambda: 0.0))
 
     def spoiled_test(self) -> AbstractContextManager[None]:
-        """Every second query of the test part is judged no longer."""
+        """Drop the judgements of every second test query."""
 
         def spoiled(name: str, root: Path, unknown: Any = "refuse") -> Retrieval:
             whole = load_retrieval(name, root, unknown)
@@ -55,7 +55,7 @@ class TestRankingAlignment(LifelongConformance):
 
 
 class TestApartWithArrivingQueries(LifelongConformance):
-    """One encoder of documents and one of queries; queries are judged from the session in which they arrive."""
+    """Separate encoders of documents and queries. Queries are judged from the session in which they arrive."""
 
     params: ClassVar[Mapping[str, Any]] = {
         **SMALL, "encoders": "apart", "split_queries": "arriving", "diversity": "whole",
@@ -65,4 +65,4 @@ class TestApartWithArrivingQueries(LifelongConformance):
 
 class TestEverythingAnew(LifelongConformance):
     params: ClassVar[Mapping[str, Any]] = {**SMALL, "memory": "ocs", "compatible": "no", "new": "random"}
-    test_two_processes_equal_one = None  # type: ignore[assignment]  # dear; the other's holds
+    test_two_processes_equal_one = None  # type: ignore[assignment]  # expensive; the other classes run it

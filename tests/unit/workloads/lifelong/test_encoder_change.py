@@ -137,7 +137,7 @@ def test_ranking_is_the_new_encoders_if_all_documents_are_embedded_again(reading
 
 
 def test_mixed_rows_rank_as_before_if_the_encoder_only_rotates_vectors() -> None:
-    """With an encoder that only turns the space, mixed rows are ranked as if nothing had changed."""
+    """Mixed rows are ranked as before the change if the new encoder only rotates the vectors."""
     old = unit(drawn(0, 40, 5))
     turn = np.linalg.qr(drawn(1, 5, 5))[0]
     every = Spaces(old, old @ turn)
@@ -162,7 +162,7 @@ def test_unknown_reading_or_calibration_is_refused() -> None:
 
 
 def test_search_over_index_parts_matches_scaled_scores_of_all_rows(tmp_path: Path) -> None:
-    """The rows of each model with query vectors of their own, each on its scale, without deleted documents."""
+    """Each model's rows are searched with query vectors and a scale of their own; deleted documents are left out."""
     index = MutableIndex.create(tmp_path, "ours", 5)
     vectors = drawn(3, 2, 30, 5).astype(np.float32)
     index.put(0, np.arange(30), vectors[0])

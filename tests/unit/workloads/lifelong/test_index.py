@@ -64,7 +64,7 @@ def test_reader_process_maps_the_segment_files_of_the_writer(tmp_path: Path) -> 
     np.testing.assert_array_equal(reader.vectors(), written.vectors())
     other = Index("ours", DIM, True, tmp_path / "index", writes=False)
     other.append(0, np.array([2, 1, 0]), rows(5, 3))
-    other.map_last(written.folder)  # another run's
+    other.map_last(written.folder)  # the files are of another run
     np.testing.assert_array_equal(other.vectors(), rows(5, 3))
 
 
@@ -86,7 +86,7 @@ def test_incompatible_models_replace_all_rows_of_the_index(place: Path | None) -
 
 
 def test_restore_removes_a_session_later_than_the_checkpoint(place: Path | None) -> None:
-    """Whoever wrote it died before its checkpoint; the session is then done again."""
+    """The process that wrote the session died before its checkpoint, so the session is repeated."""
     index = grown(place, sessions=1)
     state = index.state()
     index.append(1, np.array([10, 11, 12]), rows(7, 3))
@@ -101,7 +101,7 @@ def test_restore_removes_a_session_later_than_the_checkpoint(place: Path | None)
 
 
 def test_restore_keeps_the_segment_files_of_earlier_models(tmp_path: Path) -> None:
-    """Also where a later model wrote everything anew: the versions of then are registered."""
+    """This includes files whose rows a later model replaced, since registered versions still read them."""
     index = grown(tmp_path, sessions=3, compatible=False)
     assert [one["session"] for one in index.manifest] == [2]
     Index("ours", DIM, False, tmp_path).restore(index.state())
@@ -120,11 +120,11 @@ def test_second_index_gets_its_own_folder_and_each_state_restores_its_own(tmp_pa
 
 @pytest.mark.parametrize("old", [False, True])
 def test_restore_from_a_state_of_another_folder_copies_its_segments(tmp_path: Path, old: bool) -> None:
-    """Population based training hands states on, with other values of what names the folder."""
+    """Population based training passes states to members whose parameters give the folder another name."""
     theirs = grown(tmp_path / ("ours" if old else "theirs"), sessions=1)
     state = theirs.state()
     theirs.append(1, np.array([10, 11, 12]), rows(7, 3))
-    if old:  # a state of before
+    if old:  # a state of an earlier version, without the folder
         del state["folder"]
     mine = Index("ours", DIM, True, tmp_path / "mine")
     mine.restore(state)

@@ -42,12 +42,12 @@ NEW = Model(1, 6)
 
 
 def of(docs: np.ndarray) -> list[str]:
-    """The collection's texts."""
+    """Texts of documents of the collection."""
     return [f"text {doc}" for doc in docs.tolist()]
 
 
 def begun(folder: Path) -> LiveIndex:
-    """Rows of sessions 0, 1 and 2, all by one model."""
+    """An index with rows of sessions 0, 1 and 2, all by one model."""
     parts = np.array_split(np.arange(COUNT), 3)
     rows = [(session, docs, OLD.documents(of(docs)).numpy()) for session, docs in enumerate(parts)]
     return LiveIndex.of_model(folder, LINEAGE, rows, OLD.dim, "search/3", "r1")
@@ -57,7 +57,7 @@ def test_models_of_another_lineage_join_under_separate_session_numbers(tmp_path:
     index = begun(tmp_path)
     assert index.join("search/3", "r1", 4) == 2
     assert index.join("search/5", "r1", 4, {"id": "ours", "session": 4}) == 4
-    assert index.join("search/4", "r1", 4, {"id": "ours", "session": 3}) == FOREIGN, "it reads no rows of session 4"
+    assert index.join("search/4", "r1", 4, {"id": "ours", "session": 3}) == FOREIGN, "session 3 cannot read rows of 4"
     assert index.join("other/1", "r2", 6, {"id": "other", "session": 9}) == FOREIGN + 1
     assert index.join("other/1", "r2", 6) == FOREIGN + 1
     assert [index.reader(session) for session in (0, 2, 4, FOREIGN + 1)] == [4, 4, 4, FOREIGN + 1]
@@ -105,7 +105,7 @@ def test_embedding_a_share_again_follows_the_order_and_resumes(tmp_path: Path) -
     other = LiveIndex(tmp_path)
     assert other.docs(session).tolist() == list(range(200, 280))
     assert list(other.embed(session, 0.5, "newest", NEW, of, 40)) == [30, 0]
-    assert sorted(other.docs(session).tolist()) == [*range(100, 150), *range(200, 300)], "of the newest session first"
+    assert sorted(other.docs(session).tolist()) == [*range(100, 150), *range(200, 300)], "the newest session first"
     assert len(other.to_embed(session, 0.5, "oldest")) == 0
     assert other.to_embed(session, 0.6, "oldest").tolist() == list(range(30))
     chosen = other.to_embed(session, 0.9, "random")
@@ -148,7 +148,7 @@ def test_added_texts_are_stored_updated_and_removed_with_their_rows(tmp_path: Pa
     collection = {f"d{doc}": doc for doc in range(COUNT)}
     assert index.add(2, {"d7": "seven", "x": "ex"}, collection, OLD) == 1
     assert index.add(2, {"x": "ex 2", "y": "why"}, collection, OLD) == 1
-    assert index.add(2, {"d7": "seven", "x": "ex"}, collection, OLD) == 0, "the first file again is the last change"
+    assert index.add(2, {"d7": "seven", "x": "ex"}, collection, OLD) == 0, "the repeated file is the latest change"
     assert index.texts == {7: ("d7", "seven"), COUNT: ("x", "ex"), COUNT + 1: ("y", "why")}
     session = index.join("other/1", "r2", 6)
     docs = np.array([7, 8, COUNT])

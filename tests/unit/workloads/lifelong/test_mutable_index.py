@@ -28,7 +28,7 @@ COUNT = 23
 
 
 def embedded(model: int) -> Callable[[np.ndarray], np.ndarray]:
-    """A model: the vector of a document depends on both."""
+    """A model whose vector of a document depends on the model's number and the document alone."""
 
     def embed(docs: np.ndarray) -> np.ndarray:
         rows = [np.random.Generator(np.random.PCG64([model, doc])).standard_normal(DIM) for doc in docs.tolist()]
@@ -60,7 +60,7 @@ def by(model: int, docs: Any) -> dict[int, tuple[int, tuple[float, ...]]]:
 
 
 def searched(index: MutableIndex) -> np.ndarray:
-    """Each query's documents by both models' vectors, best first."""
+    """Each query's documents over the rows of all models, best first."""
     queries = torch.from_numpy(embedded(9)(np.arange(5)))
     return index.docs()[exact_topk(queries, index.blocks(), len(index))[1].numpy()]
 
@@ -73,7 +73,7 @@ def test_last_row_of_a_document_is_used_and_deleted_documents_are_not_found(tmp_
     del expected[5]
     assert rows_of(index) == expected
     assert not np.isin(searched(index), [5, 30]).any()
-    index.put(2, np.array([5]), embedded(2)(np.array([5])))  # the document is back
+    index.put(2, np.array([5]), embedded(2)(np.array([5])))  # the deleted document is added again
     assert rows_of(index) == {**expected, **by(2, [5])}
     assert rows_of(MutableIndex(tmp_path)) == rows_of(index)
 
@@ -99,7 +99,7 @@ def test_compacted_index_equals_an_index_built_at_once(tmp_path: Path) -> None:
 
 
 def test_a_change_while_a_batch_is_embedded_is_kept(tmp_path: Path) -> None:
-    """A document deleted meanwhile stays deleted; one changed meanwhile is embedded again."""
+    """A document deleted during the batch stays deleted; one changed during the batch is embedded again."""
     index = filled(tmp_path)
     other = MutableIndex(tmp_path)
     calls: list[int] = []
@@ -124,19 +124,19 @@ def test_reader_sees_consistent_rows_during_embedding_and_compaction(tmp_path: P
     for left in index.embed_again(1, embedded(1), batch=5):
         before = rows_of(reader)
         index.compact()
-        assert rows_of(reader) == before  # its files are gone, but mapped
+        assert rows_of(reader) == before  # the reader's files are deleted, but still mapped
         reader.refresh()
         assert rows_of(reader) == {**by(0, range(COUNT - left, COUNT)), **by(1, range(COUNT - left))}
     assert index.sessions == [1]
 
 
 class Killed(BaseException):
-    """The process ends here."""
+    """Raised in place of a storage operation, as if the process was killed."""
 
 
 @pytest.fixture
 def kill(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[str]]:
-    """Raise before the n-th storage operation and before all later ones, as a dead process does no more of them."""
+    """Raise before the n-th storage operation and all later ones, since a dead process performs no more of them."""
     done: list[str] = []
     limit = [10**9]
 
@@ -164,7 +164,7 @@ def kill(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[str]]:
 
 
 def work(index: MutableIndex, text: int, stored: set[int]) -> None:
-    """What is repeated after a kill until it ends: a change, a deletion, embedding again, compaction.
+    """The work that is repeated after each kill: a change, a deletion, embedding again, compaction.
 
     ``stored`` collects the documents that have been embedded again.
     """
@@ -214,7 +214,7 @@ def test_kill_before_any_storage_operation_loses_no_stored_row(
 
 
 def by_text(text: int, doc: int) -> list[tuple[int, tuple[float, ...]]]:
-    """The row of a document that was changed, with the old model."""
+    """The row of a changed document, embedded by the old model."""
     return [(0, tuple(embedded(text)(np.array([doc]))[0].tolist()))]
 
 
@@ -282,7 +282,7 @@ index.compact()
 
 @pytest.mark.faults
 def test_a_killed_process_loses_no_batch(tmp_path: Path) -> None:
-    """The process is killed after some batches, and started again, until it ends."""
+    """The process is killed after some batches and started again, until it ends by itself."""
     index = MutableIndex.create(tmp_path, "ours", DIM)
     docs = np.arange(240)
     index.put(0, docs, embedded(0)(docs))
@@ -317,7 +317,7 @@ def test_a_killed_process_loses_no_batch(tmp_path: Path) -> None:
 def test_embedding_again_does_not_rebuild_the_order_of_documents(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The order of the documents is kept from batch to batch."""
+    """LastEntries, which sorts the documents, is not constructed again between batches."""
     docs = np.arange(40)
     index = MutableIndex.create(tmp_path / "index", "lineage", DIM, rows=[(0, docs, embedded(0)(docs))])
     sorts = []

@@ -24,7 +24,7 @@ TABLES = [entry for entry in PUBLISHED if isinstance(entry, Table)]
 
 
 def test_counted_savings_match_the_formula() -> None:
-    """Three quarters of the collection are embedded again in each session, on average, where the index is rebuilt."""
+    """A rebuilt index embeds three quarters of the collection again in each session, on average."""
     assert SAVINGS in PUBLISHED
     cells = savings(quick=True).tables["saved"]
     assert [cell["sessions"] for cell in cells] == [1, 2, 3]

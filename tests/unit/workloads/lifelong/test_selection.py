@@ -33,7 +33,7 @@ SELF_ISD = [1.9550597242049543, 2.003250071735203, 1.5841217438357347, 1.9475418
 
 
 def one(rows: list[list[float]]) -> torch.Tensor:
-    """(1, n, d)."""
+    """A batch of one row, (1, n, d)."""
     return torch.tensor([rows], dtype=torch.float64)
 
 
@@ -48,7 +48,7 @@ ALONG_FIRST = torch.tensor([[1, 0, 0, 0]], dtype=torch.float64)
 
 
 def test_pss_matches_reference_values() -> None:
-    """E-L2; also where the positive lies behind the query."""
+    """E-L2; also if the positive is behind the query."""
     found = pss(one(DOCS), PLUS, QUERY)[0]
     assert found[:5].tolist() == pytest.approx(PSS, abs=1e-9)
     behind = torch.tensor([[1.31857215, 0.7676379, -0.15559305, -0.25169715]], dtype=torch.float64)
@@ -68,7 +68,7 @@ def test_isd_matches_reference_values() -> None:
 
 
 def test_isd_of_whole_vectors_is_the_mean_distance_between_vectors() -> None:
-    """The reader's objection (E-L4): the mean distance of the vectors themselves."""
+    """E-L4, the reader's objection to ISD: the mean distance of whole vectors."""
     found = isd(one(DOCS), there(6), one(OTHERS), there(3), QUERY, whole=True)[0]
     others = [np.array(other) for other in OTHERS]
     expected = [np.mean([np.linalg.norm(np.array(doc) - other) for other in others]) for doc in DOCS]
@@ -88,7 +88,7 @@ def test_isd_is_zero_for_documents_that_differ_only_along_the_query() -> None:
 
 @pytest.mark.parametrize(("alpha", "places"), [(0.0, [5, 4, 1]), (0.5, [2, 4, 5]), (1.0, [2, 4, 5])])
 def test_new_documents_are_the_top_scores_without_greedy_selection(alpha: float, places: list[int]) -> None:
-    """E-L1: not greedily."""
+    """E-L1: all candidates are scored once, not greedily."""
     scores = new_scores(one(DOCS), there(6), PLUS, QUERY, alpha)
     assert top_positions(scores, 3).tolist() == [places]
     mixed = [alpha * p + (1 - alpha) * i for p, i in zip(PSS, SELF_ISD)]
@@ -147,7 +147,7 @@ def test_replay_takes_memory_documents_least_similar_to_the_new_ones() -> None:
 
 
 def test_memory_keeps_the_most_diverse_of_new_and_old_documents() -> None:
-    """E-L7, and a pool that is smaller than the memory is kept whole."""
+    """E-L7; a pool that is smaller than the memory is kept whole."""
     lookup = table(DOCS[:3] + BEFORE)
     params = Params(capacity=5, n_memory=2)
     found = update_memory(params, torch.tensor([[3, 4, 5, 6]]), torch.tensor([[0, 1, 2]]), lookup, query_vectors(), 0)
@@ -157,7 +157,7 @@ def test_memory_keeps_the_most_diverse_of_new_and_old_documents() -> None:
 
 
 def test_ties_in_diversity_keep_new_documents_then_the_first_old_ones() -> None:
-    """E-L1, E-L7: documents that are all alike, whose ISD is 0."""
+    """E-L1, E-L7: all documents are equal, with ISD 0."""
     lookup, alike = table([[2, 3, 0, 0]] * 6), query_vectors(ALONG_FIRST)
     old, new = torch.tensor([[5, 3, 4]]), torch.tensor([[2, 0, 1]])
     params = Params(capacity=4, n_new=2, n_memory=2, alpha=0.5)
@@ -167,7 +167,7 @@ def test_ties_in_diversity_keep_new_documents_then_the_first_old_ones() -> None:
 
 
 def test_new_documents_replace_equal_old_ones_in_the_memory() -> None:
-    """E-L7: the same two documents come again; the ISD of all four is 2.5."""
+    """E-L7: two documents arrive a second time; the ISD of all four is 2.5."""
     lookup = table([[2, 3, 0, 0], [5, 0, 4, 0], [2, 3, 0, 0], [5, 0, 4, 0]])
     params = Params(capacity=2, n_memory=2)
     old, new = torch.tensor([[2, 3]]), torch.tensor([[0, 1]])
@@ -184,7 +184,7 @@ def test_new_documents_are_chosen_by_l2r_bm25_or_at_random() -> None:
 
 
 def test_query_without_candidates_gets_no_new_documents() -> None:
-    """BM25 found nothing: all is filling."""
+    """If BM25 finds nothing, all candidates are padding."""
     nothing = np.full((1, 4), -1)
     params = Params(n_new=2)
     looked = choose_new(params, nothing, table(DOCS), query_vectors())
@@ -232,12 +232,12 @@ def test_ocs_score_is_the_sum_of_similarity_diversity_and_affinity() -> None:
     ]
     found = ocs(gradients, there(3), kept, there(1))
     assert found[0].tolist() == pytest.approx(expected, abs=1e-12)
-    # Without a coreset the third says nothing.
+    # Without a coreset, the third term (affinity) is 0.
     assert ocs(gradients, there(3), kept, ~there(1))[0, 0].item() == pytest.approx(expected[0], abs=1e-12)
 
 
 def test_random_memory_is_a_uniform_sample_of_all_documents_so_far() -> None:
-    """In three sessions of 20, each document is kept with probability 1/6, whenever it came."""
+    """In three sessions of 20 documents, each is kept with probability 1/6, independently of its session."""
     rows, capacity = 3000, 10
     memory = torch.full((rows, capacity), -1)
     params = Params(memory="random", capacity=capacity, n_memory=1, n_new=20)

@@ -1,4 +1,4 @@
-"""Documents cut into sessions by topic, and collections of topics in the forms of BEIR, LoTTE and Multi-CPR."""
+"""Division of documents into sessions by topic, and collections of topics in the forms of BEIR, LoTTE and Multi-CPR."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from workloads.lifelong.sessions import Stream, arrivals, build, query_topics, t
 
 
 def collection(sizes: tuple[int, ...] = (40, 30, 20), empty: int = 0) -> Retrieval:
-    """Topic t has ``sizes[t]`` documents and a query that its first one answers."""
+    """Topic t has ``sizes[t]`` documents and one query, whose answer is the topic's first document."""
     ids = [f"t{topic}/{number}" for topic, size in enumerate(sizes) for number in range(size)]
     texts = [f"word{name.partition('/')[0]} w{number}" for number, name in enumerate(ids)]
     texts[:empty] = [" "] * empty
@@ -46,7 +46,7 @@ def test_session_takes_its_share_of_the_main_topic_or_all_that_is_left() -> None
         shares[main] = int((found.topic[found.arriving(session)] == main).sum())
     assert shares[0] >= 21
     assert shares[1] >= 21
-    assert shares[2] == 5  # of the 10, half came first
+    assert shares[2] == 5  # half of the 10 documents arrived in session 0
 
 
 def test_queries_arrive_with_the_documents_of_their_topic() -> None:
@@ -113,7 +113,7 @@ def test_clusters_are_found_where_ids_name_no_topic() -> None:
 
 
 def test_ids_that_name_too_many_topics_are_refused() -> None:
-    """As those of web pages, where each site would be a topic."""
+    """Ids of web pages are an example, where each site would be a topic."""
     ids = [f"site{number}.org/page" for number in range(2**15)]
     pages = replace(collection(), doc_ids=pa.array(ids, pa.large_string()))
     with pytest.raises(ValueError, match=r"ids name 32,768 topics before their first slash, as 'site0.org', and at"):
@@ -198,7 +198,7 @@ def test_classic_ir_has_the_expected_sizes_topics_and_session_shares() -> None:
     found = build(data, Stream())
     assert len(np.unique(found.topic)) == 5
     shares = [float((found.topic[found.arriving(s)] == found.main[s]).mean()) for s in range(1, 5)]
-    # Of MEDLINE fewer documents are left than a session's 70%.
+    # MEDLINE has fewer documents left than 70% of a session.
     assert sorted(shares)[0] == pytest.approx(516 / 940, abs=0.01)
     assert min(sorted(shares)[1:]) >= 0.699
     assert np.abs(np.diff([len(found.arriving(session)) for session in range(1, 5)])).max() <= 1

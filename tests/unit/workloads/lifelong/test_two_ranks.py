@@ -1,4 +1,4 @@
-"""Two ranks with an index in files: both map those that the first one writes, and rank alike."""
+"""Two ranks with an index in files: both map the files that rank 0 writes, and rank alike."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from workloads.testing_distributed import WORLD, run_on_ranks
 
 
 def trained(rank: int, folder: str) -> tuple[Any, list[bool]]:
-    """The rankings at the end of the last session, and which segments are in files."""
+    """The rankings at the end of the last session, and for each segment whether it is mapped from a file."""
     params = Lifelong.Params(**{**SMALL, "index": folder})
     workload = Lifelong(params, replace(RUNTIME, rank=rank, world_size=WORLD, steps_per_epoch=1))
     for epoch in range(1, RUNTIME.epochs + 1):

@@ -67,7 +67,7 @@ def test_a_compatible_index_is_only_ever_appended_to(finished: Lifelong) -> None
 
 
 def test_separate_encoders_start_equal_and_diverge_in_training() -> None:
-    """The stored documents are the document encoder's, and queries are ranked and served by the query encoder."""
+    """Stored documents are embedded by the document encoder; queries are ranked and served by the query encoder."""
     began = build(encoders="apart")
     tied = build()
     for encoder in (began.encoder, began.query_encoder):
@@ -90,7 +90,7 @@ def test_separate_encoders_start_equal_and_diverge_in_training() -> None:
     "params", [{"compatible": "frozen", "memory": "none"}, {"update": "retrain"}, {"memory": "mir"}]
 )
 def test_separate_encoders_train_with_a_frozen_index_retraining_and_mir(params: dict[str, Any]) -> None:
-    """Also where a batch embeds no document: those of a frozen index whose queries have no new ones."""
+    """With a frozen index a batch may embed no document, namely if its queries have no new ones."""
     found = trained(encoders="apart", **params)
     assert found.evaluate("validation").metrics["sessions_ended"] == 3
     vectors = found._vectors(np.empty(0, np.int64), len(found.data.data.docs) + found.data.train[:2])
@@ -176,7 +176,7 @@ def test_objective_rises_with_each_session_to_the_mean_over_sessions(finished: L
 
 
 def test_mrr_of_a_session_counts_only_documents_indexed_by_then(finished: Lifelong) -> None:
-    """MRR@10 of session 1 by hand."""
+    """MRR@10 of session 1, computed by hand."""
     data, split = finished.data, finished.data.queries.test
     arrived = data.sessions.session
     found = []
@@ -193,7 +193,7 @@ def test_mrr_of_a_session_counts_only_documents_indexed_by_then(finished: Lifelo
 
 @pytest.mark.slow
 def test_training_raises_mrr_of_the_training_queries() -> None:
-    """Of all sessions: in the later ones the stored documents are found by queries that were trained on since."""
+    """Queries of all sessions count; in later sessions, they find stored documents after further training."""
 
     def found(**params: Any) -> float:
         workload = build(replace(RUNTIME, epochs=16), **params)
@@ -258,7 +258,7 @@ def test_mir_compares_losses_in_float32_when_trained_in_bf16(monkeypatch: pytest
 
     workload = trained(2, memory="mir")
     monkeypatch.setattr("workloads.lifelong.baselines.mir", record)
-    monkeypatch.setattr(Lifelong, "_backward", lambda *_: None)  # the virtual step changes nothing
+    monkeypatch.setattr(Lifelong, "_backward", lambda *_: None)  # the virtual step does not change the weights
     for precision in ("fp32", "bf16"):
         workload.encoder.precision = precision  # type: ignore[assignment]
         workload._interfered(2, 3)
@@ -295,7 +295,7 @@ def test_index_in_files_equals_index_in_memory_after_a_crash_and_resume(tmp_path
     halfway = build(index=str(tmp_path))
     halfway.train_epoch(1)
     state = copy.deepcopy(halfway.state_dict())
-    halfway.train_epoch(2)  # whose checkpoint was never written
+    halfway.train_epoch(2)  # the checkpoint of epoch 2 is never written
     assert len(list(tmp_path.rglob("session-*.arrow"))) == 2
     fresh = build(index=str(tmp_path))
     fresh.load_state_dict(state)
@@ -312,7 +312,7 @@ def test_index_in_files_equals_index_in_memory_after_a_crash_and_resume(tmp_path
 
 @pytest.mark.slow
 def test_runs_that_share_a_folder_write_separate_indexes(tmp_path: Path) -> None:
-    """Of one lineage: the same run again, and one that differs only in what may change mid-run."""
+    """Both have one lineage: a repeated run, and a run that differs only in parameters that may change mid-run."""
     first = trained(index=str(tmp_path))
     query = pd.DataFrame({"query": ["said0x1 said0x2"]})
     before = served_by(first).predict(query)
@@ -347,7 +347,7 @@ def test_the_served_model_ranks_as_the_trained_one(finished: Lifelong) -> None:
 def test_large_index_is_searched_approximately_with_the_reported_recall(
     finished: Lifelong, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From a number of rows on; the model's own index alone."""
+    """Approximate search is used from a number of rows on, and only for the model's own index."""
     frame = pd.DataFrame({"query": [*finished.data.data.queries.to_pylist()[:30], ""]})
     served = served_by(finished)
     exact = served.predict(frame, k=5)
@@ -369,7 +369,7 @@ def test_large_index_is_searched_approximately_with_the_reported_recall(
 def test_servable_model_has_its_lineage_in_config_and_tags(finished: Lifelong) -> None:
     lineage = finished.servable().config["lineage"]
     assert (lineage["session"], lineage["parent"], lineage["sessions_seen"]) == (2, 1, [0, 1, 2])
-    assert build(lr=5e-4).index.lineage == finished.index.lineage  # may change mid-run
+    assert build(lr=5e-4).index.lineage == finished.index.lineage  # lr may change mid-run
     assert build(alpha=0.1).index.lineage != finished.index.lineage
     tags = finished.servable().tags
     assert tags["lineage"] == finished.index.lineage
@@ -393,7 +393,7 @@ def test_model_of_a_session_searches_only_its_part_of_a_growing_index(tmp_path: 
     workload = build(index=str(tmp_path), compatible=compatible)
     workload.train_epoch(1)
     workload.train_epoch(2)
-    early = copy.deepcopy(workload.servable())  # its weights are the model's own
+    early = copy.deepcopy(workload.servable())  # the servable's weights are those of the model, not copies
     assert early.tags["index"] == str(workload.index.folder)
     query = pd.DataFrame({"query": workload.data.data.queries.to_pylist()[:3]})
     before = loaded(early).predict(query, k=1000)
@@ -521,7 +521,7 @@ def test_queries_search_the_index_in_parts(monkeypatch: pytest.MonkeyPatch, fini
     sizes = []
 
     def search(part: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """By each query's vector alone, which no sum over other queries changes."""
+        """Rank by each query's vector alone, so that no sum over other queries changes the result."""
         return torch.topk(part, 5)
 
     monkeypatch.setattr(encoder, "queries", lambda numbers: vectors[numbers])
@@ -566,7 +566,7 @@ def test_resume_from_a_truncated_index_raises_data_error(tmp_path: Path) -> None
 
 
 def test_topics_without_queries_in_the_split_are_left_out_of_evaluation() -> None:
-    """With as many sessions as this every topic has its turn, and validation has queries of some of them only."""
+    """With this many sessions each topic is once the main topic, and validation has queries of only some topics."""
     workload = build(replace(RUNTIME, epochs=5), split_sessions=4, split_topics=8)
     for epoch in range(1, 6):
         workload.train_epoch(epoch)
@@ -583,7 +583,7 @@ def test_engine_seals_test_metrics_per_session_and_selects_the_last_epoch() -> N
     rows = [row for report in reports for row in report.rows]
     sealed = [row for row in rows if "test/average_mrr_at_10" in row.metrics]
     assert [row.epoch for row in sealed] == list(workload.ends) == [3, 4, 6]
-    # A sweep's winner is evaluated once, at its end: the table has what each session's model was worth.
+    # A sweep's winner is evaluated once, at its end: the table has the metrics of each session's model.
     sessions = workload.evaluate("test").tables["sessions"]
     for name in MEASURES:
         assert sessions[name].tolist() == [row.metrics[f"test/{name}"] for row in sealed]
@@ -591,7 +591,7 @@ def test_engine_seals_test_metrics_per_session_and_selects_the_last_epoch() -> N
     assert rows[4].metrics["validation/average_mrr_at_10"] == rows[3].metrics["validation/average_mrr_at_10"]
 
 
-@pytest.mark.parametrize("vector", [0.0, torch.nan])  # an empty text's, a diverged model's
+@pytest.mark.parametrize("vector", [0.0, torch.nan])  # of an empty text, of a diverged model
 def test_query_with_zero_or_nan_vector_gets_no_documents(
     finished: Lifelong, monkeypatch: pytest.MonkeyPatch, vector: float
 ) -> None:

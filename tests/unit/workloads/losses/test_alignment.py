@@ -23,7 +23,7 @@ FRESH = [[1.2251, 1.2523, -0.0652, 0.6642], [0.7479, -0.8686, 0.2766, 0.1018], [
 
 
 def block(*rows: list[list[float]]) -> torch.Tensor:
-    """(1, C, d)."""
+    """The rows as one tensor (1, C, d)."""
     return torch.tensor([row for part in rows for row in part], dtype=torch.float64).unsqueeze(0)
 
 
@@ -43,7 +43,7 @@ def test_contrastive_losses_match_reference_values() -> None:
 
 
 def test_stored_embeddings_receive_no_gradient() -> None:
-    """E-L6: no gradient reaches them, and the query's is that of the reference."""
+    """E-L6: stored embeddings have no gradient, and the query's gradient is that of the reference."""
     query = QUERY.clone().requires_grad_()
     stored, new = block([POSITIVE], MEMORY).requires_grad_(), block(NEW).requires_grad_()
     rank_loss(query, stored, new, mask(6)).sum().backward()
@@ -64,7 +64,7 @@ def test_alignment_losses_match_reference_values() -> None:
 
 
 def test_ranking_alignment_gradient_at_new_documents_matches_formula() -> None:
-    """E-L5: p(log(p/p') - KL) - (p - p') with respect to a new document's score, for both sides carry one."""
+    """E-L5: p (log(p / p') - KL) - (p - p') for the score of a new document, because both sides have a gradient."""
     new = block(NEW).requires_grad_()
     stored, fresh = block(OLD), block(FRESH)
     found = ranking_alignment_loss(QUERY, stored, torch.cat([fresh, new], 1), mask(6))

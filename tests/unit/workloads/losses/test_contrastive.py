@@ -52,7 +52,7 @@ SAFE = sorted(name for name in LOSSES if not name.endswith("none"))
 
 
 def _scores(seed: int, batch: int = 6, n: int = 7, m: int = 3) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Cosines."""
+    """Random cosines: positive (batch,), negatives (batch, n) and extra positives (batch, m)."""
     source = torch.Generator().manual_seed(seed)
     draw = [torch.rand(batch, k, generator=source, dtype=torch.float64) * 2 - 1 for k in (1, n, m)]
     return draw[0].squeeze(1), draw[1], draw[2]
@@ -92,7 +92,7 @@ def test_decoupled_loss_is_infonce_without_positive_in_denominator() -> None:
 @pytest.mark.parametrize("m", [0, 1, 4])
 def test_dcl_and_hcl_losses_match_the_formula(floor: Floor, beta: float, tau: float, m: int) -> None:
     positive, negatives, extra = _scores(3, m=m)
-    # At most as high as the sample, so that the correction leaves the logarithm its argument also without a floor.
+    # The extra positives are low, so that the argument of the logarithm is positive also without a floor.
     extra = extra / 2 - 0.5
     t = 0.5
     expected = []
@@ -115,7 +115,7 @@ def test_dcl_and_hcl_losses_match_the_formula(floor: Floor, beta: float, tau: fl
 
 def test_floor_bounds_the_dcl_loss_where_the_correction_exceeds_the_sample() -> None:
     positive, negatives = torch.tensor([0.3]), torch.tensor([[-0.4, 0.1]])
-    extra = torch.tensor([[1.0]])  # tau of it outweighs the whole sample
+    extra = torch.tensor([[1.0]])  # its share tau exceeds the whole sample
     for floor, least in (("cosine", -1.0), ("minimum", -0.4)):
         scores = negatives.clone().requires_grad_()
         loss = dcl_loss(positive, scores, extra, tau=0.9, floor=floor)
@@ -169,9 +169,9 @@ def test_bcl_weights_match_closed_forms_at_their_limits() -> None:
     places = torch.linspace(0, 1, 11, dtype=torch.float64)
     ones = torch.ones_like(places)
     torch.testing.assert_close(bcl_weights_at(places, alpha=0.5, beta=0.5, tau=0.2), ones)
-    # Scores that know nothing and full hardness: the target is the larger of two draws, twice its place.
+    # Uninformative scores and full hardness: the target is the larger of two draws, so the weight is twice the place.
     torch.testing.assert_close(bcl_weights_at(places, alpha=0.5, beta=1.0, tau=0.2), 2 * places)
-    # A perfect encoder, no positives among the samples: nothing to correct.
+    # With a perfect encoder and no positives among the samples there is nothing to correct.
     torch.testing.assert_close(bcl_weights_at(places, alpha=1.0, beta=0.5, tau=0.0), ones)
     # α = β = 1: the limit of β = 1 as α goes to 1.
     near = bcl_weights_at(places, alpha=1 - 1e-12, beta=1.0, tau=0.3)
@@ -198,7 +198,7 @@ def test_bcl_loss_matches_reference_of_algorithm_5(ties: str, alpha: float, beta
             below, equal = sum(y < x for y in xs), sum(y == x for y in xs)
             unlabelled = (below + equal * (1 if ties == "le" else 0.5)) / len(xs)
             phi = (-(1 - a) + math.sqrt((1 - a) ** 2 + 4 * a * unlabelled)) / (2 * a)
-            # α = β = 1 is 0/0 in print: its limit has the numerator Φ.
+            # The printed formula is 0/0 for α = β = 1; the limit has the numerator Φ.
             omega = phi / (1 - tau + (2 * tau - 1) * phi) if alpha == beta == 1 else _omega(phi, alpha, beta, tau)
             total += omega * math.exp(x / 0.4)
         expected.append(-math.log(math.exp(p / 0.4) / (math.exp(p / 0.4) + total)))
@@ -224,7 +224,7 @@ def test_bcl_weights_carry_no_gradient() -> None:
 
 @pytest.mark.parametrize("tau", [0.0, 0.02, 0.3])
 def test_bcl_weights_of_equal_scores_depend_on_the_ties_parameter(tau: float) -> None:
-    """With "le" all of them stand at the top (E-6.30), with "mid" in the middle, where ω is one for a small τ+."""
+    """With "le" all have place 1 (E-6.30), with "mid" place 1/2, where ω is one for a small τ+."""
     negatives = torch.zeros(2, 5, dtype=torch.float64)
     top = _omega(1.0, 0.9, 0.5, tau)
     torch.testing.assert_close(bcl_weights(negatives, alpha=0.9, beta=0.5, tau=tau), torch.full_like(negatives, top))
@@ -255,7 +255,7 @@ def test_loss_and_gradient_of_an_anchor_without_samples_are_zero(name: str) -> N
         assert torch.isfinite(part.grad).all()
         assert not part.grad[0].any()
         assert part.grad[1].any()
-    none = LOSSES[name](positive, negatives[:, :0], extra)  # a batch of one has nobody else's items
+    none = LOSSES[name](positive, negatives[:, :0], extra)  # a batch of one has no other items
     assert torch.equal(none, torch.zeros_like(positive))
 
 
@@ -263,7 +263,7 @@ def test_loss_and_gradient_of_an_anchor_without_samples_are_zero(name: str) -> N
 def test_losses_return_one_value_per_anchor_with_correct_gradient(name: str) -> None:
     for n in (1, 2, 7):
         positive, negatives, extra = _scores(10 + n, n=n)
-        extra = extra / 4 - 1.3  # below the sample: the floor, a constant for the gradient, does not bind
+        extra = extra / 4 - 1.3  # low enough that the floor, which has no gradient, is not reached
         inputs = [part.requires_grad_() for part in (positive, negatives, extra)]
         assert LOSSES[name](*inputs).shape == (6,)
         assert torch.autograd.gradcheck(LOSSES[name], inputs)
@@ -283,11 +283,11 @@ def test_losses_and_gradients_of_huge_scores_are_finite(name: str, scale: float,
 
 
 def test_losses_of_far_apart_scores_are_accurate() -> None:
-    """A positive far ahead leaves e^-50, not 0; one far behind its whole distance."""
+    """A positive far above the sample has the loss e^-50, not 0; one far below has its whole distance."""
     loss = infonce_loss(torch.tensor([50.0, -1e6]), torch.zeros(2, 1))
     assert loss[0].item() == pytest.approx(math.exp(-50), rel=1e-5)
     assert loss[1].item() == 1e6
-    # A huge extra positive alone, the floor holding: ln(1 + N e^(min - x+)) with nothing but zeros.
+    # With one huge extra positive the floor applies: ln(1 + N e^(min - x+)), here with scores of 0.
     debiased = dcl_loss(torch.zeros(1), torch.zeros(1, 2), torch.full((1, 1), 1e4), tau=0.1)
     assert debiased.item() == pytest.approx(math.log(3))
 
@@ -302,7 +302,7 @@ def test_alpha_from_auc_matches_expected_values() -> None:
 def test_view_infonce_loss_and_gradient_match_reference(
     temperature: float, cached: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In blocks of two rows and in one, at a temperature at which e^(1/t) overflows and at larger ones."""
+    """Blocks have two rows or all rows; the temperatures include one at which e^(1/t) overflows."""
     monkeypatch.setattr(contrastive, "_CACHED", cached)
     source = torch.Generator().manual_seed(1)
     anchors, candidates = (torch.randn(n, 3, generator=source, dtype=torch.float64, requires_grad=True) for n in (4, 5))

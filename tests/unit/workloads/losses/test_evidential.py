@@ -196,7 +196,7 @@ def test_candidate_loss_weights_do_not_depend_on_the_class_sizes() -> None:
     positive[0, 17] = True
     loss = candidate_loss(alpha, beta, positive, torch.ones_like(positive), 0.05)
     (gradient,) = torch.autograd.grad(loss.sum(), a)
-    # The classes weigh 1 and λ_neg, however many there are of each; softplus has the slope 1/2 at 0.
+    # The classes have weights 1 and λ_neg, independent of their sizes; softplus has the slope 1/2 at 0.
     at_0 = math.log(2)
     total = 1.05 + 2 * at_0
     assert gradient[0, 17].item() == pytest.approx(-0.5 * (1 + at_0) / (0.05 + at_0) / total, rel=1e-5)

@@ -15,7 +15,7 @@ GRADES = torch.tensor([5.0, 0.6, 2.5, 4.0, 2.5], dtype=torch.float64)
 
 
 def test_grades_are_mapped_to_the_scale_of_a_cosine() -> None:
-    """E-S0; a hidden grade is no number (E-S1)."""
+    """E-S0; a hidden grade becomes NaN (E-S1)."""
     found = cosine_target(torch.tensor([0.0, 5.0, 2.5, 0.6, 4.2261], dtype=torch.float64), -1.0)
     assert found.tolist() == pytest.approx([-1.0, 1.0, 0.0, -0.76, 0.6904399999999999], abs=1e-12)
     assert cosine_target(torch.tensor([-1.0, 5.1, math.nan])).isnan().all()

@@ -24,7 +24,7 @@ def slow_ndcg(scores: list[float], grades: list[float]) -> float:
 
 
 def slow_lambdarank(scores: list[float], grades: list[float], sigma: float) -> float:
-    """Each pair of different grades: what an exchange of their places changes in NDCG, times RankNet's loss."""
+    """Reference: for each pair of different grades, the NDCG change of exchanging them, times RankNet's loss."""
     listed = [place for place in range(len(scores)) if scores[place] != -INF]
     scores, grades = [scores[place] for place in listed], [grades[place] for place in listed]
     ranked = sorted(range(len(scores)), key=lambda place: (-scores[place], place))

@@ -147,7 +147,7 @@ def test_gbpr_loss_matches_the_formula(rho: float) -> None:
     assert gbpr_loss(positive, group, negative, rho=rho).tolist() == pytest.approx(expected, rel=1e-10)
     if rho == 0:
         assert torch.equal(gbpr_loss(positive, group, negative, rho=0), bpr_loss(positive, negative))
-    # A group of the user alone is no group.
+    # With the user alone as group the loss is BPR.
     alone = gbpr_loss(positive, positive[:, None], negative, rho=rho)
     torch.testing.assert_close(alone, bpr_loss(positive, negative))
 
@@ -170,7 +170,7 @@ def test_truncated_bce_drops_the_largest_losses_of_positives() -> None:
     positive, negative = torch.tensor([3.0, -2.0, 0.5, -4.0]), torch.tensor([5.0, -1.0, 0.0, 2.0])
     own = [math.log1p(math.exp(-p)) for p in positive.tolist()]
     others = [math.log1p(math.exp(n)) for n in negative.tolist()]
-    # 6 of 8 are kept: without -4 and -2. Negatives are never dropped before a positive, whatever their loss.
+    # 6 of 8 are kept, without -4 and -2. A negative is never dropped before a positive, even with a larger loss.
     kept = [own[0], 0, own[2], 0]
     expected = [(p + n) * 4 / 6 for p, n in zip(kept, others)]
     assert truncated_bce_loss(positive, negative, 0.25).tolist() == pytest.approx(expected, rel=1e-6)
@@ -212,7 +212,7 @@ def test_truncated_share_rises_to_its_maximum_and_stays_there() -> None:
 
 
 def test_supervised_loss_matches_the_formula() -> None:
-    """(5.27) over the negatives that are left; without a mask DPL at M = 0, without negatives nothing."""
+    """(5.27) over the unmasked negatives: DPL at M = 0 without a mask, and 0 without negatives."""
     positive, negatives = _scores(1, 4).requires_grad_(), _scores(2, 4, 3)
     negatives = negatives.masked_fill(torch.tensor([[0, 0, 0], [0, 1, 0], [1, 1, 0], [1, 1, 1]]).bool(), -math.inf)
     negatives.requires_grad_()

@@ -47,7 +47,7 @@ def test_prototype_loss_matches_reference() -> None:
 
 
 def test_concentrations_are_those_of_the_paper() -> None:
-    """Clusters of 1 to 6 points, the one of a single point with the largest of the others."""
+    """Clusters have 1 to 6 points; a single point gets the largest concentration of the other clusters."""
     members = torch.tensor([cluster for cluster in range(6) for _ in range(cluster + 1)])
     points = _unit(len(members), 3)
     centres = torch.stack([points[members == cluster].mean(0) for cluster in range(6)])

@@ -39,7 +39,7 @@ def test_ranknet_mean_matches_reference_value(sigma: float, mean: float) -> None
 
 
 def test_ranknet_loss_rises_with_the_score_gap_of_a_wrong_order() -> None:
-    """E-R1: with S = -1 the printed minus falls without bound as the order gets worse; the derived plus rises."""
+    """E-R1: with S = -1 the loss with the printed minus sign falls without bound; with the derived plus it rises."""
     d = torch.tensor([0.0, 10.0, 60.0])
     ours = ranknet_loss(d, torch.zeros(3), torch.full((3,), -1.0))
     printed = -d + torch.nn.functional.softplus(-d)
@@ -127,7 +127,7 @@ def test_bounded_parameter_stays_within_its_bounds() -> None:
 
 
 def test_gradient_of_a_learnable_margin_shrinks_it() -> None:
-    """E-R4: why a learnable margin needs a bound from below."""
+    """E-R4: therefore a learnable margin needs a lower bound."""
     raw = torch.zeros(1, requires_grad=True)
     loss = margin_ranking_loss(torch.zeros(3), torch.zeros(3), torch.ones(3), bounded(raw)).mean()
     torch.autograd.backward(loss)

@@ -1,4 +1,4 @@
-"""Calibration and abstention metrics against loops, closed forms and the bootstrap's own spread."""
+"""Calibration and abstention metrics, compared with loops, closed forms and the spread of the bootstrap."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ COVERING = 88
     [(1.0, 60, False), (1.0, 300, False), (1.0, 300, True), (0.8, 300, False), (0.2, 300, False)],
 )
 def test_the_interval_of_the_ece_holds_the_true_error(slope: float, n: int, ties: bool) -> None:
-    """Calibrated (slope 1: the error is 0, which no interval of resampled queries held), slightly and far too sure.
+    """Models are calibrated (slope 1: error 0, which no interval of resampled queries held), slightly or far too sure.
 
     Success has the probability .5 + slope (c - .5), so that the error of confidences in [0, 1] is known.
     """
@@ -101,9 +101,9 @@ def test_the_interval_of_the_ece_holds_the_true_error(slope: float, n: int, ties
         above += low > 0
     assert covered >= COVERING
     if slope == 1.0:
-        assert above <= 100 - COVERING  # a calibrated model is not found guilty
+        assert above <= 100 - COVERING  # the interval of a calibrated model is rarely above 0
     if slope == 0.2:
-        assert above >= COVERING  # and one that is far off is
+        assert above >= COVERING  # the interval of a badly calibrated model usually is
 
 
 def test_ece_interval_of_one_query_is_zero_to_one() -> None:
@@ -169,7 +169,7 @@ def test_equally_confident_queries_are_answered_together_or_not_at_all() -> None
 
 
 def test_ties_across_the_allowed_risk_are_not_split() -> None:
-    """Of two equally confident queries, one of which fails, half a failure each: the first alone would be allowed."""
+    """Two tied queries with one failure count half a failure each; the first alone would be within the risk."""
     c = torch.tensor([0.95, 0.9, 0.9, 0.9, 0.8, 0.8])
     z = torch.tensor([1.0, 1.0, 1.0, 1.0, 1.0, 0.0])
     assert coverage_at_risk(c, z, 0.12).item() == pytest.approx(4 / 6)
@@ -186,7 +186,7 @@ def test_bootstrap_interval_of_a_mean_matches_the_normal_interval() -> None:
 
 
 def test_resamples_are_measured_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 100,000 queries, 200 resamples at once would take 2 GB."""
+    """With 100,000 queries, 200 resamples at once would take 2 GB."""
     c, z = drawn(400, seed=2)
     sizes: list[int] = []
 

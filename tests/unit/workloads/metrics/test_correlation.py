@@ -55,7 +55,7 @@ def test_pearson_and_spearman_match_scipy(seed: int, n: int, steps: int) -> None
 
 @pytest.mark.parametrize("values", [[0.1, 0.1, 0.1], [0.3]])
 def test_a_constant_has_correlation_zero(values: list[float]) -> None:
-    """E-S3; 0.1 three times has a mean that is not 0.1."""
+    """E-S3. In floating point the mean of three values 0.1 is not 0.1."""
     x, y = torch.tensor(values), torch.arange(len(values)).float()
     assert constant(x)
     assert pearson(x, y) == spearman(y, x) == 0.0
@@ -73,7 +73,7 @@ def test_spearman_of_nan_predictions_is_nan(values: list[float]) -> None:
 
 
 def test_standard_error_of_influences_matches_the_spread_of_r() -> None:
-    """Their standard error is that of r over samples, 1 - r² over root n for normal data."""
+    """The standard error of the influences is that of r over samples: (1 - r²) / √n for normal data."""
     generator, rho, n = np.random.default_rng(0), 0.8, 400
     spread, found = [], []
     for _ in range(400):

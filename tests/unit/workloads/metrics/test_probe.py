@@ -1,4 +1,4 @@
-"""Probes of frozen features against slow references, closed forms and the usual libraries' definitions."""
+"""Probes of frozen features, compared with slow references, closed forms and the definitions of common libraries."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from workloads.metrics import probe
 
 
 def _features(count: int, dimensions: int = 8, classes: int = 3, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of length one, around a centre for each class, so that labels can be told, but not always."""
+    """Unit vectors around a centre for each class, from which the labels can be predicted, but not always."""
     source = torch.Generator().manual_seed(seed)
     labels = torch.randint(0, classes, (count,), generator=source)
     centres = torch.randn(classes, dimensions, generator=torch.Generator().manual_seed(99))
@@ -68,7 +68,7 @@ def test_in_top_of_nan_scores_is_zero() -> None:
 
 
 def test_linear_probe_gradient_is_zero_at_the_solution() -> None:
-    """The gradient of the convex objective, written out on the features as they are given, is zero."""
+    """The gradient of the convex objective, computed here from the returned weights of raw features, is zero."""
     features, labels = _features(200)
     features = features * torch.tensor([3.0, 0.01, 1, 1, 1, 1, 1, 1]) + 5
     weight, bias = probe.linear_probe(features, labels, classes=3, l2=0.01, steps=500)
@@ -175,6 +175,6 @@ def test_principal_plane_preserves_distances_of_planar_points() -> None:
     flat = torch.randn(50, 2, generator=source) * torch.tensor([5.0, 1.0])
     basis = torch.linalg.qr(torch.randn(6, 2, generator=source)).Q
     plane = probe.principal_plane(flat @ basis.T + 4)
-    torch.testing.assert_close(torch.pdist(plane), torch.pdist(flat), rtol=1e-4, atol=1e-4)  # nothing else was there
+    torch.testing.assert_close(torch.pdist(plane), torch.pdist(flat), rtol=1e-4, atol=1e-4)  # the points are planar
     assert plane[:, 0].var() > plane[:, 1].var()
     assert torch.equal(plane, probe.principal_plane(flat @ basis.T + 4))

@@ -15,7 +15,7 @@ from workloads.metrics.ranking import AT_K, auc, metric_names, top_k
 
 
 def slow(scores: list[float], relevant: set[int], excluded: set[int], k: int) -> dict[str, float]:
-    """One user, by loops."""
+    """Reference: the metrics of one user, by loops."""
     candidates = [item for item in range(len(scores)) if item not in excluded]
     good = [item for item in candidates if item in relevant]
     ranked = sorted(candidates, key=lambda item: (-scores[item], item))[:k]

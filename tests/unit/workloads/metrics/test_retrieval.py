@@ -1,4 +1,4 @@
-"""Metrics of graded, ragged lists against ranx, loops and the binary ones."""
+"""Metrics of graded lists of different lengths, compared with ranx, loops and the binary metrics."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KS = (1, 3, 10, 100)
 
 
 def blocks(seed: int, n: int = 40, docs: int = 60, ties: bool = False) -> list[tuple[list[int], list[float], dict]]:
-    """Queries with candidates of several numbers, their scores, and grades of judged documents, some no candidates."""
+    """Queries with various numbers of candidates, their scores, and grades of documents, some not candidates."""
     rng = np.random.default_rng(seed)
     made = []
     for _ in range(n):

@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 
 
 def tables(data: RecommenderData, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """A model that knows something: popular items score higher."""
+    """A model that is better than random: popular items have higher scores."""
     source = torch.Generator().manual_seed(seed)
     users, items = (torch.randn(n, 8, generator=source) for n in (data.n_users, data.n_items))
     users[:, 0], items[:, 0] = 1, data.popularity.float().sqrt()
@@ -66,7 +66,7 @@ def test_auc_with_many_items_is_estimated_from_a_sample_of_items(
     model = tables(data)
     exact = by_all_metrics(model, data)
     monkeypatch.setattr(module, "SAMPLED_FROM", data.n_items - 1)
-    for items, error in ((2**6, 0.07), (2**16, 1e-6)):  # with as many draws every item is among them
+    for items, error in ((2**6, 0.07), (2**16, 1e-6)):  # 2**16 draws include every item
         monkeypatch.setattr(module, "AUC_ITEMS", items)
         assert by_all_metrics(model, data) == pytest.approx(exact, abs=error)
     assert by_all_metrics((torch.ones(data.n_users, 4), torch.ones(data.n_items, 4)), data) == 0.5

@@ -1,4 +1,4 @@
-"""Baselines against slow plain references: counts, neighbours by loops, dense inverses, dense normal equations."""
+"""Baselines, compared with slow references: counts, neighbours by loops, dense inverses, dense normal equations."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def rated(data: Any, history: History) -> NDArray[np.float64]:
 
 @pytest.fixture
 def counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A table of counts from 0 to 40, in no order."""
+    """The path of a table of counts from 0 to 40, in random order."""
     monkeypatch.setenv("ORCHESTRATOR_CACHE", str(tmp_path / "cache"))
     rng = np.random.default_rng(1)
     pairs = [divmod(int(code), 30) for code in rng.permutation(25 * 30)[:300]]
@@ -154,7 +154,7 @@ def counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.mark.parametrize("dataset", ["counts", pytest.param("ml-100k", marks=pytest.mark.data("ml-100k"))])
 def test_ials_weighs_by_ratings_or_counts(dataset: str, counts: str) -> None:
-    """Hu et al., eq. 4, with c = 1 + α r over all pairs, and the loss."""
+    """Factors and loss match Hu et al., eq. 4, with c = 1 + α r over all pairs."""
     alpha, lam = 0.7, 2.0
     name = counts if dataset == "counts" else dataset
     root = Path(os.environ.get("ORCHESTRATOR_DATA", ""))

@@ -22,7 +22,7 @@ RUNTIME = Runtime(device=torch.device("cpu"), data=Path(), seed=3, epochs=2)
 
 
 def toy(n_users: int = 12, n_items: int = 9, share: float = 0.5) -> Interactions:
-    """Some users with everything, some with nothing."""
+    """Random interactions; user 0 has all items, user 1 none."""
     rng = np.random.default_rng(0)
     seen = rng.random((n_users, n_items)) < share
     seen[0], seen[1] = True, False
@@ -75,7 +75,7 @@ def test_virtual_epochs_continue_the_batches_of_whole_passes() -> None:
     data = prepare(toy(), 0, True, RUNTIME.device)
     passes = [part for epoch in (1, 2, 3) for part in collect(data, 7, epoch)[0]]
     cut = [part for epoch in range(1, 6) for part in collect(data, 7, epoch, steps_per_epoch=4)[0]]
-    assert len(collect(data, 7, 1)[0]) not in (2, 4)  # so that virtual epochs do cross passes
+    assert len(collect(data, 7, 1)[0]) not in (2, 4)  # virtual epochs cross the ends of passes
     assert all(torch.equal(one, other) for one, other in zip(passes, cut, strict=False))
 
 
@@ -85,7 +85,7 @@ def wide(data: RecommenderData, negatives: int, extras: int, of_item: bool = Fal
 
 
 def test_extras_are_other_items_of_the_user_and_negatives_are_unobserved() -> None:
-    """Of the user's own items, never the one itself unless it is alone (E-5.17)."""
+    """Extras are the user's items without the positive, or the positive if it is the only one (E-5.17)."""
     data = prepare(toy(), 0, True, RUNTIME.device)
     nodes = torch.cat([batch.nodes for batch in wide(data, 3, 40)], dim=1)
     train = {(u, i + data.n_users) for u, i in zip(data.train.users.tolist(), data.train.items.tolist())}
@@ -97,7 +97,7 @@ def test_extras_are_other_items_of_the_user_and_negatives_are_unobserved() -> No
         assert not owned[user] & set(negatives)
         seen |= {(user, item, extra) for extra in extras}
     expected = {(u, i, j) for u, i in train if u in nodes[0] for j in (owned[u] - {i} or {i})}
-    assert len(seen) > 0.95 * len(expected)  # nothing is out of reach
+    assert len(seen) > 0.95 * len(expected)  # nearly every possible extra is drawn
 
 
 def test_extras_of_an_item_are_its_other_users() -> None:

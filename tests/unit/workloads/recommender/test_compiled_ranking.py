@@ -18,7 +18,7 @@ USERS = 37
 
 
 class Table:
-    """Scores of users."""
+    """A scorer with a table of scores."""
 
     def __init__(self, values: torch.Tensor) -> None:
         self.values = values

@@ -1,4 +1,4 @@
-"""Credence: its distribution against independent forms and draws, its modes against the formulas."""
+"""Credence: its distribution is compared with independent forms and draws, its modes with the formulas."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MODES: tuple[Mode, ...] = ("thesis", "mean1", "bayes", "prior")
 def _mixture(x: float, dim: int, variance: float) -> tuple[float, float]:
     """f(x) and F(x) as a mixture of normals: given |w|² = 2 λ s with s ~ Gamma(d/2), x is N(0, 2 λ² s).
 
-    Another way to the distribution than the Bessel function, by the trapezoid rule in ln s.
+    The trapezoid rule in ln s computes the distribution without the Bessel function.
     """
     t = np.linspace(-60, 12, 40001)
     weight = np.exp(t * dim / 2 - np.exp(t) - math.lgamma(dim / 2)) * (t[1] - t[0])
@@ -91,7 +91,7 @@ def test_the_density_at_zero_is_its_limit() -> None:
 
 
 def test_log_density_is_finite_far_from_zero() -> None:
-    """Beyond what a float holds; the slope tends to -1 / λ."""
+    """The density itself underflows there; the slope of its logarithm tends to -1 / λ."""
     x = torch.tensor([2000.0, 2001.0], dtype=torch.float64)
     far = log_density(x, 27, 0.6)
     assert far[0] < -3000
@@ -123,7 +123,7 @@ def test_lookup_table_matches_the_exact_density(dtype: torch.dtype, tolerance: f
 
 @pytest.mark.parametrize(("k", "n"), [(1, 1), (1, 2), (2, 2), (2, 5)])
 def test_order_statistic_density_matches_formula_and_draws(k: int, n: int) -> None:
-    """Against (3.21) as printed and against draws."""
+    """The references are (3.21) as printed, and draws."""
     x = torch.linspace(-4, 4, 4001, dtype=torch.float64)
     place = GaussianFactors(2, 0.5).log_probabilities(x)
     f, F = place.log_density.exp(), place.log_below.exp()
@@ -144,7 +144,7 @@ def test_prior_is_the_sigmoid_of_the_standardised_popularity() -> None:
     deviation = math.sqrt(sum((n - mean) ** 2 for n in counts.tolist()) / 5)
     expected = [1 / (1 + math.exp(-(n - mean) / deviation)) for n in counts.tolist()]
     assert prior_log_odds(counts).sigmoid().tolist() == pytest.approx(expected, rel=1e-12)
-    # Shares instead of counts are the same; of equally popular items none is more credible.
+    # Shares give the same prior as counts; with equal popularity all log-odds are 0.
     torch.testing.assert_close(prior_log_odds(counts / 7.0), prior_log_odds(counts), rtol=1e-6, atol=1e-6)
     for level in (torch.full((9,), 3), torch.full((9,), 0.1), torch.zeros(4), torch.ones(1)):
         assert not prior_log_odds(level).any()
@@ -250,7 +250,7 @@ def test_ks_distance_matches_expected_values() -> None:
 
 
 def test_only_a_refitted_distribution_matches_scores_of_grown_factors() -> None:
-    """E-3.22: grown factors leave the F they were drawn with, and the distance says so."""
+    """E-3.22: grown factors no longer follow their initial F, and the KS distance shows this."""
     source = torch.Generator().manual_seed(2)
     users, items = torch.randn(400, 6, generator=source), torch.randn(500, 6, generator=source)
     prior, distances = torch.zeros(100), []

@@ -29,7 +29,7 @@ def trained(**params: Any) -> Recommender:
 
 
 def slow(workload: Recommender, cutoffs: Sequence[int]) -> dict[str, float]:
-    """The metrics of test by the definitions, user by user."""
+    """Reference: the metrics of test by their definitions, user by user."""
     data = workload.data
     relevant, excluded = workload.ranking_targets("test")
     scores = workload.scorer(excluded).scores(0, data.n_users).numpy()
@@ -69,7 +69,7 @@ def slow(workload: Recommender, cutoffs: Sequence[int]) -> dict[str, float]:
 def test_metrics_at_each_cutoff_match_reference(
     dataset: str, compiled_from: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also at 1, and at more items than a user has candidates, where the list has them all."""
+    """One cutoff is 1, and one exceeds a user's candidates, so that the list has all of them."""
     monkeypatch.setattr(evaluation, "COMPILED_FROM", compiled_from)
     monkeypatch.setattr(evaluation, "INSERTED", 1000)
     cutoffs = (1, 7, 1000)
@@ -116,7 +116,7 @@ def test_cutoffs_are_ascending(given: Any, expected: tuple[int, ...]) -> None:
     params = Params(cutoffs=given)
     assert params.cutoffs == expected
     plain = params.model_dump(mode="json")
-    assert plain["cutoffs"] == ",".join(map(str, expected)), "as a command line has it"
+    assert plain["cutoffs"] == ",".join(map(str, expected)), "the form of the command line"
     assert Params(**plain) == params
 
 

@@ -1,4 +1,4 @@
-"""Graph contrastive learning against dense float64 algebra with autograd, and its draws."""
+"""Graph contrastive learning, compared with dense float64 algebra and autograd, and its random draws."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def build(**params: Any) -> tuple[Recommender, Batch]:
 
 
 def dense(graph: Graph) -> torch.Tensor:
-    """The matrix (N, N), float64."""
+    """The graph as a dense float64 matrix (N, N)."""
     n = len(graph.indptr) - 1
     return (graph @ torch.eye(n)).double()
 
@@ -74,7 +74,7 @@ def check(
 
 @pytest.mark.parametrize("augmentation", ["edge_drop", "node_drop", "random_walk"])
 def test_sgl_term_and_gradient_match_dense_reference(augmentation: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The masks are recorded; of them the reference makes the subgraphs."""
+    """The reference builds its subgraphs from the recorded masks."""
     masks: list[torch.Tensor] = []
     original = graph_views.Edges.subgraph
 

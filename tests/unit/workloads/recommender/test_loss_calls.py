@@ -1,4 +1,4 @@
-"""The loss of a step against formulas over the drawn nodes: each loss gets its scores and parameters."""
+"""The loss of a step, compared with formulas over the drawn nodes: each loss gets its scores and parameters."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Array = np.ndarray[Any, Any]
 
 
 def build(runtime: Runtime = RUNTIME, **params: Any) -> Recommender:
-    """Scores of a trained model's size, so that no loss is where all of them look alike."""
+    """A workload whose scores are as large as after training; near 0 the losses would hardly differ."""
     batch = {} if params.get("optimizer") == "sgd" else {"batch_size": 256}
     workload = Recommender(Params(dim=8, **batch, **params), runtime)
     with torch.no_grad():
@@ -110,7 +110,7 @@ def test_loss_of_a_step_matches_the_formula(loss: str, backbone: Any) -> None:
 
 @pytest.mark.slow
 def test_the_supervised_oracle_leaves_false_negatives_out() -> None:
-    """(5.27) by the planted truth, and what it is for: it ranks what users like better than DPL."""
+    """The loss is (5.27) with the planted truth, and its AUC by that truth is higher than that of DPL."""
     workload = build(replace(RUNTIME, steps_per_epoch=1), loss="supervised", negatives=6)
     data, table = workload.data, workload.model.embeddings().detach().double().numpy().copy()
     assert data.truth is not None
@@ -128,7 +128,7 @@ def test_the_supervised_oracle_leaves_false_negatives_out() -> None:
     assert found["fnr"] == 0
 
     def auc(**params: Any) -> float:
-        """Of what users like, but for their training items, against what they do not."""
+        """The AUC of liked items outside training against items that are not liked."""
         workload = Recommender(Params(dim=8, batch_size=1024, lr=0.02, **params), RUNTIME)
         for epoch in range(1, 9):
             workload.train_epoch(epoch)
@@ -159,7 +159,7 @@ def test_the_softmax_of_a_batch_is_corrected_by_logq() -> None:
 
 
 def test_bprac_e_steps_are_spread_evenly_over_the_epochs() -> None:
-    """Two in five epochs: before the first and before the fourth. A state has the credences that are held."""
+    """Two E-steps in five epochs come before epochs 1 and 4. The state includes the current credences."""
     runtime = replace(RUNTIME, epochs=5, steps_per_epoch=2)
     workload = build(runtime, loss="bprac", e_steps=2, lr=0.05)
     held = []
@@ -180,7 +180,7 @@ def test_bprac_e_steps_are_spread_evenly_over_the_epochs() -> None:
 
 
 def masked_dcl(i: Array, j: Array, *, beta: float) -> Array:
-    """HCL with τ+ = .1 of a positive and the negatives of one user; β = 0 is DCL."""
+    """HCL with τ+ = .1 for a positive and the negatives of one user; β = 0 is DCL."""
     weights = np.exp(beta * j) / np.exp(beta * j).mean()
     among = ((weights * np.exp(j)).sum() - len(j) * 0.1 * np.exp(i)) / 0.9
     return -np.log(np.exp(i) / (np.exp(i) + max(among, len(j) * np.exp(j).min())))
@@ -198,7 +198,7 @@ IN_BATCH: dict[str, tuple[dict[str, Any], Callable[[Any, Array], Any]]] = {
 @pytest.mark.parametrize("backbone", ["mf", "lightgcn"])
 @pytest.mark.parametrize("loss", sorted(IN_BATCH))
 def test_in_batch_loss_and_false_negative_rate_match_reference(loss: str, backbone: Any) -> None:
-    """E-6.N: each user against the batch's items, as often as they are there, without those that it has in training."""
+    """E-6.N: a user's negatives are the batch's items, with repetitions, without the user's training items."""
     params, formula = IN_BATCH[loss]
     workload = build(replace(RUNTIME, steps_per_epoch=1), loss=loss, sampler="in_batch", backbone=backbone, **params)
     data, table = workload.data, workload.model.embeddings().detach().double().numpy().copy()
@@ -227,7 +227,7 @@ def test_in_batch_loss_is_zero_if_the_user_has_all_items_of_the_batch(monkeypatc
 
 @pytest.mark.parametrize("loss", sorted(IN_BATCH))
 def test_a_batch_without_negatives_has_a_defined_quality(loss: str) -> None:
-    """All of them are the users' own: no negative is false, and nobody learns anything."""
+    """Batches of one interaction have no negatives, so none is false and INF is 0."""
     params = Params(loss=loss, sampler="in_batch", dim=4, batch_size=1, quality=True)
     found = Recommender(params, replace(RUNTIME, steps_per_epoch=9)).train_epoch(1)
     assert (found["tnr"], found["inf"], found["fnr"]) == (1, 0, 0)
@@ -289,7 +289,7 @@ def test_alpha_follows_the_validation_auc(form: str) -> None:
 
 
 def test_bcl_places_ties_by_the_ties_parameter() -> None:
-    """One negative is last by "<=", with a weight of .556, and in the middle by mid ranks (E-6.30)."""
+    """A single negative has place 1 by "<=", with a weight of .556, and place 1/2 by mid ranks (E-6.30)."""
     given: dict[str, Any] = {"alpha": 0.9, "beta": 0.5, "tau": 0.1}
     scores = Scores(torch.zeros(3), torch.zeros(3, 0), torch.zeros(3, 1), 0)
     for ties, place in ({"ties": "mid"}, 0.5), ({"ties": "le"}, 1.0), ({}, 1.0):
@@ -306,7 +306,7 @@ def test_default_tau_of_dpl_is_the_density_of_the_training_data() -> None:
 
 
 def test_share_of_clamped_anchors_is_reported() -> None:
-    """At τ+ near one P̂ is negative for many."""
+    """With τ+ near one, P̂ is negative for many anchors."""
     found = build(loss="dpl", negatives=1, positives=1, tau=0.9).train_epoch(1)
     assert 0.1 < found["clamped"] < 1
 
@@ -337,7 +337,7 @@ def test_tnr_and_inf_agree_with_the_planted_truth(sampler: Any) -> None:
 
 @pytest.mark.parametrize("given", [{}, {"loss": "infonce", "negatives": 3}, {"sampler": "dns"}, {"optimizer": "sgd"}])
 def test_false_negative_rate_is_one_minus_tnr_by_the_planted_truth(given: dict[str, Any]) -> None:
-    """Reported without being asked for; with quality told by the same truth it is what TNR leaves."""
+    """The rate is reported by default; with quality=True and truth="planted" it equals 1 - TNR."""
     if given.get("optimizer"):
         pytest.importorskip("numba")
     workload, unasked = build(quality=True, truth="planted", **given), build(**given)
@@ -350,7 +350,7 @@ def test_false_negative_rate_is_one_minus_tnr_by_the_planted_truth(given: dict[s
 
 
 def test_false_positive_rate_is_weighted_by_the_credence() -> None:
-    """Injected noise, a sixth of what is trained on; the credence of BPRAC gives it less."""
+    """A sixth of the training interactions is injected noise; the credence of BPRAC gives it less weight."""
     plain = build(dataset_noise=0.2, lr=0.02)
     weighing = build(dataset_noise=0.2, lr=0.02, loss="bprac", credence="thesis")
     data = load_interactions("synthetic", Path(), "official", 0.2)
@@ -395,7 +395,7 @@ def test_training_with_srns_resumes_from_its_state() -> None:
 
 
 def limits(loss: str) -> list[dict[str, Any]]:
-    """The ends of a loss's parameters."""
+    """Settings with the parameters of a loss at the ends of their ranges."""
     reads, found = LOSSES[loss].params, [dict[str, Any]()]
     found += [{"tau": tau} for tau in (0.0, 0.999) if "tau" in reads]
     found += [{name: count} for name in ("negatives", "positives") for count in (1, 50) if name in reads]
@@ -414,7 +414,7 @@ def limits(loss: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("loss", sorted(LOSSES))
 def test_training_at_the_limits_of_the_parameters_stays_finite(loss: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Users with everything, with nothing and with one item; an item never seen; sets larger than the catalogue."""
+    """Users have all seen items, none, or one; one item is never seen; draws exceed the number of items."""
     owned = {0: range(6), 2: [3], 3: [0, 1], 4: range(5)}
     train = np.array([(user, item) for user, items in owned.items() for item in items], np.int32)
     truth = np.eye(5, 7, dtype=np.bool_)
@@ -428,15 +428,15 @@ def test_training_at_the_limits_of_the_parameters_stays_finite(loss: str, monkey
         {"sampler": "popularity"}, {"sampler": "aobpr", "aobpr_lambda": 1e-3}, {"sampler": "in_batch"},
     )  # fmt: skip
     for number, given in enumerate(limits(loss)):
-        # The default parameters with every sampler; a limit with the plain one and another, in turn. What a sampler
-        # draws does not depend on the loss: one has the sets' sizes with each of them.
+        # The default parameters are tested with every sampler, a limit with the plain one and one other in turn.
+        # A sampler's draws do not depend on the loss, so one loss (BCL) is tested with all set sizes and samplers.
         every = not given or (loss == "bcl" and "negatives" in given)
         for sampler in samplers if every else (samplers[0], samplers[1 + number % (len(samplers) - 1)]):
             if sampler == {"sampler": "in_batch"} and (not LOSSES[loss].in_batch or "negatives" in given):
                 continue
             params = Params(loss=loss, dim=4, batch_size=4, lr=0.1, **given, **sampler)
             workload = Recommender(params, replace(RUNTIME, holdout=False))
-            epochs = (1, 2) if "srns" in sampler.values() else (1,)  # only SRNS treats the first epoch apart
+            epochs = (1, 2) if "srns" in sampler.values() else (1,)  # only SRNS treats the first epoch differently
             metrics = [workload.train_epoch(epoch) for epoch in epochs] + [workload.evaluate("test").metrics]
             assert all(np.isfinite(list(row.values())).all() for row in metrics), (given, sampler)
             assert torch.isfinite(workload.model.embedding).all()
@@ -461,7 +461,7 @@ def test_sequential_sgd_learns() -> None:
 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_step_of_batched_sgd_matches_the_formula(weighted: bool) -> None:
-    """(3.31), (3.32): the sum over the batch of c (gradient + reg Θ), for every row as often as a triple touches it."""
+    """(3.31), (3.32): the sum over the batch of c (gradient + reg Θ), for each row once per triple that contains it."""
     loss = {"loss": "bprac"} if weighted else {}
     given: dict[str, Any] = {"optimizer": "sgd_batched", "lr": 0.05, "weight_decay": 0.02, **loss}
     workload = build(replace(RUNTIME, steps_per_epoch=1), **given)
@@ -492,7 +492,7 @@ def test_step_of_batched_sgd_matches_the_formula(weighted: bool) -> None:
     ],
 )
 def test_batched_and_compiled_sgd_learn_alike(given: dict[str, Any]) -> None:
-    """One learning curve, within the spread of seeds: the same algorithm, drawn by two programs."""
+    """Two implementations of one algorithm have the same learning curve within the spread of seeds."""
     pytest.importorskip("numba")
 
     def curve(seed: int, **optimizer: Any) -> list[tuple[float, float]]:
@@ -510,4 +510,4 @@ def test_batched_and_compiled_sgd_learn_alike(given: dict[str, Any]) -> None:
     )
     spread = np.sqrt((batched.var(0, ddof=1) + compiled.var(0, ddof=1)) / 2)
     assert (np.abs(batched.mean(0) - compiled.mean(0)) < 2 * spread + 1e-3).all()
-    assert (compiled[:, -1, 1] > 0.15).all()  # from .03
+    assert (compiled[:, -1, 1] > 0.15).all()  # .03 before training

@@ -30,7 +30,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def table(folder: Path, name: str = "own.csv", least: int = 0) -> Path:
-    """Ratings from 1 to 5 of users u0 to u9, of which u0 and u1 give none above 3, as does no one for i0 and i1."""
+    """Write ratings from 1 to 5 of users u0 to u9; those of users u0 and u1 and items i0 and i1 are at most 3."""
     rng = np.random.default_rng(0)
     times = rng.permutation(120)
     lines = ["user,item,rating,timestamp"]
@@ -67,7 +67,7 @@ def test_min_rating_gives_the_interactions_of_a_filtered_table(split: Any, cache
 
 
 def test_users_without_positives_get_popular_items_and_no_evaluation(cache: Path, tmp_path: Path) -> None:
-    """They are not evaluated and get the most popular items; the items are candidates."""
+    """Items without positives remain candidates."""
     workload = build(tmp_path, dataset=str(table(tmp_path)), backbone="ials", dim=2, dataset_min_rating=4)
     data = workload.data
     assert (data.n_users, data.n_items) == (10, 12)
@@ -99,7 +99,7 @@ def test_another_min_rating_has_its_own_prepared_file_and_fingerprint(
 
 
 def test_min_rating_that_leaves_no_validation_user_is_refused(cache: Path, tmp_path: Path) -> None:
-    """The high rating of each user is its first or its last: a time split has no one to validate on."""
+    """Each user has two high ratings, too few for leave_last_out to put one into validation."""
     file = tmp_path / "own.csv"
     lines = [f"{user},{item},{5 if item > 2 else 1},{10 * item + user}" for user in range(4) for item in range(5)]
     file.write_text("\n".join(["user,item,rating,timestamp", *lines]) + "\n")
@@ -118,7 +118,7 @@ def test_prior_file_may_name_items_without_positives(cache: Path, tmp_path: Path
 
 @pytest.mark.data("ml-100k")
 def test_movielens_with_min_rating_matches_the_filtered_csv_files() -> None:
-    """Training, metrics and side information are of the ratings of four and five, by another parser."""
+    """Training data, evaluated users and test pairs are those with ratings of 4 and 5, as read by pandas."""
     root = Path(os.environ["ORCHESTRATOR_DATA"])
     workload = build(
         root, dataset="ml-100k", sampler="bns", bns_prior="occupation", dataset_min_rating=4, batch_size=4096

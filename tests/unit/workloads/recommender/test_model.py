@@ -1,4 +1,4 @@
-"""The two backbones and their optimiser against dense float64 algebra and torch.optim."""
+"""The two backbones and their optimiser, compared with dense float64 algebra and torch.optim."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ RUNTIME = Runtime(device=CPU, data=Path(), seed=3, epochs=2)
 
 
 def members(count: int, **params: Any) -> list[Recommender]:
-    """Trials with a learning rate, a weight decay and a seed of their own."""
+    """Workloads that differ in learning rate, weight decay and seed."""
     return [
         Recommender(Params(lr=0.002 * (1 + k), weight_decay=1e-3 * k, **params), replace(RUNTIME, seed=k))
         for k in range(count)
@@ -64,7 +64,7 @@ def test_packed_training_equals_separate_training_bitwise(batch_size: int, choic
 
 
 def test_number_of_pack_members_per_step_is_limited_by_the_cache_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two to a step, and one alone at the end, are all as they are apart."""
+    """Steps train two, two and one member; the results equal those of separate training."""
     apart, together = (members(5, batch_size=4096, dim=8) for _ in range(2))
     monkeypatch.setattr(packed, "_GATHERED", {"cpu": 2 * 4096 * 8})
     shared: list[int] = []
@@ -94,12 +94,12 @@ def test_pack_member_draws_the_same_batches_as_in_separate_training(
 
 
 def test_stacked_adam_matches_separate_optimisers() -> None:
-    """With learning rates, weight decays and numbers of steps of their own."""
+    """The members differ in learning rate, weight decay and number of steps."""
     source = torch.Generator().manual_seed(0)
     tables = torch.randn(3, 7, 4, generator=source)
     rates, decays = [0.1, 0.01, 0.001], [0.0, 0.1, 0.01]
     apart = [Adam(torch.nn.Parameter(table.clone()), decay) for table, decay in zip(tables, decays)]
-    for _ in range(3):  # the first is ahead
+    for _ in range(3):  # the first has more steps
         apart[0].parameter.grad = torch.randn(7, 4, generator=source)
         apart[0].update(0.1)
     own = [(optimizer.parameter.detach(), *optimizer.state_dict().values()) for optimizer in apart]

@@ -50,7 +50,7 @@ def small() -> Predictor:
 
 @pytest.mark.parametrize("ranker", ["numpy", "torch"])
 def test_served_lists_and_scores_match_the_evaluation(trained: Recommender, ranker: str) -> None:
-    """The lists' own NDCG@20, computed here from the served rows, is that of ``evaluate``; scores to 1e-5."""
+    """NDCG@20 computed from the served rows equals that of ``evaluate``; scores agree to 1e-5."""
     model = served(trained)
     if ranker == "torch":
         if not isinstance(model.ranker, NumpyRanker):
@@ -70,14 +70,14 @@ def test_served_lists_and_scores_match_the_evaluation(trained: Recommender, rank
     sizes = np.minimum(data.test.counts[found.units["id"]], 20)
     ideal = np.cumsum(1 / np.log2(np.arange(2, 22)))[sizes - 1]
     same = np.isclose(gains / ideal, found.units["ndcg_at_20"], atol=1e-6)
-    assert same.mean() > 0.99, "two near-equal scores may change places, of a few users"
+    assert same.mean() > 0.99, "near-equal scores change places for few users only"
 
 
 def test_predicted_lists_exclude_seen_items_and_break_ties_by_item() -> None:
     answer = small().predict(pd.DataFrame({"user": [1, 0, 1]}), k=2)
     assert answer["user"].tolist() == [1, 1, 0, 0, 1, 1]
     assert answer["rank"].tolist() == [1, 2] * 3
-    assert answer["item"].tolist() == [1, 2, 1, 2, 1, 2]  # user 0 has 3 and 4, and ties 1 with 2
+    assert answer["item"].tolist() == [1, 2, 1, 2, 1, 2]  # user 0 has seen 3 and 4; 1 and 2 are tied
     assert answer["score"].tolist() == [4, 3, 2, 2, 4, 3]
     assert list(answer.columns) == ["user", "rank", "item", "score", "fallback"]
 
@@ -134,7 +134,7 @@ def test_history_of_untrained_items_gets_the_most_popular_items(weights: Any) ->
 
 
 def test_user_who_has_seen_all_neighbours_gets_other_items_and_no_fallback() -> None:
-    """Their scores are 0; popularity would recommend what the user has."""
+    """The other items have scores of 0; a fallback to popularity could recommend items that the user has."""
     weights = np.zeros((5, 5), np.float32)
     weights[3, 4] = weights[4, 3] = 1
     model = small_by_history({"item_weights": weights})
@@ -154,7 +154,7 @@ def test_user_id_of_more_than_64_bits_is_refused() -> None:
 
 @pytest.mark.parametrize(("config", "alpha", "ridge"), [({}, 10, None), ({"alpha": 4, "ridge": 2.5}, 4, 2.5)])
 def test_history_is_folded_in_by_least_squares(config: dict[str, float], alpha: float, ridge: float | None) -> None:
-    """The minimum of Σ c (p - x·h)² + λ|x|², over all items, c = 1 + α and p = 1 for those of the history."""
+    """x minimises Σ c (p - x·h)² + λ|x|² over all items, with c = 1 + α and p = 1 for items of the history."""
     items = np.array([[1, 5], [2, 4], [2, 3], [4, 2], [5, 1]], np.float32)
     model = small_by_history({"users": np.eye(3, 2, dtype=np.float32), "items": items}, fold_in=config)
     lam = 3 * np.diag(items.T @ items).mean() if ridge is None else ridge
@@ -207,7 +207,7 @@ HISTORIES = {"user": ["user"], "history": ["user", "history"]}
 
 
 def test_folded_in_histories_reach_nine_tenths_of_the_hits_of_trained_users(trained: Recommender) -> None:
-    """On test, users who are folded in by their history are ranked at least nine tenths as well as trained ones."""
+    """Hits on test of folded-in histories are compared with those of the same users by their ids."""
     model, data = served(trained), trained.data
     users = np.flatnonzero(data.test.counts)
     bounds = [slice(*data.seen.indptr[user : user + 2]) for user in users]
@@ -288,7 +288,7 @@ def test_predict_accepts_the_servable_example_and_parameters(trained: Recommende
 
 
 def test_predictor_file_runs_without_our_packages_and_pytorch(tmp_path: Path) -> None:
-    """It runs where neither our packages nor PyTorch can be imported."""
+    """The file runs in a subprocess in which these packages cannot be imported."""
     source = Path(predictor.__file__).read_text()
     imported = {
         (node.module or "") if isinstance(node, ast.ImportFrom) else node.names[0].name

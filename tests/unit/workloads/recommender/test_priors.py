@@ -83,7 +83,7 @@ def test_social_prior_matches_a_loop_reference(monkeypatch: pytest.MonkeyPatch) 
     pairs = np.array([[0, 1], [0, 2], [1, 0], [2, 0]], np.int32)
     known = dataclasses.replace(DATASETS["synthetic"], friends=lambda folder: pairs)
     monkeypatch.setitem(DATASETS, "synthetic", known)
-    monkeypatch.setattr(samplers, "_AT_ONCE", 700)  # fewer pairs of friends at once than there are
+    monkeypatch.setattr(samplers, "_AT_ONCE", 700)  # blocks smaller than the number of pairs of friends
     workload = build(bns_prior="social")
     data = workload.data
     table, groups = prior_table(workload.params, data, Path())

@@ -34,7 +34,7 @@ ML_100K = {
 
 
 def rows() -> Iterator[tuple[Table, Row]]:
-    """Every row of every table, those of ours included."""
+    """All rows of all tables, including our own."""
     for known in TABLES.values():
         for dataset in known.datasets:
             for backbone in ("mf", "lightgcn"):
@@ -45,7 +45,7 @@ def row(table: str, dataset: str, backbone: str, method: str) -> Row:
     return next(one for one in TABLES[table].rows(dataset, backbone) if one.method == method)
 
 
-# -- the data ------------------------------------------------------------------------------------------------
+# -- published values and settings ---------------------------------------------------------------------------
 
 
 def test_every_table_row_has_valid_parameters() -> None:
@@ -81,7 +81,7 @@ def test_searched_parameters_of_each_row_are_in_the_search_space() -> None:
 
 @pytest.mark.parametrize("known", TABLES.values(), ids=TABLES)
 def test_published_recall_rises_and_precision_falls_with_the_cutoff(known: Table) -> None:
-    """What a slip of a digit or of a column would break."""
+    """A mistyped digit or column would usually break this order."""
     for one in (one for other, one in rows() if other is known and known.measure is None and one.published):
         values = one.published
         cutoffs = sorted({int(metric.rpartition("_")[2]) for metric in known.columns})
@@ -115,7 +115,7 @@ def test_impossible_values_are_doubted_and_their_neighbours_are_not() -> None:
 
 def test_dataset_without_published_values_has_rows_of_the_methods() -> None:
     found = TABLES["thesis-4.2"].rows("lastfm", "lightgcn")
-    assert [one.method for one in found] == ["RNS", "PNS", "AOBPR", "DNS", "SRNS", "BNS"]  # SGD is for mf alone
+    assert [one.method for one in found] == ["RNS", "PNS", "AOBPR", "DNS", "SRNS", "BNS"]  # the SGD row is only for mf
     assert not any(one.published for one in found)
     assert {one.settings.params["dataset"] for one in found} == {"lastfm"}
 
@@ -144,12 +144,12 @@ def test_rows_with_complete_settings_are_not_searched_and_use_no_gpu() -> None:
     assert (final.seed, final.plan.refit, final.resources.gpus_per_worker) == (4, "only", 0)
 
 
-# -- what is computed from a trained model -------------------------------------------------------------------
+# -- measures of a trained model -----------------------------------------------------------------------------
 
 
 @pytest.fixture
 def model(tmp_path: Path) -> tuple[Path, dict[str, Any], Path]:
-    """A model of 12 users and 9 items that nobody trained, with the table it would have been trained on."""
+    """The folder, parameters and data root of an untrained model for a generated table of 12 users and 9 items."""
     rng = np.random.default_rng(0)
     data = tmp_path / "data"
     data.mkdir()
@@ -253,7 +253,7 @@ def test_auc_by_planted_truth_matches_reference_over_untrained_items(noise: floa
 
 @pytest.mark.parametrize("number", ["2.3", "3.2", "3.3", "4.3", "6.4"])
 def test_densities_of_theory_figures_integrate_to_one(number: str) -> None:
-    """Lemma 6.1 for figure 6.4."""
+    """For figure 6.4 this is Lemma 6.1."""
     figure = FIGURES[f"thesis-fig{number}"]
     assert isinstance(figure, Computation)
     for curve in figure.compute(False).curves:
@@ -262,7 +262,7 @@ def test_densities_of_theory_figures_integrate_to_one(number: str) -> None:
 
 
 def test_curves_of_theory_figures_match_expected_values() -> None:
-    """Order statistics by their means, figure 6.1 by the total probability."""
+    """Order statistics are checked by their means, figure 6.1 by the law of total probability."""
     second = theory.order_statistic(False).curves[1]
     # The mean of the second smallest of five standard normals is -.4950.
     assert np.trapezoid(np.multiply(second.x, second.y), second.x) == pytest.approx(1 - 0.4950 * math.sqrt(5), abs=0.01)

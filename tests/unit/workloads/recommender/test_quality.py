@@ -1,4 +1,4 @@
-"""Quality of negatives and of credence against counts by hand."""
+"""Quality of negatives and of credence, compared with counts by hand."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_sampling_quality_matches_the_formulas_of_tnr_and_inf() -> None:
         quality.add(positive[part], negative[part], false[part])
     expected = {"tnr": 3 / 4, "inf": (info[0] - info[1] + info[2] + info[3]) / 4}
     assert SamplingQuality.measures(quality.sums) == pytest.approx(expected)
-    # Two workers that did the same have the same measures together.
+    # Two workers with equal sums have the same measures together.
     assert SamplingQuality.measures(quality.sums * 2) == pytest.approx(expected)
 
 
@@ -52,7 +52,7 @@ def test_wrong_share_is_weighted_and_is_nan_without_samples() -> None:
 @settings(max_examples=80, deadline=None)
 def test_auc_is_the_share_of_pairs_in_order_and_the_area_of_the_curve(n: int, levels: int, seed: int) -> None:
     source = torch.Generator().manual_seed(seed)
-    scores = torch.randint(levels, (n,), generator=source).float()  # ties abound
+    scores = torch.randint(levels, (n,), generator=source).float()  # with many ties
     labels = torch.rand(n, generator=source) < 0.5
     labels[0], labels[1] = True, False
     difference = scores[labels][:, None] - scores[~labels][None, :]

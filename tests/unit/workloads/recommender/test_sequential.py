@@ -77,9 +77,9 @@ def random_lists(n_users: int, n_items: int, seed: int = 0) -> list[list[int]]:
 def frequencies(
     lists: list[list[int]], n_items: int, settings: dict[str, Any], **more: Any
 ) -> tuple[np.ndarray[Any, Any], torch.Tensor]:
-    """How often each item is the negative of user 0's first positive: the rate at which it is found to be 'false'.
+    """For each item, the share of draws in which it is a negative of user 0, measured as the rate of false negatives.
 
-    The model stands still (lr = 0), so every run draws the same.
+    Each run marks one item as false. With lr = 0 the model does not change, so all runs draw the same.
     """
     shares = np.zeros(n_items)
     for item in range(n_items):
@@ -139,7 +139,7 @@ def test_pairs_as_bits_and_searched_pairs_contain_the_same_items() -> None:
             assert draws.has(as_bits, user, item) == draws.has(searched, user, item) == (item in items)
 
 
-# --- samplers: one user of ten items, three of them observed
+# --- samplers: one user and ten items, three of them observed
 
 LEFT = [0, 2, 3, 5, 6, 7, 9]
 
@@ -158,11 +158,11 @@ def test_uniform_sampler_draws_unobserved_items_uniformly(limit: int, monkeypatc
 
 
 def test_popularity_sampler_draws_unobserved_items_by_count_to_a_power() -> None:
-    """User 1 and its like only make items popular: they have no negative drawn, as they have seen everything."""
+    """Users 1 and 2 have all items: they only add to the popularity, and no negative is drawn for them."""
     lists = [[1, 4, 8], list(range(10)), list(range(10))]
     lists += [[0, 3]] * 5 + [[9]] * 3
     counts = np.bincount(csr(lists)[1], minlength=10)
-    # Only user 0 counts: the others' negatives are told apart by their own, empty, truth.
+    # Only user 0's negatives count, because the truth of the other users is empty.
     settings = Settings(lr=0.0, sampler="popularity", triples=200_000)
     shares = np.zeros(10)
     for item in range(10):
@@ -174,7 +174,7 @@ def test_popularity_sampler_draws_unobserved_items_by_count_to_a_power() -> None
 
 
 def test_popularity_sampler_draws_the_only_unobserved_item_even_if_rare() -> None:
-    """Rejection would take 10^8 tries; one item is left, of next to no popularity, or of none."""
+    """The one unobserved item has almost no popularity, or none; rejection would need 10^8 tries."""
     for rare in (1, 0):
         lists = [*[list(range(9))] * 300, *[[9]] * rare]
         trained, _ = model(lists, 10, Settings(sampler="popularity", power=3.0), truth=[[9]] * len(lists))
@@ -202,7 +202,7 @@ def test_ranks_break_ties_by_index_and_skip_the_observed() -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 5, 50])
 def test_dns_draws_the_best_of_distinct_candidates(count: int) -> None:
-    """E-4.30: every set of candidates alike, none twice; with more asked for than there are, all of them."""
+    """E-4.30: candidates are distinct and all sets equally likely; too large a count takes all items."""
     shares, table = frequencies([[1, 4, 8]], 10, {"sampler": "dns", "candidates": count})
     scores = scores_of(table)
     order = sorted(LEFT, key=lambda item: -scores[item])
@@ -238,7 +238,7 @@ def chosen_by_bns(
 @pytest.mark.parametrize("count", [2, 3, 50])
 @pytest.mark.parametrize("weight", [0.1, 5.0])
 def test_bns_takes_the_candidate_of_least_risk(sampler: str, count: int, weight: float) -> None:
-    """Every set of candidates alike, none twice; with more asked for than there are, all of them."""
+    """Candidates are distinct and all sets equally likely; too large a count takes all items."""
     prior = np.linspace(0.02, 0.6, 10)[[3, 0, 9, 2, 7, 1, 8, 5, 6, 4]]
     given = prior.astype(np.float32)[None]
     settings = {"sampler": sampler, "candidates": count, "bns_lambda": weight}
@@ -253,7 +253,7 @@ def test_bns_takes_the_candidate_of_least_risk(sampler: str, count: int, weight:
 
 
 def test_bns_counts_the_unobserved_only_and_uses_the_groups_prior() -> None:
-    """Each user with all its items as candidates, so that there is one answer for each positive."""
+    """All unobserved items of a user are candidates, so the choice for each positive is determined."""
     lists = [[1, 4, 8], [0, 9], [3]]
     prior = np.random.default_rng(0).uniform(0.05, 0.5, (2, 10)).astype(np.float32)
     group = np.array([1, 0, 1])
@@ -274,7 +274,7 @@ def test_bns_counts_the_unobserved_only_and_uses_the_groups_prior() -> None:
 
 
 def test_radix_sorted_places_equal_pairwise_comparison() -> None:
-    """The radix sort of many candidates against the comparison of all pairs, with ties, zeros and infinities."""
+    """The radix sort is compared with a comparison of all pairs, with ties, zeros and infinities."""
     source = np.random.default_rng(0)
     for scores in (
         source.normal(size=700),
@@ -290,7 +290,7 @@ def test_radix_sorted_places_equal_pairwise_comparison() -> None:
 
 
 def test_bns_with_all_items_as_candidates_matches_reference() -> None:
-    """So many candidates that their places come from a sort; one answer for each positive."""
+    """With so many candidates their places come from a sort. The choice for each positive is determined."""
     n_items, positives = 400, [3, 77, 399]
     prior = np.random.default_rng(1).uniform(0.001, 0.1, n_items).astype(np.float32)
     settings = Settings(lr=0.0, sampler="bns", candidates=n_items)
@@ -307,7 +307,7 @@ def test_bns_with_all_items_as_candidates_matches_reference() -> None:
 
 @pytest.mark.parametrize("other", [None, 0.001])
 def test_bns_oracle_choice_matches_reference(other: float | None) -> None:
-    """Table 4.5: .64 for false negatives, .04 or what is given for the others."""
+    """Table 4.5: the prior is .64 for false negatives, and .04 or the given value for the others."""
     lists, truth = [[4]], [[0, 2, 7]]
     given = None if other is None else np.full((1, 10), other, np.float32)
     settings = Settings(lr=0.0, sampler="bns_oracle", candidates=10)
@@ -324,7 +324,7 @@ def test_bns_oracle_choice_matches_reference(other: float | None) -> None:
 
 
 def test_every_subset_of_distinct_candidates_is_equally_probable() -> None:
-    """All ways to draw them: a few of many items, a few of a few that are left, and a large part of a few."""
+    """The cases are a few of many items, a few of the few unobserved items, and a large part of few items."""
     for n_items, seen, count in ((12, [1], 2), (300, range(292), 2), (6, [1], 3)):
         proposal = draws.Proposal(draws.UNIFORM, count, True, np.zeros(0), *draws.alias_tables(np.zeros(0)), 1.0)
         observed = draws.pairs(*csr([list(seen)]), n_items)
@@ -337,7 +337,7 @@ def test_every_subset_of_distinct_candidates_is_equally_probable() -> None:
 
 
 def test_default_bns_prior_is_the_share_of_all_interactions() -> None:
-    """(4.16) with E-4.16, unless another is given; and an epoch may bring its own λ (BNS-1)."""
+    """The prior is (4.16) with E-4.16 unless another is given; an epoch may have its own λ (BNS-1)."""
     lists = random_lists(20, 30)
     counts = np.bincount(csr(lists)[1], minlength=30)
     given = (counts / counts.sum()).astype(np.float32)[None]
@@ -412,7 +412,7 @@ def test_truncated_loss_leaves_the_tables_unchanged(tables: tuple[torch.Tensor, 
 
 
 def test_mpr_step_matches_autograd(tables: tuple[torch.Tensor, Any, Any]) -> None:
-    """MPR: i, i1, i2, j1, j2."""
+    """``items`` is i, i1, i2, j1, j2."""
     start, W, H = tables
     items = np.array([2, 0, 4, 5, 6], np.int32)
     scores = [(start[1] @ start[4 + item])[None] for item in items]
@@ -424,7 +424,7 @@ def test_mpr_step_matches_autograd(tables: tuple[torch.Tensor, Any, Any]) -> Non
 
 
 def test_gbpr_step_matches_autograd(tables: tuple[torch.Tensor, Any, Any]) -> None:
-    """GBPR: the group is users 1, 3 and 0."""
+    """The group is users 1, 3 and 0."""
     start, W, H = tables
     users = np.array([1, 3, 0], np.int32)
     group = torch.stack([start[int(user)] @ start[6] for user in users])[None]
@@ -436,7 +436,7 @@ def test_gbpr_step_matches_autograd(tables: tuple[torch.Tensor, Any, Any]) -> No
 
 
 def test_epoch_loss_is_the_mean_of_losses_weighted_by_credence() -> None:
-    """One unobserved item a user, so that the triples are known."""
+    """Each user has one unobserved item, so the triples are known."""
     lists = [[item for item in range(10) if item != missing] for missing in (3, 7)]
     trained, table = model(lists, 10, Settings(lr=0.0))
     scores = (table[:2] @ table[2:].T).double()
@@ -472,7 +472,7 @@ def test_every_sampler_with_every_loss_replays_and_resumes(sampler: Any, loss: A
 
 
 def test_bns_epoch_matches_reference_of_algorithm_2() -> None:
-    """The whole pass in float64, with loops: every step's scores are those after the step before."""
+    """Reference: the whole pass in float64 with loops; each step uses the scores after the previous step."""
     lists, seed = random_lists(12, 20), 3
     settings = Settings(sampler="bns", lr=0.2, candidates=20)
     trained, table = model(lists, 20, settings, seed=seed)
@@ -495,7 +495,7 @@ def test_bns_epoch_matches_reference_of_algorithm_2() -> None:
 
 
 def test_mpr_draws_further_positives_from_other_items_of_the_user() -> None:
-    """With λ = 0 the loss is that of x_i2 over x_i1 alone, for i1 and i2 that are not i (E-5.17)."""
+    """With λ = 0 the loss depends only on x_i2 - x_i1, for i1 and i2 other than i (E-5.17)."""
     trained, table = model([[0, 1, 2]], 4, Settings(loss="mpr", lam=0.0, lr=0.0, triples=DRAWN), sd=1.5)
     x = scores_of(table)
     others = [(1, 2), (0, 2), (0, 1)]
@@ -506,14 +506,14 @@ def test_mpr_draws_further_positives_from_other_items_of_the_user() -> None:
 
 @pytest.mark.parametrize(("sampler", "more"), [("dns", {}), ("bns", {}), ("aobpr", {"aobpr_lambda": 1e-3})])
 def test_mpr_draws_both_negatives_with_the_sampler(sampler: Any, more: dict[str, Any]) -> None:
-    """As in batches. With every item for a candidate both are one item, and with λ = 0 the loss is ln 2."""
+    """As in batched training. If all items are candidates, both negatives are equal: with λ = 0 the loss is ln 2."""
     settings = Settings(loss="mpr", sampler=sampler, candidates=20, lam=0.0, lr=0.0, triples=500, **more)
     trained, _ = model([[4]], 10, settings, sd=1.5)
     assert trained.train_epoch(1)["loss"] == pytest.approx(math.log(2), rel=1e-6)
 
 
 def test_two_negatives_of_mpr_are_drawn_independently() -> None:
-    """Two uniform ones, over all pairs of them."""
+    """The expected loss is the mean over all pairs of uniform negatives."""
     trained, table = model([[4]], 10, Settings(loss="mpr", lam=0.0, lr=0.0, triples=DRAWN), sd=1.5)
     x = np.delete(scores_of(table), 4)
     losses = [np.log1p(np.exp(other - one)) for one in x for other in x]
@@ -522,7 +522,7 @@ def test_two_negatives_of_mpr_are_drawn_independently() -> None:
 
 
 def test_mirrored_item_table_equals_the_item_table_after_mpr_steps() -> None:
-    """A step moves five items; the copy that all scores are computed from moves with them."""
+    """A step changes five items; the copy from which all scores are computed has to change with them."""
     trained, table = model(random_lists(20, 30), 30, Settings(loss="mpr", sampler="bns", lr=0.1))
     trained.train_epoch(1)
     np.testing.assert_array_equal(trained._tables.mirror[: table.shape[1]], table[20:].numpy().T)
@@ -530,7 +530,7 @@ def test_mirrored_item_table_equals_the_item_table_after_mpr_steps() -> None:
 
 @pytest.mark.parametrize("lists", [[[0], [0]], [[0], [1]], [[0], [0], [0]]])
 def test_gbpr_group_is_the_user_and_another_user_of_the_item(lists: list[list[int]]) -> None:
-    """|G| = 2: the user and one other who has the item, as in batches; the user twice where there is no other."""
+    """|G| = 2: the user and another user of the item, as in batches; the user twice if there is no other."""
     trained, table = model(lists, 2, Settings(loss="gbpr", group=2, rho=1.0, lr=0.0, triples=DRAWN), sd=1.5)
     users, items = table[: len(lists)].double(), table[len(lists) :].double()
     losses = []
@@ -555,7 +555,7 @@ def test_another_seed_or_epoch_gives_a_different_table() -> None:
 
 
 def test_loss_falls_with_one_and_with_two_threads() -> None:
-    """From ln 2 down: users of two kinds, items of two kinds."""
+    """The loss starts at ln 2; there are two kinds of users and of items."""
     lists = [[item for item in range(40) if item % 2 == user % 2 and (item + user) % 5] for user in range(30)]
     last = []
     for threads in (1, 2):
@@ -576,7 +576,7 @@ def test_learning_rate_of_an_epoch_overrides_the_setting() -> None:
 
 
 def test_bns_equals_uniform_sampling_during_its_uniform_epochs() -> None:
-    """BNS-2: what the sampler is does not matter until then."""
+    """BNS-2: the sampler has no effect until these epochs are over."""
     lists = random_lists(20, 30)
     plain, first = model(lists, 30, Settings())
     warm, second = model(lists, 30, Settings(sampler="bns", bns_uniform_epochs=2))
@@ -587,7 +587,7 @@ def test_bns_equals_uniform_sampling_during_its_uniform_epochs() -> None:
 
 
 def test_drawn_triples_choose_users_uniformly() -> None:
-    """K triples; a user of one interaction is as likely as one of nine: its item is its share of all positives."""
+    """Of the drawn triples, a user with one interaction has as many as a user with nine."""
     lists = [[0], list(range(1, 10)), [], list(range(12))]
     trained, _ = model(lists, 12, Settings(lr=0.0, triples=DRAWN), truth=[list(range(1, 12)), [], [], []])
     assert trained.train_epoch(1)["tnr"] == pytest.approx(0.5, abs=5 * math.sqrt(0.25 / DRAWN))
@@ -596,7 +596,7 @@ def test_drawn_triples_choose_users_uniformly() -> None:
 @pytest.mark.data
 @pytest.mark.parametrize(("sampler", "epochs", "expected"), [("uniform", 100, 0.395), ("dns", 50, 0.405)])
 def test_ndcg_on_movielens_exceeds_the_bound(sampler: Any, epochs: int, expected: float) -> None:
-    """Far above popularity (about .23); peers reach .403 and .421, and a run is half a second."""
+    """The bounds are far above popularity (about .23); peers reach .403 and .421. A run takes half a second."""
     root = Path(os.environ["ORCHESTRATOR_DATA"])
     if not (root / "ml-100k").is_dir():
         pytest.skip("ORCHESTRATOR_DATA holds no ml-100k")
@@ -611,13 +611,13 @@ def test_ndcg_on_movielens_exceeds_the_bound(sampler: Any, epochs: int, expected
     assert found.metrics["ndcg_at_20"] > expected
 
 
-# --- hostile feedback
+# --- degenerate data
 
 
 @pytest.mark.parametrize("sampler", EVERY_SAMPLER)
 @pytest.mark.parametrize("loss", EVERY_LOSS)
 def test_degenerate_interactions_train_to_finite_values(sampler: Any, loss: Any) -> None:
-    """No positives; all items; all but one; one only; items nobody has; huge scores; too many candidates."""
+    """Users have no items, all, all but one, or one; scores are 0 or huge; there are more candidates than items."""
     lists = [[], list(range(7)), [0, 1, 2, 3, 4, 5], [3], [0, 3]]
     for sd in (0.0, 1.0, 1e3):
         settings = Settings(sampler=sampler, loss=loss, candidates=100)

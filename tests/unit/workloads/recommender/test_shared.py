@@ -1,4 +1,4 @@
-"""Prepared data that the processes of a node share: equal to what a process prepares itself, and made once."""
+"""Prepared data shared by the processes of a node: it equals data prepared in one process, and is made once."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_shared_data_equals_data_prepared_in_the_process(
 def test_data_written_in_blocks_of_users_equals_data_prepared_at_once(
     holdout: bool, by_time: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At most so many interactions and bytes of the table are in memory at a time."""
+    """``ROWS`` and ``TABLE_BYTES`` limit the interactions and the bytes of the table in memory."""
     data = load_interactions("synthetic", Path(), noise=0.1)
     source = np.random.default_rng(0)
     order = source.permutation(len(data.train))

@@ -44,7 +44,7 @@ def by_user(pairs: np.ndarray[Any, Any], n_users: int) -> list[set[int]]:
 
 
 def test_credences_that_differ_by_a_factor_train_alike_under_adam() -> None:
-    """(3.29), E-3.29: credences that differ by one factor train alike, for Adam cancels the factor of the loss."""
+    """(3.29), E-3.29: Adam cancels a common factor of the loss, and the weight decay is adapted to it."""
     tables = {}
     for form in ("mean1", "thesis"):
         workload = build(loss="bprac", credence=form, weight_decay=1e-3, prior_var=0.6)
@@ -74,7 +74,7 @@ def test_ndcg_at_20_of_each_user_matches_reference(split: Any, backbone: Any) ->
     found = workload.evaluate(split)
     assert found.units["id"].tolist() == list(expected)
     same = np.isclose(found.units["ndcg_at_20"], list(expected.values()), atol=1e-6)
-    assert same.mean() > 0.99, "two near-equal scores may change places, of a few users"
+    assert same.mean() > 0.99, "near-equal scores change places for few users only"
     assert found.metrics["ndcg_at_20"] == pytest.approx(found.units["ndcg_at_20"].mean(), abs=1e-6)
 
 
@@ -168,14 +168,14 @@ def test_embedding_table_larger_than_memory_is_refused_with_the_limit(
     monkeypatch.setattr("workloads.recommender.workload.available_bytes", lambda _device: available)
     with pytest.raises(ValueError, match=r"may be"):
         Recommender(given, RUNTIME)
-    assert SRNS_BYTES == 4 * (HISTORY + 1)  # the module of the former imports no PyTorch
+    assert SRNS_BYTES == 4 * (HISTORY + 1)  # the module of SRNS_BYTES does not import PyTorch
 
 
 @pytest.mark.parametrize(("loss", "blocks"), [("infonce", 4), ("hcl", 7), ("supervised", 10), ("bcl", 13)])
 def test_in_batch_scores_larger_than_free_memory_raise_memory_error(
     loss: str, blocks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Micro-batches score fewer users at once, so that ``accumulate=auto`` goes on with more of them."""
+    """Micro-batches score fewer users at once, so ``accumulate=auto`` can continue with more micro-batches."""
     own = {"alpha": 0.9} if loss == "bcl" else {}
     params = Params(sampler="in_batch", loss=loss, batch_size=512, **own)
     one, two = (Recommender(params, replace(RUNTIME, accumulate=parts, steps_per_epoch=1)) for parts in (1, 2))
@@ -199,7 +199,7 @@ def test_the_learning_rate_decays_with_the_epoch() -> None:
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd", "sgd_batched"])
 def test_default_weight_decay_equals_the_published_value(optimizer: str) -> None:
-    """E-4.W: with Adam, whose loss is a mean over triples, divided by the number of users."""
+    """E-4.W: for Adam, whose loss is a mean over triples, the value is divided by the number of users."""
     ours = build(optimizer=optimizer)
     decay = 0.01 / ours.data.n_users if optimizer == "adam" else 0.01
     explicit = build(optimizer=optimizer, weight_decay=decay)
@@ -255,7 +255,7 @@ def test_checkpoint_that_does_not_fit_the_model_is_refused() -> None:
 def test_ndcg_on_movielens_exceeds_the_bound_after_20_epochs(
     backbone: Any, expected: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Far above popularity (about 0.23) after 20 epochs; the README has the full runs."""
+    """The bound is far above popularity (about 0.23); the README has the full runs."""
     root = Path(os.environ.get("ORCHESTRATOR_DATA", ""))
     if not (root / "ml-100k").is_dir():
         pytest.skip("ORCHESTRATOR_DATA holds no ml-100k")

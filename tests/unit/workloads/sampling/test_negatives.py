@@ -19,7 +19,7 @@ def csr(positives: list[set[int]]) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def test_random_bits_are_splitmix64() -> None:
-    """The values that are published for seed 1234567."""
+    """The values are those published for seed 1234567."""
     published = [
         6457827717110365317,
         3203168211198807973,
@@ -86,7 +86,7 @@ def test_unobserved_items_of_large_catalogues_are_not_listed(monkeypatch: pytest
 @pytest.mark.parametrize("most", [0, 2**20])
 @pytest.mark.parametrize("count", [0, 4, 2000])
 def test_pair_set_contains_exactly_its_pairs(count: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As flags, and searched behind a filter, which lets some of the others through."""
+    """The set is stored as flags, or searched after a filter that other pairs may also pass."""
     monkeypatch.setattr(pairs, "LISTED", most)
     every = torch.cartesian_prod(torch.arange(40), torch.arange(100))
     held = every[torch.randperm(len(every), generator=torch.Generator().manual_seed(count))[:count]]
@@ -156,7 +156,7 @@ def test_candidates_are_distinct_and_every_set_is_equally_probable(listed: bool)
 @pytest.mark.parametrize("listed", [True, False])
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 9])
 def test_candidates_beyond_the_unobserved_items_repeat_the_first_one(size: int, listed: bool) -> None:
-    """A user who has fewer unobserved items than are asked for has all of them, then the first again."""
+    """If a user has fewer unobserved items than requested, all are returned, followed by the first one again."""
     positives = [{0, 1, 2}, {1, 2, 3, 4, 5}, set()]
     unobserved = Unobserved(*csr(positives), 6, listed)
     users = torch.arange(3).repeat(50)

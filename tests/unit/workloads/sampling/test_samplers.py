@@ -47,7 +47,7 @@ def world_on(device: torch.device) -> tuple[Unobserved, Lists, torch.Tensor]:
 
 
 def view(sampler: Any, table: torch.Tensor, pairs: int = 400, **changes: Any) -> View:
-    """A step of the users in turn, each with its first item."""
+    """The view of a step: the users in turn, each with its first item."""
     users = torch.arange(pairs) % N_USERS
     items = torch.tensor([min(POSITIVES[user]) for user in users.tolist()])
     given: dict[str, Any] = {
@@ -110,7 +110,7 @@ def test_dns_takes_the_best_candidate(world: Any) -> None:
 
 
 def test_dns_with_all_items_as_candidates_chooses_the_best_item(world: Any) -> None:
-    """More candidates than the catalogue has: the best of all unobserved items."""
+    """There are more candidates than items, so the best of all unobserved items is chosen."""
     unobserved, _, table = world
     sampler = DNS(unobserved, 2**20)
     assert sampler.width == 29
@@ -129,7 +129,7 @@ def test_aobpr_has_the_published_distribution(world: Any) -> None:
         weights = np.zeros(N_ITEMS)
         weights[left] = np.exp(-np.arange(len(left)) / scale)
         counts = np.bincount(chosen[user::N_USERS], minlength=N_ITEMS)
-        # The rarest ranks together, so that every cell has something to expect.
+        # The rarest ranks form one cell, so that no cell has an expected count near 0.
         order = np.array(left)[: max(1, int(scale * 4))]
         rest = np.setdiff1d(left, order)
         cells = np.append(counts[order], counts[rest].sum())
@@ -149,7 +149,7 @@ def test_score_ecdf_accepts_an_empty_batch_part(world: Any, population: Any) -> 
 
 @pytest.mark.parametrize("name", ["exact", "sampled", "batch", "aobpr", "in batch"])
 def test_gpu_choices_equal_cpu_choices_without_synchronisation(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By other operations: on CUDA, one whose result has a size of its own makes the host wait."""
+    """On CUDA other operations are used: one whose result size depends on the data would make the host wait."""
     monkeypatch.setitem(dynamic._AT_ONCE, "cuda", 7 * N_ITEMS)  # several blocks
     pairs = 40
 
@@ -217,7 +217,7 @@ def test_bns_matches_reference_of_algorithm_2(world: Any, candidates: int) -> No
 @pytest.mark.parametrize("population", ["exact", "sampled", "batch"])
 @pytest.mark.parametrize("candidates", [3, 20])
 def test_bns_choice_of_several_negatives_equals_separate_choices(world: Any, population: Any, candidates: int) -> None:
-    """A pair's scores are looked at once for all its negatives; each is that of its own candidates."""
+    """A pair's scores are computed once for all its negatives; each is chosen from its own candidates."""
     unobserved, observed, table = world
     prior = torch.rand(N_ITEMS, generator=torch.Generator().manual_seed(1))
     places = ScoreECDF(observed, N_ITEMS, population, 8)
@@ -257,7 +257,7 @@ def test_sampled_places_estimate_the_exact_ones() -> None:
         seen = View(users, users + 3, candidates, users, 5, step, users + 3, 1, table, 3)
         mean += sampled(seen, seen.scores(candidates)) / 200
     expected = exact(seen, seen.scores(candidates))
-    # The standard error of 200 means of 128 draws, five of them, and the bias of n + 1.
+    # Five standard errors of 200 means of 128 draws, plus the bias of dividing by n + 1.
     assert (mean - expected).abs().max() < 5 * 0.5 / math.sqrt(200 * 128) + 1 / 129
 
 
@@ -312,7 +312,7 @@ def test_uniform_epochs_draw_every_unobserved_item_with_equal_probability(world:
 
 
 def test_uniform_epoch_draw_depends_on_the_pair_and_not_on_the_batch(world: Any) -> None:
-    """Whatever the batch, a pair gets the same item; of several negatives each is drawn for itself."""
+    """A pair gets the same item in any batch; several negatives of a pair are drawn independently."""
     unobserved, observed, table = world
     places = ScoreECDF(observed, N_ITEMS, "exact")
     sampler = BNS(unobserved, 12, places, item_prior(torch.zeros(N_ITEMS)), warm_lambda, uniform_epochs=1)
@@ -338,7 +338,7 @@ def test_uniform_epoch_draw_depends_on_the_pair_and_not_on_the_batch(world: Any)
 
 
 def test_srns_chooses_the_largest_score_plus_deviation(world: Any) -> None:
-    """Of the best of memory and pool that with the largest p + α_t std(p), from five epochs' tables."""
+    """Of the best items of memory and pool, the one with the largest p + α_t std(p) over five epochs is chosen."""
     unobserved, _, table = world
     sampler = SRNS(unobserved, memory=3, pool=4, alpha=5.0, warmup=4, temperature=1e-3)  # the best are kept
     source = torch.Generator().manual_seed(3)
@@ -399,7 +399,7 @@ def test_srns_renews_the_memory_with_softmax_probability_of_scores(world: Any) -
 
 
 def test_srns_draws_several_negatives_independently_from_one_pool(world: Any) -> None:
-    """As above for each of four negatives, which are drawn apart from one another."""
+    """Each of four negatives has the softmax distribution, and they are drawn independently."""
     unobserved, _, table = world
     sampler = SRNS(unobserved, memory=1, pool=N_ITEMS, alpha=0.0, warmup=1, temperature=2.0)
     sampler.begin(table, 1, 1)
@@ -418,7 +418,7 @@ def test_srns_draws_several_negatives_independently_from_one_pool(world: Any) ->
 
 @pytest.mark.parametrize("memory", [2, 3])
 def test_srns_chooses_the_same_best_item_for_each_of_several_negatives(world: Any, memory: int) -> None:
-    """With a small τ all memories of a pair are its best items, and so is every negative the one of the single."""
+    """With a small τ the memory keeps a pair's best items, so each of several negatives equals the single one."""
     unobserved, _, table = world
     sampler = SRNS(unobserved, memory=memory, pool=4, alpha=5.0, warmup=4, temperature=1e-3)
     for epoch in (1, 2, 3):
@@ -443,7 +443,7 @@ def test_srns_resumes_from_its_state(world: Any) -> None:
 
 
 def test_srns_memory_converges_to_the_highest_scored_items(world: Any) -> None:
-    """With a small τ the memory ends as the best items there are."""
+    """With a small τ the memory finally has the highest-scored unobserved items."""
     unobserved, _, table = world
     sampler = SRNS(unobserved, memory=3, pool=20, alpha=0.0, warmup=1, temperature=1e-3)
     for epoch in range(1, 12):

@@ -1,4 +1,4 @@
-"""Batches of a set that is larger than memory: their images, for ranks, virtual epochs and a resume."""
+"""Batches of a dataset larger than memory: images by rank and virtual epoch, and the order after a resume."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RECIPE = Recipe(8, 8)
 
 
 def _part(count: int) -> ImagePart:
-    """Images whose pixels are their positions in the source, of which every tenth is not in the part."""
+    """A part of images whose pixels are their positions in the source. Every tenth image is not in the part."""
     images = torch.arange(count).view(-1, 1, 1, 1).expand(-1, 3, 8, 8)
     rows = torch.arange(count)[torch.arange(count) % 10 != 0]
     return ImagePart(images, rows, rows % 2)
@@ -57,7 +57,7 @@ def test_batches_depend_on_the_buffer_and_not_on_ranks_or_virtual_epochs() -> No
 
 
 def test_dataset_that_fits_in_memory_is_shuffled_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The order of all results that are recorded."""
+    """All recorded results were trained in this order."""
     order = torch.randperm(900, generator=torch.Generator().manual_seed(module.generator(3, "order", 1).initial_seed()))
     places = torch.cat([batch.places for batch in _steps(_part(1000), 1, None)])
     assert torch.equal(places, order[:896])
@@ -83,7 +83,7 @@ def test_shuffle_buffer_smaller_than_two_batches_is_refused() -> None:
 def test_resume_keeps_the_shuffle_order_on_a_machine_with_other_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Trained and evaluated from a file; two epochs are one, a checkpoint, and one where all images fit."""
+    """The first epoch is streamed from a file; the second resumes from its state where all images fit in memory."""
     class_folders(tmp_path / "pictures", {"a": 60, "b": 60})
     given = {"dataset": str(tmp_path / "pictures"), "encoder": "tiny", "projection": 8, "batch_size": 8}
     runtime = replace(RUNTIME, data=tmp_path)

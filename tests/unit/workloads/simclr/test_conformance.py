@@ -20,7 +20,7 @@ TINY: Mapping[str, Any] = {"dataset_size": 8, "encoder": "tiny", "projection": 1
 
 
 class OfFewImages(SimCLR):
-    """Trained and tested on the first images of each part, all classes among them: four steps an epoch."""
+    """SimCLR trained and tested on the first images of each part, which have all classes; an epoch has four steps."""
 
     tested: ClassVar[int] = 64
 
@@ -38,19 +38,22 @@ def _first(part: ImagePart, count: int) -> ImagePart:
 class SimCLRConformance(Conformance):
     workload: ClassVar[type[Any]] = OfFewImages
     ranked: ClassVar[tuple[str, ...]] = ("alpha", "auc")  # alpha is calibrated by an AUC
-    tolerance: ClassVar[float] = 1e-4  # eight steps in float32; test_gather has one in float64, to 1e-9
-    # Batch normalisation is not over micro-batches together: test_gradient_cache has the equality without it.
+    tolerance: ClassVar[float] = 1e-4  # for eight steps in float32; test_gather checks one in float64 to 1e-9
+    # Batch normalisation is per micro-batch; test_gradient_cache checks the equality without it.
     test_micro_batches_give_the_same_gradient = None  # type: ignore[assignment]
 
     @contextmanager
     def spoiled_test(self) -> Iterator[None]:
-        """Half of the test part is missing."""
+        """Drop half of the test part."""
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(OfFewImages, "tested", OfFewImages.tested // 2)
             yield
 
     def test_many_short_epochs_are_one_long_one(self) -> None:
-        """Six virtual epochs of one step are two of three, although a pass has four: it is cut, not begun anew."""
+        """Six virtual epochs of one step equal two of three.
+
+        A pass has four steps, so virtual epochs end within passes, and the next one continues the pass.
+        """
         short, long = self.build(steps_per_epoch=1, epochs=6), self.build(steps_per_epoch=3, epochs=2)
         for epoch in range(1, 7):
             short.train_epoch(epoch)
@@ -60,15 +63,15 @@ class SimCLRConformance(Conformance):
 
 
 class OneProcess(SimCLRConformance):
-    """Without the spawn of two processes, which is dear."""
+    """Base without the two-process test, which is expensive."""
 
     test_two_processes_equal_one = None  # type: ignore[assignment]
 
 
 class TestBCLWithLARS(SimCLRConformance):
-    """Where ranks have most to agree on: negatives, batch statistics, and α."""
+    """The case where ranks exchange most: negatives, batch statistics, and α."""
 
-    # α is calibrated before each epoch, so that with more of them it follows the model more closely.
+    # α is calibrated before each epoch, so with more epochs it follows the model more closely.
     test_many_short_epochs_are_one_long_one = None  # type: ignore[assignment]
     params: ClassVar[Mapping[str, Any]] = {
         **TINY, "loss": "bcl", "optimizer": "lars", "lr": 0.005, "warmup": 0.5, "eval_probe": "never",
@@ -76,7 +79,7 @@ class TestBCLWithLARS(SimCLRConformance):
 
 
 class TestBYOL(SimCLRConformance):
-    """Two networks, whose batch statistics are over both ranks, and no negatives; images are shuffled in parts."""
+    """Two networks, with batch statistics over both ranks and without negatives; images are shuffled in parts."""
 
     params: ClassVar[Mapping[str, Any]] = {
         **TINY, "method": "byol", "predictor": 8, "eval_probe": "never", "shuffle_buffer": 64,
@@ -100,7 +103,7 @@ class TestMoCoWithBCL(OneProcess):
 
 
 class TestMoCoWithTheOracle(OneProcess):
-    """The queue has the classes of its keys."""
+    """The queue stores the classes of its keys."""
 
     params: ClassVar[Mapping[str, Any]] = {
         **TINY, "method": "moco", "queue": 48, "loss": "supervised", "eval_probe": "never",

@@ -41,7 +41,7 @@ def test_gpu_training_matches_cpu_training(loss: str) -> None:
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize("params", [{"compile": True}, {"channels_last": False}])
 def test_compilation_and_memory_format_do_not_change_the_loss(params: dict[str, Any], accumulate: int) -> None:
-    """In micro-batches, too, whose embeddings are computed once without and once with a graph."""
+    """With micro-batches, embeddings are computed once without and once with a graph."""
     runtime = replace(CUDA, accumulate=accumulate)
     plain, quick = _built(runtime), _built(runtime, **params)
     assert quick.train_epoch(1)["loss"] == pytest.approx(plain.train_epoch(1)["loss"], rel=1e-3)
@@ -52,7 +52,7 @@ def test_compilation_and_memory_format_do_not_change_the_loss(params: dict[str, 
     {"method": "protonce", "clusters": 8, "granularities": 1},
 ], ids=str)  # fmt: skip
 def test_cuda_graph_steps_match_uncompiled_steps(params: dict[str, Any]) -> None:
-    """A compiled step of one GPU is replayed as a CUDA graph, between evaluations, too."""
+    """A compiled step on one GPU is replayed as a CUDA graph, also after an evaluation."""
     seen = []
     for compiled in (False, True):
         workload = _built(replace(CUDA, epochs=3), compile=compiled, **params)
@@ -63,7 +63,7 @@ def test_cuda_graph_steps_match_uncompiled_steps(params: dict[str, Any]) -> None
         seen.append((losses, [row[name] for row in (first, last) for name in ("alignment", "uniformity")]))
     (plain, plain_metrics), (replayed, replayed_metrics) = seen
     assert replayed == pytest.approx(plain, rel=2e-3)
-    assert replayed_metrics == pytest.approx(plain_metrics, rel=1e-2)  # as of a GPU and a CPU
+    assert replayed_metrics == pytest.approx(plain_metrics, rel=1e-2)  # the tolerance between GPU and CPU
 
 
 def test_bf16_loss_is_close_to_float32() -> None:
@@ -73,7 +73,7 @@ def test_bf16_loss_is_close_to_float32() -> None:
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd", "lars"])
 def test_gpu_training_resumes_from_a_state_on_the_cpu(optimizer: str) -> None:
-    """As a checkpoint gives it back: on the CPU, contiguous."""
+    """A checkpoint restores tensors on the CPU and contiguous."""
     whole = _built(CUDA, optimizer=optimizer)
     whole.train_epoch(1)
     state = whole.state_dict()

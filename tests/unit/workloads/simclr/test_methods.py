@@ -1,4 +1,4 @@
-"""The methods of SimCLR's workload: MoCo, BYOL and ProtoNCE against references, and their state from step to step."""
+"""The methods MoCo, BYOL and ProtoNCE of the SimCLR workload against references, and their state over steps."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _built(runtime: Runtime = RUNTIME, **params: Any) -> SimCLR:
 
 
 def _first_views(built: SimCLR) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Both views of the images of the first step, and the images' positions."""
+    """Both views of the images of the first step, and the positions of these images."""
     (batch, *_) = batches(built.data.train, built.recipe, 32, built.runtime, 1)
     first, second = batch.views(built.recipe, torch.channels_last).chunk(2)
     return first, second, batch.places
@@ -46,7 +46,7 @@ def _weights(built: SimCLR) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("loss", ["infonce", "decoupled", "dcl", "hcl", "bcl"])
 def test_moco_loss_matches_reference_with_queue_negatives(loss: str) -> None:
-    """One query an image, its key by the momentum encoder as the positive, the queue as negatives. Thesis 2.2.4.1."""
+    """The positive of a query is the momentum encoder's key, the negatives are the queue. Thesis 2.2.4.1."""
     given = {"alpha": 0.9} if loss == "bcl" else {}
     built = _built(**MOCO, loss=loss, temperature=0.2, **given)
     assert isinstance(built.method, Queue)
@@ -86,7 +86,7 @@ def test_new_keys_replace_the_oldest_and_momentum_encoder_is_updated() -> None:
     newest = built.method.queue[:32].clone()
     built.train_epoch(2)
     assert torch.equal(built.method.queue[:32], newest)
-    built.train_epoch(3)  # 96 keys for 80 places
+    built.train_epoch(3)  # 96 keys have been written to 80 places
     assert built.method.pointer == 16
     assert not torch.isclose(built.method.queue[64:], oldest).any(1).all()
     assert torch.equal(built.method.queue[16:32], newest[16:])
@@ -94,7 +94,7 @@ def test_new_keys_replace_the_oldest_and_momentum_encoder_is_updated() -> None:
 
 
 def test_supervised_loss_uses_true_negatives_only() -> None:
-    """In the batch, and in the queue, whose random beginnings have no class."""
+    """In the batch, and in the queue, whose random initial keys have no class."""
     pairs = functional.normalize(torch.randn(4, 2, 16, generator=torch.Generator().manual_seed(1)), dim=2)
     labels = torch.tensor([0, 1, 0, -1])
     found = _built(loss="supervised").method.loss(pairs, {"temperature": 0.5}, labels)
@@ -142,7 +142,7 @@ def test_only_the_supervised_loss_reads_labels() -> None:
 
 
 def test_byol_loss_and_target_momentum_match_reference() -> None:
-    """The mean of both directions, and a momentum that rises by half a cosine. Thesis 2.2.4.2; BYOL, 3.1."""
+    """The loss is the mean of both directions; momentum rises by half a cosine. Thesis 2.2.4.2; BYOL, 3.1."""
     built = _built(method="byol", predictor=8, target_momentum=0.8)
     assert isinstance(built.method, Bootstrap)
     online = copy.deepcopy(built.model).train()
@@ -157,13 +157,13 @@ def test_byol_loss_and_target_momentum_match_reference() -> None:
     row = built.train_epoch(1)
     assert row["loss"] == pytest.approx(sum(terms) / 2, rel=1e-5)
     assert row.keys() == {"loss", "learning_rate"}
-    momentum = 1 - 0.2 * (math.cos(math.pi / 2) + 1) / 2  # one of two steps is made
+    momentum = 1 - 0.2 * (math.cos(math.pi / 2) + 1) / 2  # after one of two steps
     followed = dict(built.method.target.network.named_parameters())
     for name, value in _weights(built).items():
         if not name.startswith("predictor"):
             torch.testing.assert_close(followed[name].detach(), momentum * began[name] + (1 - momentum) * value)
     settled = {name: value.clone() for name, value in followed.items()}
-    built.train_epoch(2)  # the last step: the target stands still
+    built.train_epoch(2)  # at the last step the momentum is 1, so the target does not change
     for name, value in followed.items():
         assert torch.equal(value, settled[name])
 
@@ -216,7 +216,7 @@ def test_instance_loss_is_added_with_its_weight() -> None:
 def test_micro_batches_equal_the_batch_without_batch_normalisation(
     params: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With normalisation of each image in their place the gradient is that of the batch, and so is the queue."""
+    """With each image normalised by itself, the gradient and the queue of micro-batches equal those of the batch."""
     monkeypatch.setattr(nn, "BatchNorm2d", lambda channels: nn.GroupNorm(1, channels))
     monkeypatch.setattr(nn, "BatchNorm1d", nn.LayerNorm)
     rows, states = [], []
@@ -233,7 +233,7 @@ def test_micro_batches_equal_the_batch_without_batch_normalisation(
 
 @pytest.mark.parametrize(("params", "accumulate"), [({}, 1), ({}, 2), (MOCO, 2), ({"method": "byol"}, 1)])
 def test_encoder_dropout_is_determined_by_the_seed_also_after_a_resume(params: dict[str, Any], accumulate: int) -> None:
-    """As of some models of timm; also after a resume, and in both passes of a gradient cache."""
+    """Some models of timm have dropout. Both passes of a gradient cache use it."""
     runtime = replace(RUNTIME, accumulate=accumulate)
     runs = []
     for resumed in (False, True):
@@ -243,7 +243,7 @@ def test_encoder_dropout_is_determined_by_the_seed_also_after_a_resume(params: d
             state = copy.deepcopy(built.state_dict())
             built = _dropping(runtime, params)
             built.load_state_dict(state)
-        torch.rand(5)  # what else draws in the process
+        torch.rand(5)  # other draws from the process's generator
         runs.append([*metrics, built.train_epoch(2)])
     assert runs[0] == runs[1]
 

@@ -51,7 +51,7 @@ def _picture(height: int = 16, width: int = 16) -> Image.Image:
 
 @pytest.mark.slow
 def test_served_features_and_labels_match_evaluation(trained: SimCLR, served: Predictor) -> None:
-    """Features of the test images are those that evaluation judges, and the classifier is as often right."""
+    """The features equal those of evaluation, and the classifier has the same hits on at least 95% of the images."""
     part, rows = trained.data.test, torch.arange(64)
     images = [image.permute(1, 2, 0).numpy() for image in part.take(rows)]
     answer = served.predict(pd.DataFrame({"image": pd.Series(images)}), batch_size=50)
@@ -63,7 +63,7 @@ def test_served_features_and_labels_match_evaluation(trained: SimCLR, served: Pr
     np.testing.assert_allclose(answer["probability"], likely.max(1))
     hits = answer["label"] == [trained.data.classes[label] for label in part.labels[:64].tolist()]
     judged = trained.evaluate("test").units["probe_top1"][:64]
-    assert (hits == judged).mean() > 0.95, "two near-equal classes may change places, of a few images"
+    assert (hits == judged).mean() > 0.95, "near-equal classes may swap in a few images"
 
 
 def test_prediction_for_the_servable_example_matches_its_features(trained: SimCLR, served: Predictor) -> None:
@@ -82,7 +82,7 @@ def test_default_batch_size_of_serving_falls_with_the_image_size(size: int, at_o
 def test_every_input_form_of_an_image_gives_the_same_embedding(served: Predictor) -> None:
     picture = _picture()
     array = np.asarray(picture)
-    nested = np.empty(16, dtype=object)  # as Parquet gives nested lists back
+    nested = np.empty(16, dtype=object)  # the form in which Parquet returns nested lists
     nested[:] = [np.array([np.array(pixel) for pixel in line] + [None], dtype=object)[:-1] for line in array]
     forms: list[Any] = [
         _encoded(picture), bytearray(_encoded(picture)), base64.b64encode(_encoded(picture)).decode(), array,
@@ -144,7 +144,7 @@ def test_predictor_accepts_no_rows_and_no_classifier(trained: SimCLR) -> None:
 
 
 def test_any_error_of_pillow_is_reported_with_the_row(served: Predictor, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As its readers of AVIF and DDS do."""
+    """Pillow's readers of AVIF and DDS raise errors of other types."""
     inputs = pd.DataFrame({"image": pd.Series([_encoded(_picture())])})
     monkeypatch.setattr("PIL.PngImagePlugin.PngImageFile.load", lambda _: 1 / 0)
     with pytest.raises(ValueError, match="row 0 of the input is no image that can be read: division by zero"):

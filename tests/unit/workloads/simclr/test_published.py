@@ -51,12 +51,12 @@ def test_acceptance_probabilities_match_expected_values(alpha: float, true: list
 
 @pytest.mark.parametrize("alpha", [0.5, 0.75, 1.0])
 def test_places_have_the_densities_of_true_and_false_negatives(alpha: float) -> None:
-    """Their distribution functions: 2αΦ + (1 - 2α)Φ², and with 1 - α in the place of α (6.16) and (6.20)."""
+    """The distribution functions are 2αΦ + (1 - 2α)Φ², with 1 - α for false negatives: (6.16) and (6.20)."""
     for accept, share in ((accept_true, alpha), (accept_false, 1 - alpha)):
         found = places((40_000,), accept, alpha, _generator(1)).sort().values
         expected = 2 * share * found + (1 - 2 * share) * found**2
         observed = (torch.arange(40_000, dtype=torch.float64) + 0.5) / 40_000
-        assert (observed - expected).abs().max() < 2 / math.sqrt(40_000)  # Kolmogorov: once in 1,500
+        assert (observed - expected).abs().max() < 2 / math.sqrt(40_000)  # Kolmogorov's test exceeds it once in 1,500
 
 
 @pytest.mark.parametrize(
@@ -107,11 +107,11 @@ def test_squared_errors_match_the_errata() -> None:
     assert found == pytest.approx(expected, rel=0.12)
     wide = squared_errors(Setting(anchors=4000, reach=4.0), _generator(5))
     assert min(wide, key=lambda name: wide[name]) == "BCL"
-    assert wide["DCL, K = 3"] > wide["biased"]  # with few positives its noise is worse than the bias
+    assert wide["DCL, K = 3"] > wide["biased"]  # with few positives the noise of DCL exceeds the bias
 
 
 def test_auc_as_alpha_has_an_error_between_true_alpha_and_alpha_one() -> None:
-    """E-6.21 at true α = .9, whose AUC is .767: MSE .0011 with α, .0016 with the AUC in its place, .0026 with 1."""
+    """E-6.21: with true α = .9 and AUC .767, the MSE is .0011 with α, .0016 with the AUC as α, and .0026 with 1."""
     drawn = observe(Setting(anchors=4000), _generator(6))
     target = supervised(drawn)
     errors = [(bayesian(drawn, alpha, 0.1) - target).square().mean().item() for alpha in (0.9, 0.767, 1.0)]

@@ -155,7 +155,7 @@ def test_a_part_too_small_to_be_evaluated_is_refused(split: str, monkeypatch: py
     ],
 )
 def test_too_few_images_are_refused_before_a_start(params: dict[str, Any], holdout: bool, message: str | None) -> None:
-    """But for datasets of the catalogue, which are large, and are not decoded for that."""
+    """Datasets of the catalogue are large and are not decoded for this check."""
     with pytest.raises(ValueError, match=message) if message else nullcontext():
         Params(**params).check_data(Path(), holdout=holdout)
 
@@ -184,9 +184,9 @@ def test_data_check_does_not_import_pytorch() -> None:
     assert subprocess.run([sys.executable, "-c", f"{code}; sys.exit('torch' in sys.modules)"]).returncode == 0
 
 
-@pytest.mark.faults  # long
+@pytest.mark.faults  # a long test
 def test_trials_of_many_shapes_in_one_process_stay_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """PyTorch compiles a function for so many modules and no more: what earlier trials left must not count."""
+    """PyTorch limits the number of compilations of a function; modules of earlier trials must not count."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     with torch._dynamo.config.patch(recompile_limit=2, fail_on_recompile_limit_hit=True):
         for projection in (4, 5, 6, 7):
@@ -245,19 +245,19 @@ def test_every_loss_falls_in_training(loss: str) -> None:
 
 @pytest.mark.parametrize("temperature", [0.5, 0.1])
 def test_loss_is_nt_xent_over_all_views_as_anchors(temperature: float) -> None:
-    """NT-Xent by cross entropy over all 2b anchors: second views are anchors, too. Thesis 2.2.4.1."""
+    """The reference is cross entropy over all 2b anchors, since second views are anchors, too. Thesis 2.2.4.1."""
     pairs = nn.functional.normalize(torch.randn(6, 2, 16, generator=torch.Generator().manual_seed(1)), dim=2)
     views = torch.cat([pairs[:, 0], pairs[:, 1]])
     logits = (views @ views.T / temperature).fill_diagonal_(-torch.inf)
     other = (torch.arange(12) + 6) % 12
     each = nn.functional.cross_entropy(logits, other, reduction="none")
-    assert each[:6].mean() != pytest.approx(each[6:].mean().item(), rel=1e-3)  # or one half would do for both
+    assert each[:6].mean() != pytest.approx(each[6:].mean().item(), rel=1e-3)  # the views' means differ
     found = _built().method.loss(pairs, {"temperature": temperature})
     assert found.item() == pytest.approx(each.mean().item(), rel=1e-5)
 
 
 def test_directclr_embedding_is_the_normalised_first_features() -> None:
-    """Without a head: the direction of the first d of the encoder's features. Thesis 2.2.4.2."""
+    """Without a head, the embedding is the direction of the first d features of the encoder. Thesis 2.2.4.2."""
     model = Model(Params(encoder="tiny", subvector=8), 3).eval()
     images = torch.rand(5, 3, 32, 32, generator=torch.Generator().manual_seed(1))
     features = model.encoder(images)
@@ -276,7 +276,7 @@ def test_alpha_is_calibrated_by_the_auc_of_validation() -> None:
 
 
 def test_ties_parameter_changes_the_loss_of_equal_embeddings() -> None:
-    """Embeddings that are all equal: by the definition their negatives weigh about half of what they do by halves."""
+    """For equal embeddings, ties=le gives negatives about half the weight of ties=mid."""
     losses = []
     for ties in ("le", "mid"):
         built = _built(loss="bcl", alpha=0.9, beta=0.5, ties=ties)
@@ -347,7 +347,7 @@ def test_resnet_is_compiled_by_default_only_on_one_gpu(
     monkeypatch.setattr(module, "has_compiler", lambda: True)
     assert is_compiled(params, runtime) == expected
     monkeypatch.setattr(module, "has_compiler", lambda: False)
-    assert is_compiled(params, runtime) == bool(asked), "not by default without a C compiler"
+    assert is_compiled(params, runtime) == bool(asked), "without a C compiler, compilation needs compile=True"
 
 
 def test_a_compiler_needs_the_headers_of_python(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -363,7 +363,7 @@ def test_a_compiler_needs_the_headers_of_python(monkeypatch: pytest.MonkeyPatch,
 @pytest.mark.faults
 @pytest.mark.long
 def test_loss_of_a_compiled_resnet_on_two_workers_equals_one_worker() -> None:
-    """Two steps at 32 pixels; the loss is that of one worker. The model is compiled inside DDP."""
+    """Two steps at 32 pixels; on two workers the model is compiled inside DDP."""
     alone = _resnet(RUNTIME, None).train_epoch(1)["loss"]
     losses = run_on_ranks(_train_resnet)
     assert losses[0] == losses[1] == pytest.approx(alone, rel=1e-3)
@@ -417,7 +417,7 @@ def test_evaluation_has_units_and_tables_consistent_with_its_metrics() -> None:
 
 @pytest.mark.slow
 def test_transfer_accuracy_on_the_training_dataset_equals_probe_accuracy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its own training images, scaled to the size of those that train, are the classifier's; test is judged on test."""
+    """The classifier is fitted to the training images at their training size and evaluated on the test part."""
     built = _built(probe_dataset="synthetic-images")
     found = built.evaluate("test").metrics
     assert found["transfer_top1"] == found["probe_top1"]
@@ -550,7 +550,7 @@ def test_a_resnet_has_the_listed_number_of_features() -> None:
 
 @pytest.mark.parametrize("preset", sorted(presets("simclr")))
 def test_every_preset_builds_a_model_at_both_ends_of_its_ranges(preset: str) -> None:
-    """At both ends of its ranges, too."""
+    """Builds the model at the low and the high end of all ranges."""
     for end in ("low", "high"):
         drawn = presets("simclr")[preset](_End(end))
         assert Params(**drawn, encoder="resnet18").encoder == "resnet18"
@@ -558,7 +558,7 @@ def test_every_preset_builds_a_model_at_both_ends_of_its_ranges(preset: str) -> 
 
 
 class _End:
-    """Instead of a trial: the least, or the greatest, of each range."""
+    """A stand-in for a trial that suggests the low or the high end of each range."""
 
     def __init__(self, end: str) -> None:
         self.end = end
@@ -595,7 +595,7 @@ def test_bf16_is_close_to_fp32() -> None:
 
 
 def test_batches_of_two_ranks_concatenate_to_the_batch_of_one() -> None:
-    """Images and draws of two ranks are those of one, and micro-batches of a rank those of its batch."""
+    """Images and draws of two ranks equal those of one; micro-batches of a rank equal those of its batch."""
     built = _built()
     part, recipe = built.data.train, built.recipe
 
@@ -630,7 +630,7 @@ def test_pass_uses_each_image_at_most_once() -> None:
 def test_features_encoded_by_several_ranks_equal_those_of_one(
     ranks: int, images: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Five blocks over three ranks, a last block that is smaller, ranks without a block: one result, in order."""
+    """Cases: five blocks on three ranks, a smaller last block, and ranks without a block."""
     monkeypatch.setattr(module, "ENCODED", 16)
     built, rows = _built(), torch.arange(images).flip(0)
     alone = built.features(built.data.train, rows)
@@ -672,7 +672,7 @@ def test_lars_step_matches_its_formula() -> None:
         take_step(optimizer, 4.0)
         update = gradients[0] + 0.1 * weight
         moving = 0.5 * moving + TRUST * weight.norm() / update.norm() * update
-        shift = 0.5 * shift + gradients[1]  # neither decayed nor adapted
+        shift = 0.5 * shift + gradients[1]  # a bias has neither weight decay nor adaptation
         weight, bias = weight - 4 * moving, bias - 4 * shift
     torch.testing.assert_close(layer.weight.detach(), weight)
     torch.testing.assert_close(layer.bias.detach(), bias)
@@ -715,7 +715,7 @@ def test_a_state_of_another_model_is_refused() -> None:
 
 
 def test_classifiers_learn_from_a_bounded_bank(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What decides is the bank's images, not their number in the training part."""
+    """The classifiers are fitted only to the images of the bank, which eval_bank limits."""
     every = _built(eval_probe="always")
     bounded = _built(eval_probe="always", eval_bank=64)
     bank = bounded.bank()

@@ -24,7 +24,7 @@ HELD = replace(RUNTIME, abstention_part=0.25)
 
 
 def test_ndcg_at_10_counts_relevant_documents_missing_from_a_short_list() -> None:
-    """Three of ten relevant documents, first in a list of three: the value that the evaluation measures."""
+    """A list of three contains three of ten relevant documents; the expected nDCG is the evaluation's."""
     sides = (np.zeros((1, 3), np.int64), np.array([[3.0, 2.0, 1.0]], np.float32), np.ones((1, 3), np.float32))
     lists = Lists(np.array([0]), *sides, np.ones((1, 10), np.float32))
     scores = torch.tensor([[3.0, 2.0, 1.0]])

@@ -76,7 +76,7 @@ def test_missing_first_stage_file_is_refused_before_a_start(tmp_path: Path) -> N
 
 
 def test_loss_plots_have_the_values_of_the_ranknet_formulas() -> None:
-    """σ punishes a wrong order more and a right one less (E-R2); S = 0 is least at 0."""
+    """A larger σ raises the loss of a wrong order and lowers that of a right one (E-R2); S = 0 has its minimum at 0."""
     drawn = LOSS_PLOTS.compute(quick=True)
     curves = {(curve.panel, curve.name): curve for curve in drawn.curves}
     one, five = (curves["RankNet, S = 1", f"σ = {sigma}"].y for sigma in (1, 5))

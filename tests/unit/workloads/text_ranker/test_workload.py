@@ -40,7 +40,7 @@ RUNTIME = Runtime(device=torch.device("cpu"), data=Path(), seed=7, epochs=2)
 class RankerConformance(Conformance):
     workload: ClassVar[type[Any]] = TextRanker
     earlier: ClassVar[tuple[Path, ...]] = (ROOT / "tests/recorded/predictors/text_ranker.py",)
-    ranked: ClassVar[tuple[str, ...]] = ("bm25_weight",)  # the one that ranks the validation queries best
+    ranked: ClassVar[tuple[str, ...]] = ("bm25_weight",)  # chosen by the ranking of the validation queries
     compared: ClassVar[Mapping[str, Any]] = {"lr": 1e-6}
 
     def spoiled_test(self) -> AbstractContextManager[None]:
@@ -48,7 +48,7 @@ class RankerConformance(Conformance):
 
 
 class TestCrossEncoder(RankerConformance):
-    # 25 training queries: in the last batch of a pass one of two workers has none.
+    # Of 25 training queries, the last batch of a pass has one, so one of two workers has none.
     params: ClassVar[Mapping[str, Any]] = {**SMALL, "split_validation": 0.22}
 
     def test_the_last_batch_has_one_query(self) -> None:
@@ -61,17 +61,17 @@ class TestBiEncoderWithLearnableMargin(RankerConformance):
     params: ClassVar[Mapping[str, Any]] = {
         **SMALL, "scoring": "bi", "loss": "adaptive_margin", "learnable": True, "positives": 2, "hard": 0.5,
     }  # fmt: skip
-    test_two_processes_equal_one = None  # type: ignore[assignment]  # dear; the cross-encoder's holds
+    test_two_processes_equal_one = None  # type: ignore[assignment]  # expensive; run for the cross-encoder
 
 
 class TestBestPassages(RankerConformance):
-    """Documents of several passages, in batches in which some have one."""
+    """Documents of several passages, in batches that also have documents of one passage."""
 
     params: ClassVar[Mapping[str, Any]] = {
         **SMALL, "long_documents": "best_passage", "passage_words": 6, "passage_stride": 4, "passages": 3,
     }  # fmt: skip
-    earlier: ClassVar[tuple[Path, ...]] = ()  # predictors of earlier versions know no passages
-    test_two_processes_equal_one = None  # type: ignore[assignment]  # dear; the cross-encoder's holds
+    earlier: ClassVar[tuple[Path, ...]] = ()  # predictors of earlier versions do not support passages
+    test_two_processes_equal_one = None  # type: ignore[assignment]  # expensive; run for the cross-encoder
 
 
 def build(**params: Any) -> TextRanker:
@@ -98,7 +98,7 @@ def test_passages_overlap_and_cover_a_text() -> None:
 
 @pytest.mark.parametrize("scoring", ["cross", "bi"])
 def test_a_document_has_the_score_of_its_best_passage(scoring: str) -> None:
-    """And a gradient through that passage alone; each is scored as a text of its own."""
+    """Each passage is scored as a separate text."""
     split = {"passage_words": 6, "passage_stride": 4, "passages": 3}
     ranker = build(scoring=scoring, long_documents="best_passage", **split)
     queries, docs = np.array([0, 1, 2, 0]), np.array([5, 9, 3, 7])
@@ -134,7 +134,7 @@ def test_gradient_flows_only_through_the_best_passage() -> None:
 
 
 def test_truncated_share_is_zero_if_passages_cover_all_documents() -> None:
-    """A document that goes on after its last passage counts as cut."""
+    """A document that is longer than its last passage counts as truncated."""
     split = {"long_documents": "best_passage", "passage_words": 6, "passage_stride": 6}
     longest = max(len(text.split()) for text in build().data.data.docs.to_pylist())
     whole = build(**split, passages=1 + longest // 6).evaluate("validation").metrics["truncated"]
@@ -143,8 +143,8 @@ def test_truncated_share_is_zero_if_passages_cover_all_documents() -> None:
 
 
 def test_first_stage_run_replaces_bm25_candidates_and_metrics(tmp_path: Path) -> None:
-    """Its documents in the place of BM25's, as candidates and hard negatives, and its metrics next to the model's."""
-    from orchestrator.report.samples import evaluated_on  # a GPU machine may lack what it imports
+    """Documents of the run replace those of BM25 as candidates and hard negatives; metrics have its name."""
+    from orchestrator.report.samples import evaluated_on  # imported here since a GPU machine may lack its dependencies
 
     plain = build()
     data = plain.data.data
@@ -295,7 +295,7 @@ def test_bm25_weight_is_the_best_on_validation_and_kept_in_the_state() -> None:
 
 
 def test_bm25_weight_of_a_pretrained_bi_encoder_is_chosen_before_training(tmp_path: Path) -> None:
-    """Epoch 0 may be the model: then its weight of BM25 must be the best one, too. A cross-encoder's head is new."""
+    """If epoch 0 is selected, its bm25_weight must be the best one, too. A cross-encoder's head is not pretrained."""
     scratch = build(scoring="bi")
     scratch.model.encoder.model.save_pretrained(tmp_path)
     (tmp_path / "tokenizer.json").write_text(scratch.sequence_builder.tokenizer.definition)
@@ -417,7 +417,7 @@ def collection(tmp_path: Path, docs: list[str], queries: list[str], judged: str)
 
 
 def test_empty_and_long_texts_and_queries_without_candidates_are_evaluated(tmp_path: Path) -> None:
-    """They count: an empty query and one that BM25 finds nothing for score 0, a long document is cut."""
+    """An empty query and one without BM25 results count with score 0; a long document is truncated."""
     docs = ["cats purr", "", "dogs bark", "cats bark " * 100, "dogs purr"]
     queries = ["cats", "", "unheard", "dogs", "purr", "bark"]
     name = collection(tmp_path, docs, queries, "q0 c0 1;q1 c1 1;q2 c2 1;q3 c2 1;q4 c0 1;q5 c2 1")

@@ -59,7 +59,7 @@ def test_served_abstention_scores_equal_the_calibrated_scores(params: dict[str, 
     for row, kind in enumerate(kinds):
         for column in (0, 2):
             success = list(config["successes"])[column]
-            # The mean promise at a risk near 1 answers whatever the model is worth.
+            # With the mean promise at a risk near 1, queries are answered with any model.
             output = model.predict(frame, risk=0.9, promise="crc", abstain_by=kind, success=success)
             reported = output.attrs[KEY]
             expected = served.weights["abstention.scores"][row, column].numpy()
@@ -68,7 +68,7 @@ def test_served_abstention_scores_equal_the_calibrated_scores(params: dict[str, 
             assert output["abstain"].eq(output["reason"].ne("")).all()
             assert output.groupby("query")["abstain"].nunique().eq(1).all()
     losses = served.weights["abstention.losses"].numpy()
-    assert (np.diff(losses, axis=0) <= 0).all()  # among more of the first
+    assert (np.diff(losses, axis=0) <= 0).all()  # a larger k has no greater loss
     assert 0 < losses[0].mean() < 1
 
 

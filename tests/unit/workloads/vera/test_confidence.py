@@ -36,7 +36,7 @@ def test_ndcg_at_10_counts_relevant_documents_missing_from_a_short_list() -> Non
 
 @pytest.mark.faults  # long
 def test_confidence_recovers_the_planted_probabilities() -> None:
-    """The planted probabilities are .3, .5, .75 and .95; whoever knows their mean alone errs by .225."""
+    """The planted probabilities are .3, .5, .75 and .95; predicting their mean has an error of .225."""
     with pytest.MonkeyPatch.context() as patch:
         known = replace(SYNTHETIC_QUESTIONS, version="many", reader=lambda _: generate(Planted(topics=600)))
         patch.setitem(DATASETS, "synthetic-questions", known)  # type: ignore[arg-type]
@@ -76,7 +76,7 @@ def test_recalibration_undoes_overconfidence(kind: str) -> None:
     true = torch.rand(4000, generator=source, dtype=torch.float64)
     success = (torch.rand(4000, generator=source, dtype=torch.float64) < true).double()
     logit = 3 * true.logit()
-    # Of one candidate c is μ = α/(α + β).
+    # With one candidate, c is μ = α/(α + β).
     read = Ranked(torch.zeros(4000, 1), Evidence(logit.exp().unsqueeze(1), torch.ones(4000, 1)))
     params = Params()
     mapped = fit_map(kind, read, 1, params, success)
@@ -86,7 +86,10 @@ def test_recalibration_undoes_overconfidence(kind: str) -> None:
 
 @pytest.mark.parametrize("hits", [7, 10])
 def test_platt_scaling_has_smoothed_targets(hits: int) -> None:
-    """(N+ + 1) / (N+ + 2) and 1 / (N- + 2), Platt, 1999: the fit's mean is theirs, also where every query succeeds."""
+    """The targets are (N+ + 1) / (N+ + 2) and 1 / (N- + 2) (Platt, 1999), also if every query succeeds.
+
+    The mean of the fit equals that of the targets.
+    """
     true = torch.linspace(0.1, 0.9, 10, dtype=torch.float64)
     success = torch.zeros(10, dtype=torch.float64)
     success[-hits:] = 1
@@ -145,6 +148,6 @@ def test_every_method_trains_and_has_consistent_finite_metrics(params: dict[str,
         assert found.units[name].mean() == pytest.approx(found.metrics[name], abs=1e-6)
     bins = found.tables["reliability"]
     assert bins["queries"].sum() == len(found.units["id"])
-    assert bins["queries"].dtype == np.int64  # data beside the lines, not one of them
+    assert bins["queries"].dtype == np.int64  # an integer column, which is not drawn as a line
     assert bins["calibrated"].tolist() == bins["confidence"].tolist()
     assert len(found.tables["risk_coverage"]["risk"]) == len(found.units["id"])

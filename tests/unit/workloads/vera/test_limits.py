@@ -27,7 +27,7 @@ from workloads.vera.predictor import grown
 
 @pytest.fixture
 def own(tmp_path: Path) -> Path:
-    """Questions of which some have one candidate, some nothing but the answer, one stands alone in its group."""
+    """Some questions have one candidate, which is the answer; one question is the only one of its set."""
     graph = [(f"e{number}", f"rel{number % 3}", f"o{number % 5}x{number}") for number in range(90)]
     graph += [(f"e{number}", "also", f"p{number}") for number in range(0, 90, 2)]
     rows = [
@@ -47,7 +47,7 @@ def test_queries_whose_answer_is_not_a_candidate_count_as_no_positive(own: Path)
     file = own / "questions.jsonl"
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     for row in rows[1:3]:
-        row["path"] = rows[30]["path"]  # a triple of another part of the graph, far from the topic
+        row["path"] = rows[30]["path"]  # a triple in another part of the graph, far from the topic
     file.write_text("\n".join(map(json.dumps, rows)))
     vera = build(dataset=str(own), eval_candidates=1, batch_size=8)
     relevant = vera.data.pool.relevant
@@ -75,7 +75,7 @@ def test_metrics_are_finite_with_fewer_candidates_than_k_and_single_groups(own: 
 def test_queries_without_positives_or_candidates_have_zero_success(tmp_path: Path) -> None:
     docs = [{"_id": f"d{number}", "title": "", "text": f"word{number} common"} for number in range(12)]
     queries = [{"_id": f"q{number}", "text": f"word{number}" if number % 4 else "unheard"} for number in range(12)]
-    queries[1]["text"] = "word2"  # finds what does not answer it
+    queries[1]["text"] = "word2"  # finds a document that does not answer the query
     (tmp_path / "corpus.jsonl").write_text("\n".join(map(json.dumps, docs)))
     (tmp_path / "queries.jsonl").write_text("\n".join(map(json.dumps, queries)))
     lines = "\n".join(f"q{number}\td{number}\t1" for number in range(12))
@@ -114,7 +114,7 @@ def test_evidence_beyond_the_linear_limit_grows_and_has_a_gradient() -> None:
 
 
 def test_loss_is_finite_at_the_least_eps() -> None:
-    """In float32, where a clip below 3e-8 would leave a p of 1."""
+    """In float32, a clip below 3e-8 would leave p = 1."""
     eps = Params(query_target="eps", eps=1e-7).eps
     assert eps is not None
     clipped = torch.tensor([0.0, 1.0]).clamp(eps, 1 - eps)
@@ -214,7 +214,7 @@ def test_a_state_of_another_width_is_refused() -> None:
 
 
 def test_softplus_evidence_matches_its_formula() -> None:
-    """α = λ+ + softplus(a), β = λ- + softplus(b): note 2."""
+    """α = λ+ + softplus(a) and β = λ- + softplus(b), note 2."""
     vera = build(evidence_map="softplus", evidence_context=False)
     z = torch.randn(5, vera.params.hidden, generator=torch.Generator().manual_seed(1)) * 30
     block = vera.data.block(vera.ranked_by[:1])
@@ -230,7 +230,7 @@ def test_softplus_evidence_matches_its_formula() -> None:
 
 
 def test_messages_are_means_over_triples_that_share_an_entity() -> None:
-    """Against loops; triples of another question with the same entity say nothing."""
+    """The reference uses loops. Triples of another question with the same entity do not contribute."""
     vera = build(graph_layers=2)
     block = vera.data.block(vera.ranked_by[:3])
     pool = vera.data.pool

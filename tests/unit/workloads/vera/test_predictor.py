@@ -88,7 +88,7 @@ def inputs_of(vera: Vera, queries: Any) -> pd.DataFrame:
     names = np.array(pool.categories, object)
     for number, query in enumerate(queries):
         rows = np.arange(*pool.indptr[pool.list_of[query] : pool.list_of[query] + 2])
-        columns: dict[str, Any] = {"query": f"{pool.queries[query]}{' ' * number}"}  # apart, though of equal words
+        columns: dict[str, Any] = {"query": f"{pool.queries[query]}{' ' * number}"}  # makes equal texts distinct
         columns["candidate"] = [pool.texts[text] for text in pool.text[rows]]
         columns |= {name: names[pool.codes[rows, place]] for place, name in enumerate(pool.code_names)}
         columns |= {name: pool.numbers[rows, place] for place, name in enumerate(pool.number_names)}
@@ -115,7 +115,7 @@ def test_invalid_prediction_inputs_are_refused() -> None:
 
 
 def test_evaluated_on_differs_on_validation_if_calibrated_by_validation() -> None:
-    from orchestrator.report.samples import evaluated_on  # a GPU machine may lack what it imports
+    from orchestrator.report.samples import evaluated_on  # imported here since a GPU machine may lack its dependencies
 
     plain, kept, flattered = (
         Params(**given).model_dump(mode="json")

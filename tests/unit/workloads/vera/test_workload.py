@@ -40,7 +40,7 @@ class VeraConformance(Conformance):
     ranked: ClassVar[tuple[str, ...]] = ("threshold", "*_low", "*_high", "calib/ece*", "selective/*", "success_at_*")
 
     def spoiled_test(self) -> AbstractContextManager[None]:
-        """The test part has lost half of its questions."""
+        """Move every second question out of the test part."""
 
         def spoiled(name: str, root: Path) -> GraphQuestions:
             whole = load_questions(name, root)
@@ -57,25 +57,25 @@ class TestVera(VeraConformance):
 
 class TestMessagesWithSoftplus(VeraConformance):
     params: ClassVar[Mapping[str, Any]] = {**SMALL, "graph_layers": 1, "evidence_map": "softplus"}
-    earlier: ClassVar[tuple[Path, ...]] = ()  # predictors of earlier versions know neither
-    test_two_processes_equal_one = None  # type: ignore[assignment]  # dear; the first one's holds
+    earlier: ClassVar[tuple[Path, ...]] = ()  # predictors of earlier versions support neither
+    test_two_processes_equal_one = None  # type: ignore[assignment]  # expensive; run for TestVera
 
 
 class TestTrainedEncoder(VeraConformance):
     params: ClassVar[Mapping[str, Any]] = {**SMALL, "encoder_lr": 1e-3}
     earlier: ClassVar[tuple[Path, ...]] = ()
-    test_another_seed_other_metrics = None  # type: ignore[assignment]  # dear; the first one's holds
+    test_another_seed_other_metrics = None  # type: ignore[assignment]  # expensive; run for TestVera
     test_training_never_reads_the_test_split = None  # type: ignore[assignment]
 
 
 class TestPlateauOverDocuments(VeraConformance):
-    """Documents, a backbone that goes on learning, and stages that end early."""
+    """Documents, a backbone that is trained in later stages, too, and stages that end early."""
 
     params: ClassVar[Mapping[str, Any]] = {
         **SMALL, "dataset": "synthetic-retrieval", "batch_size": 8, "stage_switch": "plateau", "stage_patience": 1,
         "stage_backbone": (1.0, 1.0, 0.1), "cand_to_backbone": True, "recalibration": "platt", "eval_k": 2,
     }  # fmt: skip
-    test_two_processes_equal_one = None  # type: ignore[assignment]  # dear; the first one's holds
+    test_two_processes_equal_one = None  # type: ignore[assignment]  # expensive; run for TestVera
 
     def spoiled_test(self) -> AbstractContextManager[None]:
         return prepared_from(dataset, load_retrieval=half_tested)
@@ -89,7 +89,7 @@ def weights(vera: Vera, part: str) -> torch.Tensor:
 
 @pytest.mark.slow
 def test_encoder_is_trained_only_in_the_stages_of_the_backbone() -> None:
-    """In the first stage; the vectors of all texts are those of its present weights."""
+    """The encoder is trained in stage 1 only; the vectors of all texts are those of its current weights."""
     plain, trained = build(), build(encoder_lr=1e-3)
     encoder = trained.model.backbone.encoder
     assert encoder is not None
@@ -107,7 +107,7 @@ def test_encoder_is_trained_only_in_the_stages_of_the_backbone() -> None:
     assert moved == [True, True, False], "stage 3 begins with epoch 3"
     assert torch.equal(plain.data.encoder.state_dict()["model.embeddings.word_embeddings.weight"], before[
         "model.embeddings.word_embeddings.weight"
-    ]), "other trials keep theirs"  # fmt: skip
+    ]), "encoders of other trials do not change"  # fmt: skip
 
 
 def test_pooling_parameter_determines_the_text_vectors() -> None:
@@ -130,7 +130,7 @@ def test_each_stage_trains_only_its_own_weights() -> None:
 
 
 def test_each_stage_draws_batches_from_its_own_queries(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The ranking learns from those that are not kept back, the calibration from those that are."""
+    """The ranking is trained on queries that are not held back, the calibration on those that are."""
     vera = build(replace(RUNTIME, epochs=3), stage_share=(1.0, 1.0, 1.0))
     seen: list[NDArray[np.int64]] = []
 
@@ -155,7 +155,7 @@ def test_dropout_is_off_in_a_frozen_backbone() -> None:
         drops.clear()
         vera.train_epoch(epoch)
         assert any(drops) == learns
-        assert not all(drops)  # validation is read as well, and without
+        assert not all(drops)  # validation is evaluated as well, without dropout
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_interaction_by_query_equals_the_interaction_formula() -> None:
 
 @pytest.mark.parametrize("params", [{"dropout": 0.5}, {"query_to_backbone": True}])
 def test_cached_outputs_of_a_frozen_backbone_train_equal_weights(params: dict[str, Any]) -> None:
-    """An epoch that reads each query three times, with z kept and with z read anew in every step."""
+    """An epoch that reads each query three times, with z cached and with z computed in each step."""
     runtime = replace(RUNTIME, steps_per_epoch=6)
     kept, anew = build(runtime, **params), build(runtime, **params)
     with pytest.MonkeyPatch.context() as patch:
@@ -243,7 +243,7 @@ def test_state_contains_the_stage_with_a_fixed_schedule() -> None:
         vera.train_epoch(epoch)
         seen.append(vera.state_dict()["stages"]["stage"])
     assert seen == [1, 2, 3, 3]
-    vera.stages.progress = Progress(stage=1, began=0, best=None, stale=0)  # as it was once written
+    vera.stages.progress = Progress(stage=1, began=0, best=None, stale=0)  # the form of an earlier version
     assert vera.stages.of(3).number == 3
 
 

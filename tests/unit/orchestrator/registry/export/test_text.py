@@ -54,7 +54,7 @@ def vectors(predictor: Predictor, texts: list[str]) -> NDArray[np.float32]:
 
 
 def of_bytes() -> Tokenizer:
-    """A tokenizer as GPT-2's: token 0 is "!", one token is special, none is the padding."""
+    """A tokenizer like GPT-2's: token 0 is "!", one token is special, none is the padding."""
     pairs = tokenizers.Tokenizer(tokenizers.models.BPE())
     pairs.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()

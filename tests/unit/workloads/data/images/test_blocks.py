@@ -24,7 +24,7 @@ IMAGE = 3 * 4 * 4
 
 
 def stored(folder: Path, count: int) -> Images:
-    """Images of 4 pixels in a memory-mapped file, of two classes in turn; each has its number in its first bytes."""
+    """Return 4 x 4 images in a memory-mapped file, with alternating classes; an image's first bytes are its number."""
     parts = []
     for name, images in (("train", count), ("test", 8)):
         pixels = np.random.default_rng(images).integers(0, 256, (images, 3, 4, 4), np.uint8)
@@ -51,13 +51,13 @@ def test_block_order_has_each_image_once_and_is_set_by_the_generator(count: int,
 
 
 def test_a_window_has_the_images_of_a_few_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of 40 places, of which 36 are in the part; far fewer of them than if images were drawn one by one."""
+    """A block has 40 rows, of which 36 are in the part. Images drawn one by one would come from many more blocks."""
     rows = torch.arange(40_000)[torch.arange(40_000) % 10 != 0]
     parts = torch.split(block_order(rows, IMAGE, 640, generator(0)), 640)
     assert all(len((rows[part] // 40).unique()) <= 640 // 36 + 2 for part in parts)
     firsts = torch.stack([rows[part[:8]] for part in parts[:50]]).double()
     assert abs(firsts.mean() - 20_000) < 2_000, "blocks come from the whole file"
-    assert firsts.std(1).min() > 2_000, "and a batch from several of them"
+    assert firsts.std(1).min() > 2_000, "a batch contains images of several blocks"
     monkeypatch.setattr(blocks, "BLOCK_BYTES", 5 * IMAGE)
     (short, *_) = torch.split(block_order(rows, IMAGE, 640, generator(0)), 640)
     assert len((rows[short] // 5).unique()) > 640 // 5
@@ -92,7 +92,7 @@ def test_nearby_images_are_read_in_one_call(tmp_path: Path, monkeypatch: pytest.
 def test_part_in_a_file_equals_part_in_memory_and_holds_two_windows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its map is never touched; what is in memory at a time depends on the windows and not on the number of images."""
+    """The memory map is not read. The memory held depends on the window size, not on the number of images."""
     held = most = 0
 
     def freed(size: int) -> None:
@@ -141,7 +141,7 @@ def test_image_file_removed_while_streaming_raises_file_not_found(tmp_path: Path
 def test_dataset_fits_memory_if_it_fits_on_the_device_or_the_host(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data = stored(tmp_path, 92)  # and 8 of test
+    data = stored(tmp_path, 92)  # 100 with the 8 of test
     for device, host, fits in ((200, 0, True), (199, 200, True), (199, 199, False)):
         monkeypatch.setattr(resident, "process_bytes", lambda on, d=device, h=host: IMAGE * (h if on == CPU else d))
         assert fits_memory(data, torch.device("cuda")) is fits

@@ -88,7 +88,7 @@ def test_undecodable_image_is_refused_with_the_reason(content: bytes, reason: st
 @pytest.mark.parametrize("progressive", [False, True])
 @pytest.mark.parametrize("zeros", [1, 2, 50, 200, 400])
 def test_jpeg_whose_tail_is_zeros_is_refused(zeros: int, progressive: bool) -> None:
-    """libjpeg goes on with what it makes up; Pillow notices only some of it."""
+    """libjpeg continues with made-up values, and Pillow detects only some of these files."""
     whole = jpeg(progressive)
     assert decode(whole).size == (32, 32)
     with pytest.raises(Undecodable, match=r"truncated|a JPEG without an end"):
@@ -115,7 +115,7 @@ def test_end_of_a_thumbnail_is_not_taken_for_the_end_of_the_jpeg() -> None:
     "error", [RuntimeError("Failed to decode"), NotImplementedError(), KeyError(7), IndexError("x")]
 )
 def test_any_error_of_an_image_reader_raises_undecodable(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the readers of AVIF and DDS do."""
+    """Pillow's readers of AVIF and DDS raise such errors."""
 
     def broken(*_: object) -> None:
         raise error

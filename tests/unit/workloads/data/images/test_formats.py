@@ -70,7 +70,7 @@ def test_test_part_is_read_from_a_folder_named_test_or_val(tmp_path: Path, test:
 
 @pytest.mark.parametrize("unlabelled", [None, "images"])
 def test_val_is_the_test_part_where_test_has_no_labels(tmp_path: Path, unlabelled: str | None) -> None:
-    """As ImageNet's, whose images lie in the folder, and Tiny ImageNet's, where they lie in one of their own."""
+    """ImageNet has the images of its test part directly in the folder, Tiny ImageNet in a sub-folder."""
     class_folders(tmp_path / "train", {"a": 2, "b": 1})
     class_folders(tmp_path / "val", {"b": 2})
     (tmp_path / "test").mkdir()
@@ -264,7 +264,7 @@ def test_tables_of_interactions_are_not_taken_for_images(tmp_path: Path) -> None
 
 
 def cifar(folder: Path, known: Any, meta: str, labels: str, members: Mapping[str, Any]) -> ImageSource:
-    """What is read of an archive with such batches of (pixels (n, 3, 32, 32), labels)."""
+    """Write an archive with these batches of (pixels (n, 3, 32, 32), labels), and read it."""
     contents = {
         name: pickle.dumps({"data": rows.reshape(len(rows), -1), labels: list(numbers)}, protocol=4)
         for name, (rows, numbers) in members.items()
@@ -368,7 +368,7 @@ def test_generated_images_match_the_recorded_digest() -> None:
 
 
 def test_generated_classes_differ_in_shape_but_not_in_mean_brightness() -> None:
-    """Without tint and noise, and with two levels, the stripes and the area tell; the mean brightness does not."""
+    """With two levels, without tint and noise, area and stripes depend on the class; mean brightness does not."""
     source = generate(Planted(train=1600, test=8, tint=0, noise=0))
     gray = arrays(source.train)[..., 0]
     labels = source.train.labels

@@ -31,7 +31,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Where a test's images are, apart from its cache."""
+    """The folder of a test's images, separate from its cache."""
     (tmp_path / "pictures").mkdir()
     return tmp_path / "pictures"
 
@@ -93,11 +93,11 @@ def test_corrupt_images_are_left_out_and_listed_with_corrupt_skip(folder: Path) 
     assert split.skipped == images.skipped
     assert sorted(rows(split.train) + rows(split.validation) + rows(split.test)) == images.train.rows.tolist()
     black = split.train.images.flatten(1).sum(1) == 0
-    assert black.nonzero().flatten().tolist() == [0, 14], "the vectors below are no test without black images"
+    assert black.nonzero().flatten().tolist() == [0, 14], "without black images the check below has no effect"
     for part in (split.train, split.validation, split.test):
         assert part.take(torch.arange(len(part))).flatten(1).sum(1).min() > 0
     with pytest.raises(DataError, match=r"cannot be decoded: got .*a/0\.png"):
-        load_images(str(folder), folder)  # what is in the cache was converted by the other policy
+        load_images(str(folder), folder)  # the cached images were converted with corrupt="skip"
 
 
 def test_dataset_without_a_decodable_image_raises_data_error(folder: Path) -> None:
@@ -132,7 +132,7 @@ def test_a_damaged_cache_is_rebuilt(folder: Path, file: str) -> None:
     (path,) = (cache_dir() / "images").glob(f"*/{file}")
     damaged = bytearray(path.read_bytes())
     damaged[-1] ^= 1
-    path.unlink()  # what is mapped stays as it was
+    path.unlink()  # the memory map of the first load keeps the old content
     path.write_bytes(damaged)
     assert same(first, load_images(str(folder), folder))
 
@@ -216,7 +216,7 @@ def test_fingerprint_changes_if_a_file_changes_or_moves(folder: Path) -> None:
 
 
 def test_fingerprint_changes_with_files_behind_symbolic_links(folder: Path, tmp_path: Path) -> None:
-    """To class folders, and to folders in them; a link to a folder above it is not followed."""
+    """Links to class folders and to folders in them are followed; a link to a parent folder is not."""
     class_folders(tmp_path / "elsewhere", {"a": 3, "b": 3, "more": 2})
     for name in ("a", "b"):
         (folder / name).symlink_to(tmp_path / "elsewhere" / name)
@@ -299,7 +299,7 @@ def test_part_returns_its_images_in_the_order_of_the_index(folder: Path) -> None
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 @pytest.mark.parametrize("share", [0.5, 0.0])
 def test_batches_on_the_gpu_equal_those_of_the_cpu(folder: Path, monkeypatch: pytest.MonkeyPatch, share: float) -> None:
-    """From its own memory, or one batch ahead from the host's."""
+    """The images are in the GPU's memory, or in the host's and copied one batch ahead."""
     class_folders(folder, {"a": 20, "b": 20})
     data = load_images(str(folder), folder)
     monkeypatch.setattr(prepared_module, "_DEVICE_SHARE", share)
@@ -326,7 +326,7 @@ def test_splits_of_a_dataset_share_the_images_on_the_device(folder: Path) -> Non
     assert len({one.train.images.data_ptr() for one in splits}) == 1
     Image.new("RGB", (8, 8), "red").save(folder / "b" / "1.png")
     prepare(load_images(str(folder), folder), 0, True, CPU)
-    assert prepared_module._on_device.misses == 2, "another content is another dataset"
+    assert prepared_module._on_device.misses == 2, "changed content is a different dataset"
 
 
 def test_generated_images_are_not_written_to_the_cache() -> None:
@@ -352,7 +352,7 @@ def test_cifar_10_subset_has_the_expected_counts_and_channel_means() -> None:
     assert data.classes[:3] == ("airplane", "automobile", "bird")
     assert np.bincount(data.train.labels).tolist() == [1000] * 10
     assert np.bincount(data.test.labels).tolist() == [200] * 10
-    assert channel_means(data.train.images) == pytest.approx([0.4914, 0.4822, 0.4465], abs=0.01)  # CIFAR-10's own
+    assert channel_means(data.train.images) == pytest.approx([0.4914, 0.4822, 0.4465], abs=0.01)  # of all of CIFAR-10
 
 
 def channel_means(images: NDArray[np.uint8]) -> Iterable[float]:

@@ -1,4 +1,4 @@
-"""A user's own tables as files."""
+"""A helper that writes tables as a user's files and reads them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from workloads.data.interactions.tables import read_tables
 
 
 def read(folder: Path, **files: str | bytes | dict[str, Any]) -> Interactions:
-    """What is read of files by name, ``train_csv`` for train.csv; a mapping is written as Parquet."""
+    """Write files, ``train_csv`` as train.csv and a mapping as Parquet, and read them as one dataset."""
     names = []
     for key, held in files.items():
         names.append(key.replace("_", ".", 1))

@@ -1,4 +1,4 @@
-"""Damage of a user's own tables, named by file and line."""
+"""Errors for damaged tables of a user: each names the file and the line."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_damaged_csv_table_is_refused_with_file_and_line(
 def test_unclosed_or_multiline_quote_is_refused_at_its_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
 ) -> None:
-    """Also in a column that is not read, and where blocks of the file end within the value."""
+    """The check includes columns that are not read, and values that continue across blocks of the file."""
     monkeypatch.setattr(columns, "_BLOCK_BYTES", block)
     rows = "".join(f"{n}\t{n}\tFilm\n" for n in range(50))
     for title in ('"Crocodile', '"Crocodile\n8\t9\tDundee"'):

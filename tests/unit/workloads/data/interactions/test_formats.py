@@ -20,7 +20,7 @@ YAHOO_TRAIN, YAHOO_TEST = (f"ydata-ymusic-rating-study-v1_0-{part}.txt" for part
 
 @pytest.fixture
 def write(tmp_path: Path) -> Callable[..., Path]:
-    """Puts files into a folder: name to content."""
+    """A function that writes files, given as name to content, to a folder and returns the folder."""
 
     def put(files: dict[str, str | bytes]) -> Path:
         for name, text in files.items():
@@ -54,7 +54,7 @@ def test_movielens_1m_ratings_are_read_with_times_and_ids(write: Callable[..., P
 
 
 def test_movielens_1m_table_without_times_is_read_if_ratings_dat_is_missing(write: Callable[..., Path]) -> None:
-    """The table without times stands in only where ``ratings.dat`` is missing."""
+    """``ratings.csv`` has no times; it is read only if ``ratings.dat`` is missing."""
     folder = write({"ratings.csv": "user,movie,rating\n1,1193,5\n6040,3952,1\n"})
     data = ML_1M.reader(folder)
     np.testing.assert_array_equal(data.train, [[0, 1192], [6039, 3951]])
@@ -67,7 +67,7 @@ def test_movielens_1m_table_without_times_is_read_if_ratings_dat_is_missing(writ
 
 
 def test_an_id_without_a_rating_keeps_its_number(write: Callable[..., Path]) -> None:
-    """Ids with gaps: nothing moves up, and the item is a candidate like the others."""
+    """Gaps in the ids are not closed, and an item without a rating is a candidate like any other."""
     data = ML_100K_RAW.reader(write({"u.data": "3\t5\t1\t1\n1\t9\t2\t1\n"}))
     assert (data.n_users, data.n_items) == (943, 1682)
     np.testing.assert_array_equal(data.train, [[2, 4], [0, 8]])
@@ -135,7 +135,7 @@ def test_occupations_of_movielens_1m_are_read_from_users_dat(write: Callable[...
 
 @pytest.fixture
 def five_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A train file of four rows and a test file of three are complete."""
+    """Make a train file of four rows and a test file of three rows count as complete."""
     monkeypatch.setattr(yahoo, "_ROWS", {"train": 4, "test": 3})
 
 
@@ -145,7 +145,7 @@ def test_yahoo_r3_keeps_only_the_first_5400_users(write: Callable[..., Path]) ->
     data = read_yahoo_r3(write({YAHOO_TRAIN: train, YAHOO_TEST: "1\t15\t3\n1\t14\t5\n5400\t2\t2\n"}))
     assert (data.n_users, data.n_items) == (5400, 1000)
     np.testing.assert_array_equal(data.train, [[0, 13], [5399, 999]])
-    np.testing.assert_array_equal(data.test, [[0, 14], [5399, 1]])  # 14 was known
+    np.testing.assert_array_equal(data.test, [[0, 14], [5399, 1]])  # (1, 14) is in train
     np.testing.assert_array_equal(data.test_ratings, [3, 2])
 
 
@@ -202,7 +202,7 @@ def test_line_of_an_item_list_is_read_as_a_user_and_its_items(write: Callable[..
 
 
 def test_gaps_in_the_ids_of_lists_are_closed(write: Callable[..., Path]) -> None:
-    """An item that does not exist would be a candidate and a negative."""
+    """Otherwise items that do not exist would be candidates and negatives."""
     data = read_item_lists(write(lists("1 500 300\n20 300\n3\n", "20 999999999\n5 500\n")))
     assert (data.n_users, data.n_items) == (3, 3)  # user 3 has no interaction
     np.testing.assert_array_equal(data.user_ids, [1, 5, 20])

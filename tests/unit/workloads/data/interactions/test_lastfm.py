@@ -42,7 +42,7 @@ def test_lastfm_pairs_equal_those_read_by_pandas(root: Path) -> None:
 
 
 def test_trust_network_contains_each_friendship_in_both_orders(root: Path) -> None:
-    """As the source counts it: 12,717 friendships, each in both orders."""
+    """The source counts 12,717 friendships; the data has each in both orders."""
     pairs = friends("lastfm", root)
     assert len(pairs) == 25_434
     assert np.array_equal(np.unique(pairs[:, ::-1], axis=0), pairs)

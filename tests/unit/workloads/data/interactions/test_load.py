@@ -30,7 +30,7 @@ N_ROWS = 20_000
 
 
 def read_and_count(folder: Path) -> Interactions:
-    """Rows computed from the file's one number; leaves a mark for every conversion."""
+    """Compute rows from the seed in the file, and append a character to ``conversions`` at each call."""
     with (folder / "conversions").open("a") as marks:
         marks.write("x")
     rng = np.random.default_rng(int((folder / "seed.txt").read_text()))
@@ -121,7 +121,7 @@ def test_a_broken_cache_file_is_rebuilt(root: Path) -> None:
     content = file.read_bytes()
     damages = [b"", b"ARROW1", content[: len(content) // 2], content[:-1], bytes(len(content))]
     rng = np.random.default_rng(0)
-    # In the schema, in the values and in the footer.
+    # One damaged byte in the schema, the values or the footer.
     for place in [
         *range(0, 1500, 97),
         *rng.integers(0, len(content), 20),
@@ -133,7 +133,7 @@ def test_a_broken_cache_file_is_rebuilt(root: Path) -> None:
         file.unlink()  # not written in place: `whole` still maps the old file
         file.write_bytes(damaged)
         assert_same(load_interactions("counted", root), whole)
-    assert conversions(root) > len(damages) // 2  # a flipped byte of padding is no damage
+    assert conversions(root) > len(damages) // 2  # a changed byte of padding does no damage
 
 
 def _load_in_child(root: Path, cache: str, queue: Any) -> None:

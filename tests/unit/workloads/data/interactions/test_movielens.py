@@ -84,7 +84,7 @@ def test_truncated_copy_is_refused(root: Path, tmp_path: Path) -> None:
 
 
 def test_the_original_format_holds_the_same_ratings(data: Interactions, root: Path) -> None:
-    """The split numbers users and items by their first appearance in the original."""
+    """ml-100k numbers users and items by their first appearance in the original file."""
     assert verify("ml-100k-raw", root) == []
     raw = load_interactions("ml-100k-raw", root, "random")
     assert (len(raw.train), len(raw.test)) == (80_000, 20_000)
@@ -128,7 +128,7 @@ def test_splits_by_time_have_the_expected_sizes(root: Path, split: Split) -> Non
 
 
 def test_clean_split_has_only_ratings_of_five_in_test(root: Path) -> None:
-    """Table 3.1 has 89,372 and 10,628 of 21,201 ratings of five stars: each was drawn by itself there."""
+    """Table 3.1 has 89,372 and 10,628 of 21,201 five-star ratings, because each was drawn independently there."""
     data = load_interactions("ml-100k", root, "clean")
     assert (len(data.train), len(data.test)) == (89_399, 10_601)
     assert data.test_ratings is not None
@@ -137,7 +137,7 @@ def test_clean_split_has_only_ratings_of_five_in_test(root: Path) -> None:
 
 @pytest.mark.parametrize("split", ["official", "random", "clean"])
 def test_min_rating_of_four_keeps_the_ratings_of_four_and_five(root: Path, split: Split) -> None:
-    """55,375 of 100,000, as every recommender that binarises MovieLens at 4 counts them; 21,201 are fives."""
+    """55,375 of 100,000 ratings are 4 or 5, the usual count after binarising MovieLens at 4; 21,201 are 5."""
     data = load_interactions("ml-100k", root, split, min_rating=4)
     assert len(data.train) + len(data.test) == 55_375
     assert (data.n_users, data.n_items) == (943, 1682)

@@ -1,4 +1,4 @@
-"""Own priors from Parquet, and LastFM's trust network."""
+"""A user's priors in Parquet files, and LastFM's trust network."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_missing_or_non_parquet_prior_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_lastfm_trust_network_contains_both_orders_of_each_pair(tmp_path: Path) -> None:
-    """Both orders, once each; no user is their own friend."""
+    """Each order occurs once, and a pair of a user with itself is dropped."""
     (tmp_path / "trustnetwork.txt").write_text("1\t3\n3\t1\n2\t3\n5\t5\n")
     assert read_trust_network(tmp_path).tolist() == [[0, 2], [1, 2], [2, 0], [2, 1]]
     (tmp_path / "trustnetwork.txt").write_text("1\t3\n1\t1893\n")

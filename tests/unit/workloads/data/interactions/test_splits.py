@@ -65,10 +65,10 @@ def test_every_interaction_is_held_out_with_the_same_probability() -> None:
     n_seeds = 3000
     held_out = sum(hold_out(rows, 3, 0.1, seed).astype(int) for seed in range(n_seeds))
     expected = 0.1 * n_seeds
-    # Sum of squared deviations over 60 cells, three users of 19 degrees of freedom each; the variance of
-    # one cell is 0.9 expected, and without replacement each user's sum has 19/20 of 20 of it.
+    # The statistic sums squared deviations over 60 cells; a cell's variance is 0.9 * expected. A user's items are drawn
+    # without replacement: the user's 20 cells have 19 degrees of freedom, hence the factor 19/20.
     statistic = float(((held_out - expected) ** 2).sum() / (0.9 * expected) * 19 / 20)
-    assert 25 < statistic < 100  # chi-squared of 57 degrees: beyond with p < 0.001
+    assert 25 < statistic < 100  # chi-squared with 57 degrees of freedom: p < 0.001 outside
 
 
 def test_hold_out_matches_the_recorded_digest() -> None:

@@ -29,7 +29,7 @@ def dense(data: Interactions, pairs: NDArray[np.int32]) -> NDArray[np.bool_]:
 
 
 def test_synthetic_dataset_matches_the_recorded_digest_and_fingerprint(data: Interactions, tmp_path: Path) -> None:
-    """A change here is another dataset: change ``version`` too, and both digests."""
+    """A changed digest means a different dataset: update ``version`` and both digests."""
     content = b"".join(array.tobytes() for array in data.arrays().values())
     assert hashlib.sha256(content).hexdigest() == "012798a75b2f569bc142221f9e21735d927fca970153d01adbd8e76e1ba4420a"
     assert fingerprint("synthetic", tmp_path) == "9f58ad56cc59c82eb46dbdf7f150ae85d3d6160f7499a10b431bdd0f9489ec07"
@@ -107,5 +107,5 @@ def test_the_planted_signal_can_be_learned(data: Interactions) -> None:
     train, test = dense(data, data.train), dense(data, data.test)
     popularity = ndcg_at_20(np.broadcast_to(train.sum(axis=0), train.shape), train, test)
     factorised = ndcg_at_20(fit_bpr(train), train, test)
-    assert popularity > 0.08  # a skew that a random order (0.04) lacks
+    assert popularity > 0.08  # the popularity is skewed: a random order has 0.04
     assert factorised > 2 * popularity

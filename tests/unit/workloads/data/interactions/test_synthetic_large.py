@@ -1,4 +1,4 @@
-"""The generator for benchmarks: exact sizes, a skew, groups, the same on every machine."""
+"""The generator for benchmarks: exact sizes, skew, groups, and the same data on every machine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_large_dataset_has_exact_sizes_and_distinct_pairs(n_users: int, n_items:
 
 
 def test_synthetic_1m_has_the_expected_sizes_digest_and_skew() -> None:
-    """A change here is another dataset: change ``version`` too."""
+    """A changed digest means a different dataset: update ``version`` too."""
     data = DATASETS["synthetic-1m"].reader(None)
     assert (data.n_users, data.n_items, len(data.train) + len(data.test)) == (30_000, 41_000, 1_000_000)
     assert len(data.test) == pytest.approx(200_000, rel=0.01)
@@ -33,7 +33,7 @@ def test_synthetic_1m_has_the_expected_sizes_digest_and_skew() -> None:
     assert digest == "07a8dd29e79123ee1069309be644ce94bef8b75027b2956570d1fe4050171e9f"
     users, items = np.bincount(data.train[:, 0]), np.bincount(data.train[:, 1], minlength=41_000)
     assert users.max() > 10 * np.median(users)
-    assert np.sort(items)[-4100:].sum() > 0.25 * items.sum()  # the head of a tenth
+    assert np.sort(items)[-4100:].sum() > 0.25 * items.sum()  # the most popular tenth
     assert (data.train[:, 0] % 50 == data.train[:, 1] % 50).mean() == pytest.approx(0.8, abs=0.03)
 
 

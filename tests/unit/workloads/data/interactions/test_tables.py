@@ -42,7 +42,7 @@ ROWS = "user,item,rating,timestamp\n7,b,3,10\n9,a,4.5,20\n7,a,1,30\n"
 
 
 def named(data: Interactions) -> tuple[set[tuple[str, str]], set[tuple[str, str]]]:
-    """The pairs of train and test as the source calls them."""
+    """The pairs of train and test, with the ids of the source."""
     users, items = (
         [str(number) for number in range(count)] if ids is None
         else [name.decode() if isinstance(name, bytes) else str(name) for name in ids.tolist()]
@@ -52,7 +52,7 @@ def named(data: Interactions) -> tuple[set[tuple[str, str]], set[tuple[str, str]
     return train, test
 
 
-# What is read
+# Content of tables
 
 
 def test_csv_table_is_read_with_ids_ratings_and_times(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_pairs_are_independent_of_the_order_of_rows(
 def test_table_read_in_blocks_has_the_same_arrays_and_splits(
     tmp_path: Path, end: str, text: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows, and bytes of an array, that are in memory at a time; also for drawn parts, cuts in time and noise."""
+    """The limits on rows and bytes in memory do not affect random splits, splits by time or noise either."""
     source = np.random.default_rng(0)
     pairs = source.integers(0, 60, (3000, 2))
     ids = [f"u{user}" for user in pairs[:, 0]] if text else pairs[:, 0].tolist()
@@ -225,7 +225,7 @@ def test_ids_with_leading_zeros_are_text(tmp_path: Path) -> None:
     ],
 )
 def test_float_ids_are_refused(tmp_path: Path, files: dict[str, Any]) -> None:
-    """A served model would know user 7.0 and not 7."""
+    """Otherwise a served model would have a user 7.0 and not 7."""
     with pytest.raises(DataError, match=r"column user holds floats: got '7\.0'; expected integers or text\. Convert"):
         read(tmp_path, **files)
 
@@ -259,7 +259,7 @@ def test_last_row_of_a_repeated_pair_is_kept(tmp_path: Path) -> None:
 def test_latest_row_of_a_repeated_pair_with_times_is_kept(
     tmp_path: Path, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also in a log that begins with the newest row; of two rows at one time the last one in the file."""
+    """The latest row need not be the last one. Of two rows with equal times, the last one in the file is kept."""
     monkeypatch.setattr(partition, "ROWS", rows)
     data = read(tmp_path, all_csv="user,item,rating,timestamp\n1,1,5,99\n0,0,2,7\n1,1,3,10\n0,0,4,7\n1,0,1,-3\n")
     np.testing.assert_array_equal(data.train, [[1, 1], [0, 0], [1, 0]])
@@ -271,7 +271,7 @@ def test_a_user_and_an_item_that_are_only_in_test_have_numbers(tmp_path: Path) -
     data = read(tmp_path, train_csv="user,item,rating\na,x,1\n", test_csv="user,item\nb,y\na,y\n")
     assert (data.n_users, data.n_items) == (2, 2)
     assert named(data) == ({("a", "x")}, {("b", "y"), ("a", "y")})
-    assert data.train_ratings is None  # the parts do not both have them
+    assert data.train_ratings is None  # test has no ratings
 
 
 def test_tables_with_too_few_rows_for_validation_or_test_are_refused(tmp_path: Path) -> None:
@@ -286,7 +286,7 @@ def test_tables_with_too_few_rows_for_validation_or_test_are_refused(tmp_path: P
         check_readable(str(path), tmp_path)
 
 
-# By path
+# Datasets by path
 
 
 def test_csv_file_is_loaded_as_a_dataset_by_its_path(tmp_path: Path) -> None:

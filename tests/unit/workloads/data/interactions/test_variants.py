@@ -31,7 +31,7 @@ def refuse_unreadable(name: str, root: Path, split: str) -> None:
 
 
 def interactions(ratings: dict[tuple[int, int], int], n_test: int = 0) -> Interactions:
-    """The last ``n_test`` ratings are the test part; the time of a rating is its place."""
+    """A dataset whose test part is the last ``n_test`` ratings, and whose times are the positions of the ratings."""
     pairs = np.array([*ratings], np.int32)
     values, times = np.array([*ratings.values()], np.float32), np.arange(len(ratings))
     cut = len(ratings) - n_test
@@ -47,7 +47,7 @@ def rows(data: Interactions, part: str) -> set[tuple[float, ...]]:
 
 
 def drawn(pairs: list[tuple[int, int]], fraction: float, seed: int) -> set[tuple[int, int]]:
-    """The definition: the pairs in their order get the raw draws of PCG64, and those of the smallest are chosen."""
+    """Reference: the sorted pairs get raw draws of PCG64, and the pairs with the smallest draws are chosen."""
     n = len(pairs)
     count = min(max(int(fraction * n + 0.5), min(n - 1, 1)), n - 1)
     draws = np.random.PCG64(seed).random_raw(n).tolist()
@@ -155,7 +155,7 @@ def test_random_split_of_synthetic_data_keeps_the_truth(tmp_path: Path) -> None:
     assert load_interactions("synthetic", tmp_path, "random") is other
 
 
-# A lowest rating
+# Minimum rating
 
 
 @given(rated, st.integers(0, 6), st.integers(0, 10))
@@ -202,7 +202,7 @@ def timed_interactions(rows: list[tuple[int, int, int]], n_test: int = 0) -> Int
 
 
 def parts(data: Interactions) -> list[set[tuple[int, int]]]:
-    """Train without validation, validation, test."""
+    """The pairs of train without validation, of validation, and of test."""
     assert data.held_out is not None
     return [
         set(map(tuple, rows.tolist())) for rows in (data.train[~data.held_out], data.train[data.held_out], data.test)
@@ -210,7 +210,7 @@ def parts(data: Interactions) -> list[set[tuple[int, int]]]:
 
 
 def splitmix64(state: int) -> int:
-    """The definition, Steele, Lea and Flood, OOPSLA 2014."""
+    """The definition by Steele, Lea and Flood, OOPSLA 2014."""
     z = (state + 0x9E3779B97F4A7C15) % 2**64
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
     z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2**64
@@ -236,7 +236,7 @@ def test_leave_last_out_matches_reference(rows: list[tuple[int, int, int]], n_te
 
 
 def test_ties_in_time_are_broken_evenly_and_independently_of_row_order() -> None:
-    """An order by item number would test on the items that a source numbers last, often its rarest."""
+    """Ties ordered by item number would put the items with the last numbers, often the rarest ones, into test."""
     pairs = np.array([(user, item) for user in range(2000) for item in range(10)], np.int32)
 
     def last(order: Any) -> Any:
@@ -277,7 +277,7 @@ def test_global_time_trains_only_on_interactions_before_those_of_test(
 def test_workload_validates_on_the_validation_part_of_a_split_by_time(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The validation part of the workload is the split's own, without users who have nothing earlier."""
+    """The workload uses the split's validation part, without users who have no earlier interactions."""
     monkeypatch.setenv("ORCHESTRATOR_CACHE", str(tmp_path / "cache"))
     path = tmp_path / "own.csv"
     lines = [f"{user},{item},{10 * item + user}" for user in range(4) for item in range(6)]
@@ -296,7 +296,7 @@ def test_workload_validates_on_the_validation_part_of_a_split_by_time(
 def test_split_by_time_with_an_empty_validation_part_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Interactions of one time stay together: of two times, the second one is the test part."""
+    """Interactions with equal times stay in one part: with two times in all, the second one is the test part."""
     monkeypatch.setenv("ORCHESTRATOR_CACHE", str(tmp_path / "cache"))
     path = tmp_path / "own.csv"
     lines = [f"{user},{item},{int(item >= 8)}" for user in range(20) for item in range(10)]
@@ -357,7 +357,7 @@ def test_noise_is_new_distinct_and_marked(ratings: dict[Any, int], rate: float, 
 
 @given(rated, st.floats(0, 0.5), seeds)
 def test_noise_matches_reference_draws_of_free_pairs(ratings: dict[Any, int], rate: float, seed: int) -> None:
-    """The definition: draws of PCG64, each the number of a free pair in the order of users and items."""
+    """Reference: each draw of PCG64 is the number of a free pair, in the order of users and items."""
     free = [(user, item) for user in range(N_USERS) for item in range(N_ITEMS) if (user, item) not in ratings]
     count = min(round(rate * len(ratings)), len(free))
     draws = np.random.PCG64(seed).random_raw(5000) % np.uint64(max(len(free), 1))

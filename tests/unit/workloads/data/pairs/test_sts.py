@@ -89,7 +89,7 @@ def test_a_pair_in_both_orders_is_in_one_part(tmp_path: Path) -> None:
     parts = [{frozenset(text[:2]) for text in texts(part)} for part in (both.train, both.validation, both.test)]
     assert not parts[0] & parts[1]
     assert not (parts[0] | parts[1]) & parts[2]
-    assert texts(alone.test) <= texts(both.test), "those that are there in one order stay where they were"
+    assert texts(alone.test) <= texts(both.test), "adding reversed pairs moves no pair to another part"
 
 
 def test_scores_from_0_to_1_are_refused(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_hidden_test_scores_are_refused_unless_split_is_dev(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("scores", ["no column", "empty"])
 def test_test_part_without_scores_is_refused_unless_split_is_dev(scores: str, tmp_path: Path) -> None:
-    """As GLUE's folder has it."""
+    """The folder of GLUE has such a test part."""
     write_csv(tmp_path / "train.tsv", ROWS[:40], "\t")
     write_csv(tmp_path / "dev.tsv", ROWS[40:50], "\t")
     names, end = (

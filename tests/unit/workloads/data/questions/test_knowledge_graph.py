@@ -31,7 +31,7 @@ ROW = {
 
 @pytest.fixture
 def written(tmp_path: Path) -> Callable[..., str]:
-    """A folder of a user's own questions; each row overrides :data:`ROW`."""
+    """A function that writes a folder of questions (rows override :data:`ROW`) and a graph, and returns its path."""
 
     def write(*rows: dict[str, Any], graph: str = "\n".join("\t".join(triple) for triple in GRAPH)) -> str:
         lines = [json.dumps({**ROW, "id": f"q{number}", **row}) for number, row in enumerate(rows)]
@@ -74,7 +74,7 @@ def test_damaged_conversion_of_questions_is_rebuilt(written: Callable[..., str],
     (kept,) = (tmp_path / "cache" / "questions").glob("*.arrow")
     whole = kept.read_bytes()
     for content in (whole, whole[: len(whole) // 2], whole.replace(b"rome", b"pisa")):
-        kept.unlink()  # the old one stays mapped
+        kept.unlink()  # the first dataset still maps the old file
         kept.write_bytes(content)
         inode = kept.stat().st_ino
         conversion_cache.load_or_convert.cache_clear()
@@ -152,7 +152,7 @@ def test_neighbourhood_larger_than_fill_is_not_cut() -> None:
 
 
 def slow_around(data: GraphQuestions, topic: int, hops: int) -> set[int]:
-    """A step at a time: which triples touch what has been reached."""
+    """Reference: step by step, the triples that contain an entity reached so far."""
     reached, found = {topic}, set()
     for _ in range(hops):
         touched = np.isin(data.triples[:, [0, 2]], list(reached)).any(1)

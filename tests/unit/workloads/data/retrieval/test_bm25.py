@@ -59,7 +59,7 @@ def test_ties_rank_by_document_number_also_at_the_cut() -> None:
 
 
 def one_by_one(docs: list[str], queries: list[str], depth: int) -> list[list[tuple[int, float]]]:
-    """As bm25s scores one query after the other, over all documents."""
+    """Reference: bm25s scores one query after the other, over all documents."""
     settings: dict[str, Any] = {"stopwords": "en", "stemmer": Stemmer.Stemmer("english"), "show_progress": False}
     index = bm25s.BM25(method="lucene", k1=K1, b=B)
     index.index(bm25s.tokenize(docs, **settings), show_progress=False)
@@ -161,7 +161,7 @@ def test_bm25_on_scifact_reaches_the_expected_ndcg() -> None:
 
 @pytest.mark.parametrize("before", ["", "import jax.lax; "], ids=["not imported", "imported"])
 def test_bm25_search_does_not_start_jax(before: str, tmp_path: Path) -> None:
-    """bm25s starts JAX when it is imported, which takes most of the memory of a GPU; ours imports it without."""
+    """The import of bm25s starts JAX, which takes most of a GPU's memory; our search imports bm25s without JAX."""
     package = tmp_path / "jax"
     package.mkdir()
     (package / "__init__.py").write_text("")

@@ -32,7 +32,7 @@ HEADER = "query-id\tcorpus-id\tscore"
 
 @pytest.fixture
 def beir(tmp_path: Path) -> Callable[..., Path]:
-    """Writes a collection in BEIR's layout; ``qrels`` are the lines of each file below the folder."""
+    """A function that writes a collection in BEIR's layout; ``qrels`` are file names with lines, joined by ``;``."""
 
     def write(docs: list[dict] = DOCS, queries: list[dict] = QUERIES, zipped: bool = False, **qrels: str) -> Path:
         folder = tmp_path / "own"
@@ -78,7 +78,7 @@ def test_grades_of_pairs_and_of_queries_match_the_judgements(beir: Callable[...,
     assert data.grades(queries, docs).tolist() == [[3, 0, 0, 0], [0, 2, 0, 0], [0, 0, 0, 0], [1, 0, 0, 0]]
     assert data.grades(queries, docs).dtype == np.float32
     assert np.argwhere(data.is_judged(queries, docs)).tolist() == [[0, 0], [0, 1], [1, 1], [3, 0]]
-    assert sum(bytes_by_device(data).values()) == before + 4 * 8, "the lookup is kept, and counted"
+    assert sum(bytes_by_device(data).values()) == before + 4 * 8, "the lookup is kept, and counted as memory"
     assert data.judged_grades(np.array([3, 0, 2])).tolist() == [[1, 0], [3, 0], [0, 0]]
     assert data.judged_grades(np.array([2])).shape == (1, 0)
 
@@ -266,7 +266,7 @@ def test_real_collections_have_the_expected_counts(name: str, counts: tuple[int,
 
 
 def test_own_collections_are_split_with_another_random_stream(beir: Callable[..., Path]) -> None:
-    """Those of the catalogue keep theirs, by which results are stored."""
+    """Collections of the catalogue keep their stream, because stored results depend on it."""
     queries = [{"_id": f"q{number}", "text": f"text {number}"} for number in range(60)]
     data = load(beir(queries=queries, qrels=";".join(f"q{number}\td1\t1" for number in range(60))))
     assert data.own
@@ -277,7 +277,7 @@ def test_own_collections_are_split_with_another_random_stream(beir: Callable[...
 
 
 def test_queries_with_one_text_are_in_one_part() -> None:
-    """Case and punctuation apart; held out, they count once."""
+    """Case and punctuation are ignored. The abstention part has one query of each text."""
     texts = [f"{text}{end}" for text in map(str, range(40)) for end in ("", "?", " !")]
     ids = pa.array([str(number) for number in range(len(texts))])
     judgements = np.array([[query, query // 3, 1] for query in range(len(texts))], np.int32)

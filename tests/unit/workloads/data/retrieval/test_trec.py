@@ -103,7 +103,7 @@ def test_byte_order_mark_is_not_read_as_part_of_an_id(folder: Path) -> None:
 
 
 def test_a_run_is_ordered_by_its_scores(folder: Path) -> None:
-    """The score decides, not the rank; equal scores go by document, a list is cut, and a topic may be missing."""
+    """Ranks are ignored; equal scores are ordered by document, lists are cut, and a topic may be missing."""
     data = load(folder)
     found = read_run(run(folder, "301 Q0 d3 1 0.5 x\n301 Q0 d2 2 7 x\n301 Q0 d0 3 .5 x\n301 Q0 d1 4 -1 x\n"), data, 3)
     assert found.docs.tolist() == [[2, 0, 3], [-1, -1, -1]]
