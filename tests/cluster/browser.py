@@ -20,17 +20,17 @@ SECONDS = 60_000.0
 """Milliseconds that a page may take on a busy machine."""
 
 STILL = 1_500.0
-"""Milliseconds in which tables and plots find their places."""
+"""Milliseconds until tables and plots have their final places."""
 
 CHOSEN = {
     "mlflow.workflowType_v1": '"machine_learning"',
     "mlflow.assistant.fab.autoOpenedOnFirstLoad_v1": "true",
     "mlflow.assistant.panelOpen_v1": "false",
 }
-"""What a user of MLflow's pages has clicked once: runs instead of traces, no assistant beside them."""
+"""Settings of MLflow's pages that a user makes once: runs instead of traces, no assistant."""
 
 HARMLESS = "ResizeObserver loop"
-"""What MLflow's own table says."""
+"""An error that MLflow's own table reports."""
 
 
 class Browser:

@@ -20,7 +20,7 @@ from tests.support.ports import free_port, http_status
 from tests.support.waiting import until
 
 BINARIES = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: int(path.parent.name))
-"""Where Debian puts PostgreSQL's programs, the newest last."""
+"""The folders of PostgreSQL's programs on Debian, the newest last."""
 
 
 def postgres_binaries() -> Path | None:

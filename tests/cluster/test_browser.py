@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not instal
 TRIALS = 8
 MODEL = "rec-synthetic"
 VERSION_TAGS = 3
-"""The epoch and the last promotion: its sentence and its run."""
+"""The epoch, and the sentence and the run of the last promotion."""
 
 
 def test_mlflow_pages_and_report_show_a_sweep_and_its_model(

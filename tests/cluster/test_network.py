@@ -33,7 +33,7 @@ IMPATIENT = {
     "RAY_health_check_timeout_ms": "3000",
     "RAY_health_check_failure_threshold": "3",
 }
-"""A head that gives a mute node up after some 12 seconds; Ray's own patience is about half a minute."""
+"""The head gives up an unresponsive node after about 12 seconds; by default Ray waits about half a minute."""
 
 
 def ip(*words: str) -> None:

@@ -21,10 +21,10 @@ from tests.support.commands import ROOT, THIRD_PARTY, Command, Store
 from tests.support.waiting import until
 
 NODES, CPUS = 2, 2
-"""Worker nodes, and the logical CPUs of each; the head has none, so that all work is theirs."""
+"""Worker nodes, and the logical CPUs of each; the head has none, so that all work is on the worker nodes."""
 
 STARTING_SECONDS = 600
-"""Until all processes of a sweep train: eight of them load PyTorch on what may be two cores."""
+"""The limit until all processes of a sweep train: eight of them load PyTorch, perhaps on two cores."""
 
 Part = TypeVar("Part", Postgres, Mlflow, Node)
 

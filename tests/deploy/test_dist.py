@@ -18,7 +18,7 @@ from tests.unit.deploy.manifests import ROOT
 pytestmark = [pytest.mark.deploy, pytest.mark.timeout(3600)]
 DIST = ROOT / "build" / "dist"
 MEGABYTES = 1000
-"""What the client may weigh, in place of the 7 GB of everything."""
+"""The limit on the client's size; a full installation has 7 GB."""
 
 
 def clean() -> dict[str, str]:

@@ -14,8 +14,8 @@ HERE = Path(__file__).parent
 
 
 LONGEST = ("groups", "jobs", "crash", "vera", "lifelong", "prediction", "promotion", "placement", "published")
-"""Files that begin first, so that no long one is alone at the end. A worker is given the file after a file of one test
-together with it: a short one stands behind the longest."""
+"""Files that start first, so that no long file runs alone at the end. A worker receives a file of one test
+together with the next file, so a short file follows the longest."""
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -34,7 +34,7 @@ class Predictor:
 """
 EPOCHS = 4
 SLOW = "    __import__('time').sleep(0.5)\n"
-"""Begins a function that each epoch calls, so that a sweep is killed before its end."""
+"""The first line of a function that each epoch calls, so that a sweep is killed before its end."""
 
 
 @pytest.mark.tools

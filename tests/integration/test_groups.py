@@ -33,7 +33,7 @@ RUN = ["run", "toy", *SWEEP[4:]]
 
 
 COLLECTIVE_SECONDS = 600
-"""Time that a worker waits for the others, by default."""
+"""The default time that a worker waits for the others."""
 
 
 @pytest.fixture

@@ -33,7 +33,7 @@ from tests.support.waiting import HANG_SECONDS, until
 ROOT = Path(__file__).resolve().parents[2]
 K = 3
 USERS = np.array([5, 0, 599, 5, *range(1, 250)])
-"""Ids to predict for: in no order, one twice."""
+"""The ids to predict for: unsorted, one of them twice."""
 
 
 @dataclass

@@ -1,6 +1,7 @@
 """Count words that plain English replaces, in strings, comments and pages. Part of ``make lint``.
 
-Counted in the strings and comments of the product's Python files, and in all Markdown pages.
+Counted in the strings and comments of the product's Python files, in the docstrings, comments and names of tests, and
+in all Markdown pages.
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 OWN = Path(__file__).resolve()
-SOURCES = ("orchestrator/", "workloads/", "search_spaces/", "deploy/", "examples/", "benchmarks/", "tests/support/")
+SOURCES = ("orchestrator/", "workloads/", "search_spaces/", "deploy/", "examples/", "benchmarks/", "tests/")
+RECORDED = ("benchmarks/results/", "tests/recorded/")
+TESTS = ROOT / "tests"
+HELPERS = TESTS / "support"
 
 LIMITS = {"can not": 0, "beside": 2, "told": 0, "nobody": 0, "anew": 0, "whoever": 0}
 """Allowed number of uses. The remaining ones are strings on disk and quoted names.
@@ -32,20 +36,23 @@ def uses(text: str, path: Path) -> Iterator[tuple[str, int]]:
 
 
 def _prose(path: Path) -> Iterator[tuple[int, str]]:
-    """Strings and comments, with their first lines."""
+    """Strings, comments and names of tests, with their first lines. The other strings of tests are data."""
     with path.open("rb") as file:
         for token in tokenize.tokenize(file.readline):
             kind = tokenize.tok_name[token.type]
-            if kind in ("STRING", "COMMENT") or kind.startswith("FSTRING"):
+            is_data = TESTS in path.parents and HELPERS not in path.parents and not token.string.startswith('"""')
+            if kind == "COMMENT" or ((kind == "STRING" or kind.startswith("FSTRING")) and not is_data):
                 yield token.start[0], token.string
+            elif kind == "NAME" and token.string.startswith("test_"):
+                yield token.start[0], token.string.replace("_", " ")
 
 
 def files() -> list[Path]:
-    """Python files of the product, the benchmarks and the tests' helpers, and all pages."""
+    """Python files of the product, the benchmarks and the tests, and all pages."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.py", "*.md"]
     names = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
     wanted = (name for name in names if name.endswith(".md") or (name.startswith(SOURCES) and ROOT / name != OWN))
-    return [ROOT / name for name in wanted if (ROOT / name).is_file() and not name.startswith("benchmarks/results/")]
+    return [ROOT / name for name in wanted if (ROOT / name).is_file() and not name.startswith(RECORDED)]
 
 
 def main() -> int:

@@ -153,7 +153,7 @@ def filled(value: Any, given: Mapping[str, str]) -> Any:
 
 EXAMPLE = variables(DEPLOY / ".env.example")
 GIVEN = {name: value or "0123456789abcdef" for name, value in EXAMPLE.items()}
-"""What a user makes of the example."""
+"""The example with the values that a user sets."""
 
 SERVICES: dict[str, Manifest] = filled(compose(), GIVEN)["services"]
 README = (DEPLOY / "README.md").read_text()

@@ -37,7 +37,7 @@ LOCAL_QUEUE = {
 kubernetes_validate.utils.schema_contents = cache(kubernetes_validate.utils.schema_contents)
 
 METADATA = {"name", "namespace", "labels", "annotations"}
-"""What may stand in any ``metadata`` here: the CRDs leave it open."""
+"""Allowed keys of ``metadata``, which the CRDs leave open."""
 
 
 def definitions() -> Path:

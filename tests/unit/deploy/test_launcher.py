@@ -30,7 +30,7 @@ PROVIDERS = {
     "local": {"type", "head_ip", "worker_ips"},
     "aws": {"type", "region", "cache_stopped_nodes"},
 }
-"""What each may be told here: Ray's schema leaves a provider open."""
+"""Allowed keys of each provider, which Ray's schema leaves open."""
 
 
 def read(name: str) -> Manifest:

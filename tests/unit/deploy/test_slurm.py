@@ -24,7 +24,7 @@ until [ -e "$LOST" ]; do /bin/sleep 0.01; done; exit ${START:-0}""",
     "scontrol": 'echo "scontrol $*"',
     "sleep": "exit 0",
 }
-"""Stand-ins that print what they are told; the node's Ray ends once the file ``$LOST`` is there. No one waits."""
+"""Stand-ins that print their arguments and do not wait; the node's Ray ends once the file ``$LOST`` exists."""
 
 Head = Literal["listens", "is lost", "never starts"]
 

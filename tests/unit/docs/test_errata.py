@@ -20,7 +20,7 @@ def _tracked() -> list[str]:
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.py", "*.md"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if listed.returncode:
-        pytest.skip("not a git checkout, where what belongs to the repository cannot be told")
+        pytest.skip("not a git checkout: tracked files cannot be listed")
     return listed.stdout.splitlines()
 
 

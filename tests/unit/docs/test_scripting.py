@@ -35,7 +35,7 @@ Typed = Callable[[str], Any]
 KEYS, FILES = PAGE[PAGE.index("## Keys") :].split("## Files")
 ROWS = re.findall(r"^\| (`.+?) \| (.+?) \| (.*?) ?\|$", KEYS, re.MULTILINE)
 BASES = {"sweep": "run", "status JOB": "jobs"}
-"""Rows that name a row whose keys they have too."""
+"""Rows, each with the row whose keys it also has."""
 
 
 def words(cell: str) -> set[str]:

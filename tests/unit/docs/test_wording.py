@@ -15,6 +15,7 @@ from tests.support import wording
         ("page.md", "It can\nnot be.\nUntold.\nTold.\n", [("can not", 1), ("told", 4)]),
         ("code.py", 'told = 1  # anew\nx = f"beside {x}"\n', [("anew", 1), ("beside", 2)]),
         ("code.py", '"""Cannot.\n\nWhoever asks.\n"""\n', [("whoever", 3)]),
+        ("code.py", "told = 1\ndef test_of_what_nobody_is_told(): ...\n", [("nobody", 2), ("told", 2)]),
     ],
 )
 def test_uses_returns_the_words_with_their_lines(
@@ -25,10 +26,20 @@ def test_uses_returns_the_words_with_their_lines(
     assert sorted(wording.uses(text, file)) == sorted(seen)
 
 
-def test_wording_check_covers_product_code_and_pages_but_not_unit_tests() -> None:
+def test_only_docstrings_comments_and_names_of_tests_are_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wording, "TESTS", tmp_path)
+    file = tmp_path / "test_code.py"
+    file.write_text('"""Told."""\nname = "nobody"  # anew\n')
+    assert [*wording.uses(file.read_text(), file)] == [("told", 1), ("anew", 2)]
+
+
+def test_wording_check_covers_code_tests_and_pages_but_no_recorded_file() -> None:
     names = {str(path.relative_to(wording.ROOT)) for path in wording.files()}
-    assert {"README.md", "docs/errata.md", "orchestrator/api.py", "benchmarks/soak.py", "tests/support/toy.py"} <= names
-    assert not any(name.startswith(("tests/unit", "benchmarks/results")) for name in names)
+    assert {"README.md", "docs/errata.md", "orchestrator/api.py", "benchmarks/soak.py"} <= names
+    assert {"tests/support/toy.py", "tests/unit/docs/test_wording.py"} <= names
+    assert not any(name.startswith(("tests/recorded", "benchmarks/results")) for name in names)
 
 
 def test_documentation_uses_no_word_of_the_wording_check() -> None:

@@ -28,7 +28,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "sts-b": {"dataset": "synthetic-pairs", "encoder": "tiny"},
     "vera": {"dataset": "synthetic-questions", "encoder": "tiny", "hidden": 16, "eval_resamples": 20},
 }
-"""Settings with which a file is trained for a step, in the place of its data and encoder."""
+"""Settings with which a file is trained for a step, instead of its data and encoder."""
 
 
 @pytest.fixture(autouse=True)

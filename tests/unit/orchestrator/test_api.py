@@ -49,7 +49,7 @@ VERBS = [(api.run, "run"), (api.sweep, "sweep")]
 VALUES = {bool: [], int: ["2"], float: ["2"], str: ["x"], list[str]: ["x"], Path: ["x"]}
 
 LEFT_OUT = {"resume", "origin", "more_trials", "retry_failed", "tracking", "storage", "ray_address"}
-"""Options that a plan does not take, and addresses, which would be looked up."""
+"""Options that a plan does not accept, and addresses, which would be resolved."""
 
 
 DESCRIBED = {

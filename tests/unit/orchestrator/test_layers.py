@@ -31,7 +31,7 @@ LIGHT = {
     "import orchestrator.sweeps.request, orchestrator.cluster.preflight": HEAVY,
     "import orchestrator.storage.records, orchestrator.cli.describe": HEAVY,
 }
-"""What a user waits for before the first word, and what it must not load."""
+"""Statements that run before a user sees any output, and the packages that they must not load."""
 
 PROBE = """
 import json, sys

@@ -223,7 +223,7 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "report": lambda: table_report.keep({"id": "t"}, {}, "t", resolve({"tracking": "none"})),
     "record": lambda: recorded_run._download(Empty(), "id", resolve().home / "reproduced" / "id"),
 }
-"""Whatever may be the first to write into a home."""
+"""The functions that may be the first to write into a home."""
 
 
 def no_schema(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,7 +252,7 @@ def test_existing_home_keeps_its_mode(name: str, umask: int, home: Path) -> None
 
 
 FILES = ("log.txt", "record.json", "environment.json", "spec.json", "source.diff", "tracking.jsonl", "mlflow.db")
-"""What could hold a secret that no pattern knows."""
+"""Files that could hold a secret that no pattern matches."""
 
 
 def write_files(storage: Path) -> set[tuple[str, int]]:

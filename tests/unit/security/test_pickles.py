@@ -38,7 +38,7 @@ UNPICKLING = {
     ("yaml", "unsafe_load"), ("pd", "read_pickle"), ("pandas", "read_pickle"), ("dill", "loads"),
 }  # fmt: skip
 EXCEPTED = {("workloads/data/images/archives.py", "Unpickler")}
-"""CIFAR is shipped as pickles: its reader lets arrays, text and numbers through and is tried below."""
+"""CIFAR is shipped as pickles: its reader allows arrays, text and numbers, and is tested below."""
 
 
 @pytest.fixture

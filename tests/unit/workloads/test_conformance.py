@@ -24,10 +24,10 @@ from workloads.recommender.workload import Recommender
 from workloads.testing import Conformance, values
 
 FLIPPED = 0.02
-"""With PyTorch's plainest kernels AOBPR draws one item of 14,866 otherwise in two micro-batches than in one: 0.003."""
+"""With PyTorch's simplest kernels, AOBPR draws one of 14,866 items differently in two micro-batches: 0.003."""
 
 DECAY: Mapping[str, Any] = {"weight_decay": 1e-5}
-"""For draws that depend on scores: one that micro-batches draw otherwise changes the scores, and with them later draws.
+"""For draws that depend on scores: one that differs between micro-batches changes the scores and so the later draws.
 At the default of this set, .01 / 600, AOBPR's case has 862 such draws in its last step; at 1e-5 it has none."""
 
 

@@ -20,7 +20,7 @@ from workloads.recommender.quality import information, roc_auc
 from workloads.sampling.bayesian import risk, unbias
 
 SURE = 4.5
-"""Standard errors: seeds are fixed, and one in 150,000 would stray so far."""
+"""Standard errors; seeds are fixed, and one of 150,000 would deviate as far."""
 
 
 def _generator(seed: int) -> torch.Generator:

@@ -63,7 +63,7 @@ VERBS: list[tuple[list[str], int, str]] = [
     (["run", "recommender", "epochs=1", "--local"], 3, f"This command needs torch, {CLIENT} {ON_THE_CLUSTER}"),
     (["ui"], 3, f"error: The UI needs MLflow's server, {CLIENT} {INSTALL}"),
 ]
-"""Each with its exit code and what it says."""
+"""Command lines, each with its exit code and a part of its message."""
 
 
 def test_training_modules_match_the_packages_of_the_train_extra() -> None:

@@ -55,7 +55,7 @@ def looking(folder):
 run_control._run = looking
 app.main()
 """
-"""The command line, which writes a line each time when it looks at a run."""
+"""The command line, writing a line at each read of a run."""
 
 
 @pytest.fixture

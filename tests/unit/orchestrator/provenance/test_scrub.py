@@ -51,7 +51,7 @@ LEAKS = {
     "AccountKey=abc123==;EndpointSuffix=core": "abc123",
     "auth: {api-key: k1k2k3}": "k1k2k3",
 }
-"""A text, and what of it must not stay."""
+"""Texts, each with the part that must be removed."""
 
 HARMLESS = [
     "token = tokenizer.next()",

@@ -18,7 +18,7 @@ from orchestrator.tracking.tracker import JOURNAL
 from tests.support.refusals import refused
 
 GONE = 2**22 + 1
-"""Above the pid of any process."""
+"""A pid above that of any process."""
 
 
 def test_driver_cannot_begin_during_a_sync(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

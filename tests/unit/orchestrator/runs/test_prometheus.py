@@ -8,7 +8,7 @@ from orchestrator.runs.prometheus import DEVICE_SECONDS, EPOCHS
 from tests.support.dashboard import FOLDER, PROMETHEUS, dashboard, expressions, names
 
 SCHEDULER = {"ray_resources"}
-"""Ray's own in C++, which no Python file names; the tests on a real cluster scrape them."""
+"""Metrics of Ray's C++ code, which no Python file names; the tests on a real cluster scrape them."""
 
 
 def test_dashboard_queries_all_own_metrics_and_otherwise_only_those_of_ray() -> None:

@@ -17,7 +17,7 @@ from workloads.contract import Objective
 GAIN = Objective("gain", "max")
 SIMULATIONS = 200
 LEAST = 1 - LEVEL - 2.6 * (LEVEL * (1 - LEVEL) / SIMULATIONS) ** 0.5
-"""What a coverage of 1 - LEVEL falls below in one of 200 tests."""
+"""The bound that a coverage of 1 - LEVEL falls below in one of 200 tests."""
 
 
 @pytest.fixture(autouse=True)

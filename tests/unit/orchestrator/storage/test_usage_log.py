@@ -28,7 +28,7 @@ class Time:
     def __init__(self) -> None:
         self.now = NOON
         self.wrong = 0.0
-        """By how much the system's clock was set wrong."""
+        """The error of the system's clock."""
 
     def time(self) -> float:
         return self.now + self.wrong

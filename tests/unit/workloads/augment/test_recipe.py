@@ -20,7 +20,7 @@ from workloads.augment.crop import random_boxes
 from workloads.data.images.synthetic import Planted, generate
 
 LEVEL = 1e-3
-"""Of a test: with these seeds all pass, and with most others."""
+"""Level of a test: with these seeds all pass, and with most others."""
 
 NOTHING = Recipe(size=32, scale=(1, 1), ratio=(1, 1), flip=0, jitter=0, gray=0, blur=0)
 

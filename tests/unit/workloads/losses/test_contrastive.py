@@ -48,7 +48,7 @@ for _floor in FLOORS:
     LOSSES[f"dcl_{_floor}"] = partial(dcl_loss, tau=0.1, temperature=0.5, floor=_floor)
     LOSSES[f"hcl_{_floor}"] = partial(hcl_loss, tau=0.1, beta=1.3, temperature=0.5, floor=_floor)
 SAFE = sorted(name for name in LOSSES if not name.endswith("none"))
-"""All but those of which the logarithm may not exist."""
+"""Losses without a logarithm of a value that may be negative."""
 
 
 def _scores(seed: int, batch: int = 6, n: int = 7, m: int = 3) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

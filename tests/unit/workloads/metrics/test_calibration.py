@@ -75,7 +75,7 @@ def test_ece_of_true_probabilities_falls_with_the_queries() -> None:
 
 
 COVERING = 88
-"""Of 100 intervals of 95% fewer hold the true value with a probability of .001."""
+"""With a probability of .001, fewer of 100 intervals of 95% contain the true value."""
 
 
 @pytest.mark.parametrize(

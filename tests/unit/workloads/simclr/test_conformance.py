@@ -16,7 +16,7 @@ from workloads.simclr.workload import SimCLR
 from workloads.testing import Conformance, values
 
 TINY: Mapping[str, Any] = {"dataset_size": 8, "encoder": "tiny", "projection": 16, "batch_size": 32, "lr": 1e-5}
-"""A small lr: Adam's first steps are the signs of gradients, and rounding would grow with each of them."""
+"""A small lr: Adam's first steps are signs of gradients, so rounding errors grow with each step."""
 
 
 class OfFewImages(SimCLR):
