@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -75,7 +74,7 @@ def compare(
 
     Without ``by`` a sweep is represented by its winner, and the groups are defined by the fixed parameters that
     differ, except the seed. With ``by`` all complete trials of a sweep are used on validation. The best group has the
-    best mean of the first objective.
+    best mean of the first objective. Of samples of a group with equal parameters and seed, the first one counts.
 
     Raises UserError for an unknown parameter, metric or baseline, with the nearest, and, unless ``mixed``, for values
     that cannot be compared since workload or data differ.
@@ -92,12 +91,18 @@ def compare(
     chosen = list(metrics) or [objective.metric for objective in samples[0].objectives]
     for metric in chosen:
         _check_metric(metric, samples)
-    groups: dict[Key, list[Sample]] = {}
+    grouped: dict[Key, dict[tuple[str, ...], Sample]] = {}
     for entry in sorted(samples, key=lambda e: [_order(e.params.get(name)) for name in keys]):
-        groups.setdefault(tuple(_text(entry.params.get(name)) for name in keys), []).append(entry)
+        group = grouped.setdefault(tuple(_text(entry.params.get(name)) for name in keys), {})
+        group.setdefault(_identity(entry), entry)
+    groups = {key: [*group.values()] for key, group in grouped.items()}
+    repeated = len(samples) - sum(map(len, groups.values()))
     reference = _best(groups, samples[0].objectives[0]) if baseline is None else _named(groups, baseline)
     rows = tuple(row for metric in chosen for row in _rows(groups, metric, reference, test))
-    return Comparison(split, keys, reference, rows, tuple(_notes(groups, keys, rows, baseline is None)))
+    notes = _notes(groups, keys, rows, baseline is None)
+    if repeated:
+        notes.append(f"Left out: {repeated} with the parameters and seed of another. They are no additional seeds.")
+    return Comparison(split, keys, reference, rows, tuple(notes))
 
 
 def brief(text: str) -> str:
@@ -283,9 +288,6 @@ def _notes(
     ]
     if within:
         notes.append(f"Within a group {', '.join(within)} differ too: the spread is not over seeds alone.")
-    copies = Counter(_identity(entry) for samples in groups.values() for entry in samples)
-    if repeated := sum(n - 1 for n in copies.values()):
-        notes.append(f"{repeated} of them have the parameters and seed of another: they are no additional seeds.")
     return notes
 
 

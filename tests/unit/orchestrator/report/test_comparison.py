@@ -71,9 +71,17 @@ def test_run_given_twice_is_counted_once(runs: list[RunFolder]) -> None:
     assert [row.summary.n for row in compare([runs[0], runs[1], runs[0]]).rows] == [2]
 
 
-def test_repeated_experiment_with_equal_seed_is_noted(tmp_path: Path) -> None:
+def test_repeated_experiment_with_equal_seed_counts_once(tmp_path: Path) -> None:
     again = [run(tmp_path, name, 1.0, seed=4) for name in ("one", "two")]
-    assert compare(again).notes == ("1 of them have the parameters and seed of another: they are no additional seeds.",)
+    found = compare(again)
+    assert groups(found) == {"all": (1.0,)}
+    assert found.notes == ("Left out: 1 with the parameters and seed of another. They are no additional seeds.",)
+
+
+def test_repeated_seeds_make_no_difference_significant(tmp_path: Path) -> None:
+    runs = [run(tmp_path, f"{lr}-{n}", lr, lr=lr, seed=4) for lr in (0.1, 0.2) for n in range(3)]
+    (row,) = (row for row in compare(runs).rows if row.difference)
+    assert row.p is None
 
 
 def test_trials_of_a_sweep_have_seeds_of_their_own(tmp_path: Path) -> None:
@@ -85,7 +93,7 @@ def test_trials_of_a_sweep_have_seeds_of_their_own(tmp_path: Path) -> None:
     other = run(tmp_path, "other", 1.0, seed=4, **params)
     assert not any("no additional seeds" in note for note in compare([folder, other], by=["lr"]).notes)
     repeat = run(tmp_path, "repeat", 3.2, seed=2 * 1_000_003, **params)
-    assert any(note.startswith("1 of them have") for note in compare([folder, repeat], by=["lr"]).notes)
+    assert any(note.startswith("Left out: 1 with") for note in compare([folder, repeat], by=["lr"]).notes)
 
 
 def test_winners_of_two_sweeps_count_as_different_seeds(tmp_path: Path) -> None:
