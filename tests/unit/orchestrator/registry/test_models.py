@@ -96,11 +96,13 @@ def test_requirements_drop_the_local_build_suffix_of_versions(
 
 
 def test_download_folder_is_removed_when_the_model_object_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+    import mlflow.pyfunc  # otherwise the attribute is set on a lazy stand-in, which the first use replaces
+
     class Loaded:
         def __init__(self, uri: str, dst_path: str | None = None) -> None:
             self.folder = dst_path
 
-    monkeypatch.setattr("mlflow.pyfunc.load_model", Loaded)
+    monkeypatch.setattr(mlflow.pyfunc, "load_model", Loaded)
     local = models.load(resolve({"tracking": "sqlite:///here.db"}), "models:/rec/1")
     assert local.folder is None
     loaded = models.load(resolve({"tracking": "http://127.0.0.1:1"}), "models:/rec/1")
