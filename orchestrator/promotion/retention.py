@@ -15,6 +15,7 @@ from typing import Any
 from orchestrator.console import plural
 from orchestrator.errors import UNAVAILABLE, UserError, mask, one_line
 from orchestrator.promotion.audit_log import AuditLog
+from orchestrator.registry import logged_model
 from orchestrator.registry import models as registry
 from orchestrator.storage import run_lookup
 from orchestrator.storage.settings import Settings
@@ -113,7 +114,7 @@ def _survey(settings: Settings, keep: int) -> Survey:
     client = log.client
     experiments = [one.experiment_id for one in all_pages(client.search_experiments)]
     logged = all_pages(client.search_logged_models, experiments) if experiments else ()
-    ours = {one.model_id: one for one in logged if registry.OUTCOME_TAG in one.tags}
+    ours = {one.model_id: one for one in logged if logged_model.OUTCOME_TAG in one.tags}
     runs = {run: registry.existing_run(client, run) for run in {one.source_run_id for one in ours.values()}}
     needed = _starting_points(settings, client, experiments)
     kept: Counter[str] = Counter()

@@ -7,49 +7,34 @@ import json
 import re
 import shlex
 import tempfile
-import warnings
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.metadata import version as installed
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.config import objectives, user_code
+from orchestrator.config import objectives
 from orchestrator.config.plan import Plan
-from orchestrator.errors import UserError, one_line, unknown
+from orchestrator.errors import UserError, unknown
 from orchestrator.provenance import record as provenance
-from orchestrator.provenance.package import pin
-from orchestrator.registry import model_metrics, servable
+from orchestrator.registry import logged_model, servable
 from orchestrator.storage.names import OUTCOME, OUTCOMES, SEALED, TABLES, TEST_UNITS, VALIDATION_UNITS
 from orchestrator.storage.settings import Settings
 from orchestrator.tracking import artifact_stores, store
 from orchestrator.tracking.client import all_pages
 from orchestrator.tracking.mlflow_globals import tracking_uri_set
-from orchestrator.tracking.names import fitting_param
 
 if TYPE_CHECKING:
-    import pandas as pd
+    pass
 
 OUTCOME_FILES = (provenance.SPEC, OUTCOME, VALIDATION_UNITS, TEST_UNITS)
 RECORD_FILES = (*OUTCOME_FILES, provenance.ENVIRONMENT)
-
-OUTCOME_TAG = "orchestrator.outcome"
-"""Tag of a logged model: digest of its outcome. A sweep that is resumed may have another winner."""
 
 EPOCH_TAG = "orchestrator.epoch"
 """Tag of a version: the number of epochs it was trained for."""
 
 PARENT_TAG = "orchestrator.parent"
 """Tag of a version: the version of the same run from which training continued."""
-
-
-KIND_PARAMS = ("backbone", "encoder", "architecture", "model")
-"""Parameters of workloads that name the kind of model."""
-
-
-class Unservable(Exception):
-    """The predictor fails on the model's input example."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +86,10 @@ def _version(settings: Settings, run_id: str, folder: Path, register: str | None
     mlflow_client = client(settings)
     outcome = (folder / OUTCOME).read_bytes()
     mark = hashlib.sha256(outcome).hexdigest()
-    model_id = _logged(mlflow_client, run_id, mark) or _log(settings, run_id, folder, mark)
+    spec = _spec(folder)
+    model_id = logged_model.find(mlflow_client, run_id, mark) or logged_model.log(
+        mlflow_client, run_id, folder, spec, mark
+    )
     uri = f"models:/{model_id}"
     if register is None:
         return Logged(uri, None)
@@ -111,7 +99,7 @@ def _version(settings: Settings, run_id: str, folder: Path, register: str | None
     tags = servable.read(folder / "model")["tags"] | {EPOCH_TAG: str(about["epochs"])}
     if parent is not None:
         tags[PARENT_TAG] = parent
-    measured = _measured(_spec(folder), about["metrics"])
+    measured = _measured(spec, about["metrics"])
     return Logged(uri, _register(mlflow_client, register, uri, run_id, model_id, tags, measured))
 
 
@@ -161,88 +149,14 @@ def _mark(mlflow_client: Any, source: str | None) -> str | None:
         if error.get_http_status_code() != 404:
             raise
         return None
-    mark: str | None = tags.get(OUTCOME_TAG)
+    mark: str | None = tags.get(logged_model.OUTCOME_TAG)
     return mark
-
-
-def _logged(mlflow_client: Any, run_id: str, outcome: str) -> str | None:
-    """The id of the run's complete model with this outcome, or None."""
-    outputs = mlflow_client.get_run(run_id).outputs
-    for output in outputs.model_outputs if outputs else ():
-        model = mlflow_client.get_logged_model(output.model_id)
-        if model.tags.get(OUTCOME_TAG) == outcome and model.status == "READY":
-            return str(model.model_id)
-    return None
-
-
-def _log(settings: Settings, run_id: str, folder: Path, outcome: str) -> str:
-    """Log the model below ``folder`` with its parameters and test metrics; return its id."""
-    import mlflow
-    import pandas as pd
-
-    from orchestrator.registry.serving import predictor
-
-    files = folder / "model"
-    meta = servable.read(files)
-    spec = _spec(folder)
-    example = pd.DataFrame(meta["example"])
-    try:
-        output = predictor(files).predict(example, **meta["params"])
-        requirements = [pin(name, installed(name)) for name in ("mlflow", "safetensors", *meta["requirements"])]
-    except Exception as error:
-        raise Unservable(f"{type(error).__name__}: {one_line(error)}") from error
-    mlflow_client = client(settings)
-    ended = mlflow_client.get_run(run_id).info
-    try:
-        # nested: in a notebook, a run of the user's may be active.
-        with warnings.catch_warnings(), mlflow.start_run(run_id=run_id, nested=True, log_system_metrics=False):
-            warnings.simplefilter("ignore")  # about missing values in integer columns: ids are never missing
-            info = mlflow.pyfunc.log_model(
-                name=_model_name(spec),
-                params={name: fitting_param(str(value)) for name, value in spec.get("params", {}).items()},
-                python_model=str(Path(__file__).with_name("serving.py")),
-                artifacts={"files": str(files)},
-                signature=_signature(example, meta, output),
-                input_example=(example, meta["params"]) if meta["params"] else example,  # MLflow drops an empty pair
-                pip_requirements=requirements,
-                tags={OUTCOME_TAG: outcome},
-            )
-            model_metrics.link(mlflow_client, run_id, info.model_id, folder)
-    finally:
-        if ended.end_time:  # uploaded later: restore the run's status and end time
-            mlflow_client.set_terminated(run_id, ended.status, ended.end_time)
-    return str(info.model_id)
-
-
-def _signature(example: pd.DataFrame, meta: Mapping[str, Any], output: pd.DataFrame) -> Any:
-    """The model's signature; ``meta`` as :func:`servable.read`. Where a column has alternatives, none is required."""
-    from mlflow.models import infer_signature
-    from mlflow.types import ColSpec, Schema
-
-    alternatives, optional = meta["alternatives"], meta["optional"]
-    signature = infer_signature(example.assign(**alternatives, **optional), output, params=meta["params"])
-    if alternatives or optional:
-        needed = {column.name for column in signature.inputs if column.required} - optional.keys()
-        signature.inputs = Schema(
-            [
-                ColSpec(column.type, column.name, required=column.name in needed and not alternatives)
-                for column in signature.inputs
-            ]
-        )
-    return signature
 
 
 def _spec(folder: Path) -> dict[str, Any]:
     """The spec of the experiment whose outcome is in ``folder``; for a model kept at an earlier epoch, of its run."""
     files = (folder / provenance.SPEC, folder.parents[1] / provenance.SPEC)
     return next((json.loads(file.read_text()) for file in files if file.exists()), {})
-
-
-def _model_name(spec: dict[str, Any]) -> str:
-    """``recommender-mf``: the workload and its kind of model. MLflow's list of models shows it."""
-    params = spec.get("params", {})
-    parts = [user_code.label(spec.get("workload", "model")), *(params[name] for name in KIND_PARAMS if name in params)]
-    return re.sub(r"[^\w-]+", "-", "-".join(map(str, parts[:2])))
 
 
 def _measured(spec: dict[str, Any], metrics: dict[str, float]) -> str:

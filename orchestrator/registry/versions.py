@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import UNAVAILABLE, UserError, one_line
+from orchestrator.registry import logged_model, servable
 from orchestrator.registry import models as registry
-from orchestrator.registry import servable
 from orchestrator.storage.settings import Settings
 from orchestrator.tracking.mlflow_globals import tracking_uri_set
 
@@ -91,7 +91,7 @@ def _workload(client: Any, source: str | None) -> dict[str, str]:
     if scheme != "models":
         return {}
     model = client.get_logged_model(model_id)
-    return {"orchestrator.workload": model.name.partition("-")[0]} if registry.OUTCOME_TAG in model.tags else {}
+    return {"orchestrator.workload": model.name.partition("-")[0]} if logged_model.OUTCOME_TAG in model.tags else {}
 
 
 def download(settings: Settings, version: Version, target: Path, names: Collection[str] | None = None) -> None:

@@ -17,6 +17,7 @@ from orchestrator.cluster import preflight
 from orchestrator.config import user_code, workload_loader
 from orchestrator.console import plural
 from orchestrator.errors import FAILED, UNAVAILABLE, UserError, one_line
+from orchestrator.registry import logged_model
 from orchestrator.registry import models as registry
 from orchestrator.registry.models import Logged
 from orchestrator.registry.servable import DATA_FILES
@@ -58,7 +59,7 @@ def deliver(session: Session, outcome: Path, register: str | None) -> Logged | N
     trouble: tuple[type[Exception], ...] = (UntrustedModel, *registry.outage_errors())
     try:
         logged = _log(session.settings, folder, run_id, outcome, register)
-    except registry.Unservable as error:
+    except logged_model.Unservable as error:
         raise UserError(
             f"The model cannot be logged, its predictor fails on its own example: {one_line(error)}",
             fix=f"It is kept; mend the predictor and go on with: {folder.resume_command}", code=FAILED,
@@ -230,7 +231,7 @@ def _complete(settings: Settings, folder: RunFolder, run_id: str, owed: dict[str
         raise UserError(f"The pending model of {folder.id} is outside its folder", got=outcome)
     try:
         logged = _log(settings, folder, run_id, outcome, name)
-    except registry.Unservable as error:
+    except logged_model.Unservable as error:
         raise UserError(
             f"Metrics of {folder.id} were uploaded, its model was not: its predictor fails on its own example: "
             f"{one_line(error)}",

@@ -1,4 +1,4 @@
-"""Context managers for MLflow's global state: tracking address, experiment and environment variables."""
+"""Context managers for MLflow's global state: tracking address and environment variables."""
 
 from __future__ import annotations
 
@@ -27,17 +27,12 @@ _CHANGED = ("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI", PICKLES, TIMEOUT)
 def tracking_uri_set(uri: str | None) -> Iterator[None]:
     """Set MLflow's tracking and registry address to ``uri`` (None: MLflow's default) and refuse pickled models.
 
-    Files may take longer than other requests. An experiment that the user has set does not count meanwhile. MLflow also
-    keeps the address in the environment, which subprocesses inherit; the earlier variables are restored. Another thread
-    waits.
+    Files may take longer than other requests. MLflow also keeps the address in the environment, which subprocesses
+    inherit; the earlier variables are restored. Another thread waits.
     """
     import mlflow
-    from mlflow.tracking import fluent
 
     with _held, preserve_env(*_CHANGED):
-        # Of an experiment that is set, MLflow resumes runs alone. No public function tells or clears it.
-        experiment = getattr(fluent, "_active_experiment_id", None)
-        fluent._active_experiment_id = None
         mlflow.set_tracking_uri(uri)
         mlflow.set_registry_uri(uri)
         os.environ.setdefault(PICKLES, "false")
@@ -48,7 +43,6 @@ def tracking_uri_set(uri: str | None) -> Iterator[None]:
         finally:
             mlflow.set_tracking_uri(None)
             mlflow.set_registry_uri(None)
-            fluent._active_experiment_id = experiment
 
 
 _counting = threading.Lock()

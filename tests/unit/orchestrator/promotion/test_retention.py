@@ -15,6 +15,7 @@ import pytest
 from orchestrator.errors import USAGE
 from orchestrator.promotion import retention
 from orchestrator.promotion.audit_log import AuditLog, Event, now
+from orchestrator.registry import logged_model
 from orchestrator.registry import models as registry
 from orchestrator.storage.settings import Settings, resolve
 from orchestrator.tracking.mlflow_globals import tracking_uri_set
@@ -40,7 +41,7 @@ def add(settings: Settings) -> Add:
         name: str | None, kind: str = "run", status: str = "FINISHED", run_id: str | None = None, **tags: str
     ) -> str:
         run = run_id or client.create_run(experiment, tags={"orchestrator.kind": kind, **tags}).info.run_id
-        model = client.create_logged_model(experiment, "toy", source_run_id=run, tags={registry.OUTCOME_TAG: "x"})
+        model = client.create_logged_model(experiment, "toy", source_run_id=run, tags={logged_model.OUTCOME_TAG: "x"})
         file = Path(model.artifact_location) / "MLmodel"
         file.parent.mkdir(parents=True)
         file.write_text("flavors: {}")

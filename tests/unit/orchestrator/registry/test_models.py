@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from orchestrator.registry import models, versions
 from orchestrator.storage.names import OUTCOME, OUTCOMES, TEST_UNITS
 from orchestrator.storage.settings import resolve
 from orchestrator.tracking import store
-from orchestrator.tracking.mlflow_globals import tracking_uri_set
 from tests.support.refusals import refused
 from tests.support.registered import register
 
@@ -78,23 +76,6 @@ def test_later_winner_of_a_sweep_does_not_overwrite_the_earlier_record(
     assert (evidence.metrics, evidence.units) == ({}, None)
 
 
-@pytest.mark.slow
-def test_requirements_drop_the_local_build_suffix_of_versions(
-    database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The version of a build of PyTorch for CPUs is 2.11.0+cpu."""
-    import mlflow
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(models, "installed", lambda name: f"{version(name)}+cpu")
-    settings = resolve({})
-    register(settings, tmp_path / "run", "rec", "recommender", {})
-    with tracking_uri_set(settings.tracking):
-        listed = Path(mlflow.artifacts.download_artifacts("models:/rec/1/requirements.txt", dst_path=str(tmp_path)))
-    needs = ("mlflow", "safetensors", "numpy", "pandas")
-    assert listed.read_text().split() == [f"{name}=={version(name)}" for name in needs]
-
-
 def test_download_folder_is_removed_when_the_model_object_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
     import mlflow.pyfunc  # otherwise the attribute is set on a lazy stand-in, which the first use replaces
 
@@ -130,32 +111,6 @@ def test_concurrent_registration_of_the_same_new_name_succeeds(tmp_path: Path, m
     run = client.create_run("0").info.run_id
     assert models._register(client, "new", str(tmp_path / "a"), run, None, {}, "") == "1"  # type: ignore[arg-type]
     assert client.get_registered_model("new").description == "of the first"
-
-
-@pytest.mark.slow
-def test_a_run_and_an_experiment_of_the_user_stay_active(
-    database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As in a notebook that tracks its own work with MLflow."""
-    import mlflow
-
-    settings = resolve({})
-    for variable in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_ID"):  # which MLflow sets
-        monkeypatch.setenv(variable, "")
-    monkeypatch.setattr("mlflow.tracking.fluent._active_experiment_id", None)
-    mlflow.set_tracking_uri(settings.tracking)
-    own = mlflow.set_experiment("own").experiment_id
-    with mlflow.start_run() as active:
-        register(settings, tmp_path / "trained", "rec", "recommender", {"lr": 0.01})
-        mlflow.log_metric("mine", 1.0)
-    with mlflow.start_run() as next_one:
-        pass
-    assert active.info.experiment_id == next_one.info.experiment_id == own
-    client = models.client(settings)
-    assert client.get_run(active.info.run_id).data.metrics == {"mine": 1.0}
-    version = client.get_model_version("rec", "1")
-    logged = client.get_logged_model(version.source.removeprefix("models:/"))
-    assert logged.experiment_id == client.get_run(version.run_id).info.experiment_id != own
 
 
 @pytest.mark.slow
