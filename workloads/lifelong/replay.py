@@ -20,6 +20,7 @@ from workloads.seeding import derive
 from workloads.transfer import to_device
 
 _AT_ONCE = 256  # queries whose blocks are processed together
+_DISTANCES = 2**26  # between the documents of these queries: 270 MB
 
 VectorLookup = Callable[[NDArray[np.int64]], torch.Tensor]
 """A function from documents to their vectors, zero for -1: (Q, n) -> (Q, n, d), on the device."""
@@ -36,10 +37,11 @@ class QueryVectors:
     positive: torch.Tensor
     scale: float
 
-    def rows(self) -> Iterator[slice]:
-        """Slices of the queries that are small enough to be processed at once."""
-        for first in range(0, len(self.query), _AT_ONCE):
-            yield slice(first, first + _AT_ONCE)
+    def rows(self, docs: int) -> Iterator[slice]:
+        """Slices of the queries, each with that many documents, that are small enough to be processed at once."""
+        at_once = min(_AT_ONCE, max(1, _DISTANCES // max(1, docs) ** 2))
+        for first in range(0, len(self.query), at_once):
+            yield slice(first, first + at_once)
 
 
 def draw_new(params: Params, docs: NDArray[np.int64], seed: int, session: int, *, first: bool = False) -> torch.Tensor:
@@ -140,7 +142,7 @@ def choose_interfered(
     def losses() -> torch.Tensor:
         lookup, queries = vectors()
         parts = []
-        for part in queries.rows():
+        for part in queries.rows(docs.shape[1]):
             query = queries.query[part] * queries.scale
             parts.append(baselines.pair_losses(lookup(docs[part]), queries.positive[part], query))
         return torch.cat(parts)
@@ -168,7 +170,7 @@ def update_memory(
         pool = torch.cat([memory, new], 1)
         return gather_docs(pool, top_positions(_uniform(pool.numpy(), derive(seed, "reservoir")), params.capacity))
     chosen = []
-    for part in query_vectors.rows():
+    for part in query_vectors.rows(memory.shape[1] + new.shape[1]):
         old = memory[part]
         added = new[part]
         pool = torch.cat([added, old] if params.memory == "isd" else [old, added], 1)
@@ -192,9 +194,8 @@ def _best(
     docs: torch.Tensor, count: int, query_vectors: QueryVectors, scores: Callable[[slice], torch.Tensor]
 ) -> torch.Tensor:
     """The ``count`` documents with the highest scores of each query, (Q, count). ``scores`` takes a slice of rows."""
-    return torch.cat(
-        [gather_docs(docs[part], top_positions(scores(part), count).cpu()) for part in query_vectors.rows()]
-    )
+    parts = query_vectors.rows(docs.shape[1])
+    return torch.cat([gather_docs(docs[part], top_positions(scores(part), count).cpu()) for part in parts])
 
 
 def _isd(

@@ -193,6 +193,21 @@ def test_query_without_candidates_gets_no_new_documents() -> None:
         assert torch.equal(draw_new(params, nothing, 0, 1, first=first), looked)
 
 
+def test_many_candidates_of_few_queries_are_compared_at_once() -> None:
+    """All distances between 10,000 candidates of 256 queries would take 100 GB."""
+    queries, sizes = QueryVectors(torch.ones(80, 1), torch.ones(80, 1), 1.0), []
+
+    def lookup(docs: np.ndarray) -> torch.Tensor:
+        sizes.append(docs.shape)
+        return torch.zeros(*docs.shape, 1)
+
+    docs = np.tile(np.arange(1024), (80, 1))
+    assert choose_new(Params(n_new=1, candidates=1024), docs, lookup, queries).tolist() == [[0]] * 80
+    assert sizes == [(64, 1024), (16, 1024)]
+    assert [part.stop - part.start for part in queries.rows(10_000)] == [1] * 80
+    assert [*queries.rows(0)] == [*queries.rows(50)] == [slice(0, 256)]
+
+
 def test_pair_gradients_match_autograd_of_the_pair_loss() -> None:
     query = QUERY.clone().requires_grad_()
     pair_losses(one(DOCS), PLUS, query)[0, 2].backward()
