@@ -167,10 +167,15 @@ class Params(RetrievalParams):
     def _readable(self) -> Self:
         """Reject combinations without effect, and a memory larger than what it can ever be offered."""
         if self.update != "continue" and self.memory != "none":
-            raise ValueError(f"memory={self.memory} has no effect with update={self.update}. Set memory=none")
+            raise ValueError(
+                f"memory={self.memory} has no effect with update={self.update}. Set memory=none, or update=continue"
+            )
         needed = {"none": ("frozen",), "retrain": ("no",)}.get(self.update)
         if needed and self.compatible not in needed:
-            raise ValueError(f"update={self.update} goes with compatible={needed[0]}, got {self.compatible}")
+            raise ValueError(
+                f"update={self.update} goes with compatible={needed[0]}, got {self.compatible}. Set compatible="
+                f"{needed[0]}, or update=continue"
+            )
         if self.n_new > self.candidates:
             raise ValueError(f"n_new={self.n_new} is more than the candidates={self.candidates} it is chosen from")
         if self.capacity is not None and self.n_memory is not None:
