@@ -82,11 +82,12 @@ def dims_error(dims: tuple[int, ...] | None, scoring: str) -> str | None:
     return None
 
 
-def hard_error(count: int, margin: float | None, loss: str, positives: str) -> str | None:
+def hard_error(count: int, margin: float | None, loss: str, positives: str, scoring: str) -> str | None:
     """A sentence about hard negatives that cannot be used, or None."""
     if count and not LOSSES[loss].in_batch:
         usable = " or ".join(f"loss={name}" for name, row in LOSSES.items() if row.in_batch)
-        return f"hard_negatives={count} are negatives in the batch, which loss={loss} has not. Set {usable}"
+        both = f"scoring=bi, and {usable}" if scoring == "cross" else usable
+        return f"hard_negatives={count} are negatives in the batch, which loss={loss} has not. Set {both}"
     if count and positives == "dropout":
         return f"hard_negatives={count} need scores of pairs, which positives=dropout has not. Set positives=scored"
     if margin is not None and not count:

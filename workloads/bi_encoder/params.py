@@ -164,7 +164,7 @@ class Params(EncoderParams):
             out_of_bounds_error(self.model_dump(), LOSSES[self.loss].bounds, ("loss",))
             or scoring_error(self.scoring, self.loss, self.positives, self.lowest_cosine)
             or dims_error(self.dims, self.scoring)
-            or hard_error(self.hard_negatives, self.hard_margin, self.loss, self.positives)
+            or hard_error(self.hard_negatives, self.hard_margin, self.loss, self.positives, self.scoring)
             or positives_error(self.positives, self.loss, self.dropout, self.encoder)
         ):
             raise ValueError(message)

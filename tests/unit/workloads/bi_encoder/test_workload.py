@@ -482,7 +482,8 @@ def test_hard_negatives_are_the_nearest_sentences_below_the_margin() -> None:
         ({"dims": "96,192"}, "dims=96,192 are not lengths of vectors from the longest to the shortest"),
         ({"dims": "192,0"}, "dims=192,0 are not lengths"),
         ({"dims": "64,32", "scoring": "cross"}, "scoring=cross has no vectors, which dims=64,32 cuts"),
-        ({"hard_negatives": 2}, "hard_negatives=2 are negatives in the batch, which loss=mse has not"),
+        ({"hard_negatives": 2}, "hard_negatives=2 are negatives in the batch, which loss=mse has not. Set loss="),
+        ({"hard_negatives": 2, "scoring": "cross"}, "which loss=mse has not. Set scoring=bi, and loss=infonce or"),
         ({"hard_margin": 0.1}, "hard_margin=0.1 has no effect without hard negatives"),
         (
             {"hard_negatives": 2, "loss": "infonce", "positives": "dropout", "dropout": 0.1},
