@@ -176,9 +176,12 @@ def split_queries(data: Retrieval, *, seed: int, validation: float = 0.2, test: 
         tested, rest = _drawn(rest, position, test)
     held, trained = (own[2], rest) if len(own[2]) else _drawn(rest, position, validation)
     if not (len(trained) and len(held) and len(tested)):
+        drawn = (("validation", validation, own[2], held), ("test", test, own[3], tested))
+        larger = [f"split_{name}={share:g}" for name, share, given, part in drawn if not len(given) and len(part) > 1]
         raise ValueError(
             f"too few queries to split: {relevant.sum()} of {len(relevant)} have a relevant document, which leaves "
             f"{len(trained)} to train on, {len(held)} for validation and {len(tested)} for the test"
+            + (f". Lower {' or '.join(larger)}" if larger else "")
         )
     return Queries(np.sort(trained), np.sort(held), np.sort(tested))
 

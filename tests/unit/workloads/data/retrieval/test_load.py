@@ -240,6 +240,18 @@ def test_too_few_queries_to_split_raise_value_error(beir: Callable[..., Path]) -
         split_queries(load(beir(qrels="q0\td1\t1;q1\td2\t1")), seed=0)
 
 
+def test_drawn_shares_that_leave_no_query_are_named() -> None:
+    data = generate(Planted())
+    unsplit = replace(data, parts=np.zeros_like(data.parts))
+    cases = {(0.99, 0.5): "Lower split_validation=0.99 or split_test=0.5", (0.2, 0.999): "Lower split_test=0.999"}
+    for (validation, test), words in cases.items():
+        with pytest.raises(ValueError, match=f"for the test. {words}$"):
+            split_queries(unsplit, seed=0, validation=validation, test=test)
+    # The test part is the source's.
+    with pytest.raises(ValueError, match=r"for the test\. Lower split_validation=0\.99$"):
+        split_queries(data, seed=0, validation=0.99)
+
+
 def test_generated_collection_has_the_planted_relevance() -> None:
     data = generate(Planted())
     assert len(data.docs) == 8 * 8 * 9
