@@ -110,7 +110,8 @@ def divide(topic: NDArray[np.int16], with_text: NDArray[np.int64], stream: Strea
     if rest < stream.sessions or not (session == 0).any():
         raise ValueError(
             f"split_sessions={stream.sessions} with split_first={stream.first:g} leaves a session without documents: "
-            f"{len(order)} of them have text, {rest} are left after session 0. Set fewer sessions, or another share"
+            f"{len(order)} of them have text, {rest} are left after session 0. Set fewer sessions or "
+            "topics, or another share"
         )
     mains = _mains([len(part) for part in waiting], stream)
     sizes = [len(part) for part in np.array_split(np.arange(rest), stream.sessions)]

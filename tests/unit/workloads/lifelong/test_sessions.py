@@ -96,6 +96,8 @@ def test_an_empty_document_never_arrives() -> None:
 def test_a_session_without_documents_is_refused() -> None:
     with pytest.raises(ValueError, match="leaves a session without documents: 9 of them have text, 5 are left"):
         build(collection((5, 4)), Stream(sessions=6))
+    with pytest.raises(ValueError, match=r"9 are left after session 0\. Set fewer sessions or topics"):
+        build(collection((1,) * 9), Stream(sessions=1))  # half of one document is none
 
 
 def test_clusters_are_found_where_ids_name_no_topic() -> None:
