@@ -156,8 +156,9 @@ class Backbone(nn.Module):
         count = block.listed.sum(1, keepdim=True).clamp(min=1)
         zeros = numbers.new_zeros(len(block.queries), numbers.shape[1])
         centred = numbers - (zeros.index_add(0, block.row, numbers) / count)[block.row]
-        deviation = (zeros.index_add(0, block.row, centred.square()) / count).sqrt()
-        return centred / torch.where(deviation > 1e-6, deviation, 1)[block.row]
+        variance = zeros.index_add(0, block.row, centred.square()) / count
+        # The root of 0, of a query with one candidate, would have a gradient of NaN.
+        return centred / torch.where(variance > 1e-12, variance, 1).sqrt()[block.row]
 
 
 class Retriever(nn.Module):

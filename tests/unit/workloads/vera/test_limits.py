@@ -57,7 +57,14 @@ def test_queries_whose_answer_is_not_a_candidate_count_as_no_positive(own: Path)
 
 
 @pytest.mark.parametrize(
-    "params", [{}, {"groups": "type"}, {"method": "edl", **BASELINE}, {"method": "softmax", **BASELINE}]
+    "params",
+    [
+        {},
+        {"encoder_lr": 1e-3},
+        {"groups": "type"},
+        {"method": "edl", **BASELINE},
+        {"method": "softmax", **BASELINE},
+    ],
 )
 def test_metrics_are_finite_with_fewer_candidates_than_k_and_single_groups(own: Path, params: dict[str, Any]) -> None:
     vera = build(dataset=str(own), eval_candidates=1, eval_k=3, batch_size=4, **params)
