@@ -99,7 +99,7 @@ def value(objective: Objective, metrics: Mapping[str, float]) -> float:
         reported = [key.removeprefix("validation/") for key in metrics if key.startswith("validation/")]
         error = unknown("objective: validation does not report it", objective.metric, reported, Unreported)
         if error.fix is None and reported:
-            fix = f"Name another, such as objective={reported[0]}:min or objective={reported[0]}:max"
+            fix = "Name another, with its direction: objective=METRIC:max or objective=METRIC:min"
             error = Unreported(error.what, got=error.got, allowed=error.allowed, fix=fix)
         raise error
     return metrics[name]

@@ -110,3 +110,8 @@ def test_objective_that_validation_does_not_report_is_refused() -> None:
     message = str(caught.value)
     assert "got 'ndgc_at_20'; allowed: ndcg_at_20." in message
     assert "Did you mean 'ndcg_at_20'?" in message
+
+
+def test_unreported_objective_without_a_near_one_proposes_no_refused_direction() -> None:
+    with pytest.raises(UserError, match="Name another, with its direction: objective=METRIC:max or "):
+        objectives.value(Objective("xyz", "max"), {"validation/ndcg_at_20": 0.5})
