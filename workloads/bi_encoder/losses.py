@@ -95,6 +95,13 @@ def hard_error(count: int, margin: float | None, loss: str, positives: str, scor
     return None
 
 
+def batch_error(batch_size: int, loss: str, hard_negatives: int) -> str | None:
+    """A sentence about a batch of one pair, of which a loss that compares pairs is 0, or None."""
+    if batch_size > 1 or hard_negatives or not (LOSSES[loss].in_batch or loss == "cosent"):
+        return None
+    return f"batch_size=1 leaves loss={loss} no other pair to compare with, so it is 0. Set batch_size=2 or more"
+
+
 def positives_error(positives: str, loss: str, dropout: float | None, encoder: str) -> str | None:
     """A sentence about plain sentences that cannot be trained on, or None."""
     if positives == "scored":

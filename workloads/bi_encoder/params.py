@@ -12,7 +12,15 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from workloads.bi_encoder.losses import CONDITIONAL, LOSSES, dims_error, hard_error, positives_error, scoring_error
+from workloads.bi_encoder.losses import (
+    CONDITIONAL,
+    LOSSES,
+    batch_error,
+    dims_error,
+    hard_error,
+    positives_error,
+    scoring_error,
+)
 from workloads.common_params import EncoderParams, WeightDecay, comma_separated
 from workloads.conditional_params import OneOf, out_of_bounds_error
 from workloads.contract import MID_RUN, Preset
@@ -166,6 +174,7 @@ class Params(EncoderParams):
             or dims_error(self.dims, self.scoring)
             or hard_error(self.hard_negatives, self.hard_margin, self.loss, self.positives, self.scoring)
             or positives_error(self.positives, self.loss, self.dropout, self.encoder)
+            or batch_error(self.batch_size, self.loss, self.hard_negatives)
         ):
             raise ValueError(message)
         if self.calibrate_on is not None and self.scoring == "cross":

@@ -484,6 +484,8 @@ def test_hard_negatives_are_the_nearest_sentences_below_the_margin() -> None:
         ({"dims": "64,32", "scoring": "cross"}, "scoring=cross has no vectors, which dims=64,32 cuts"),
         ({"hard_negatives": 2}, "hard_negatives=2 are negatives in the batch, which loss=mse has not. Set loss="),
         ({"hard_negatives": 2, "scoring": "cross"}, "which loss=mse has not. Set scoring=bi, and loss=infonce or"),
+        ({"batch_size": 1, "loss": "cosent"}, "batch_size=1 leaves loss=cosent no other pair to compare with"),
+        ({"batch_size": 1, "loss": "infonce"}, "batch_size=1 leaves loss=infonce no other pair to compare with"),
         ({"hard_margin": 0.1}, "hard_margin=0.1 has no effect without hard negatives"),
         (
             {"hard_negatives": 2, "loss": "infonce", "positives": "dropout", "dropout": 0.1},
@@ -491,9 +493,10 @@ def test_hard_negatives_are_the_nearest_sentences_below_the_margin() -> None:
         ),
     ],
 )
-def test_invalid_dims_and_hard_negatives_are_refused(given: dict[str, Any], words: str) -> None:
+def test_invalid_dims_batches_and_hard_negatives_are_refused(given: dict[str, Any], words: str) -> None:
     with pytest.raises(ValidationError, match=words):
         Params(**given)
     assert Params(dims="64").dims == (64,)
+    assert Params(batch_size=1).batch_size == Params(batch_size=1, loss="infonce", hard_negatives=1).batch_size == 1
     with pytest.raises(ValueError, match="dims=5,3 does not begin with"):
         BiEncoder(Params(**SMALL, dims=[5, 3]), runtime())
