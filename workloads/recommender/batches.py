@@ -201,6 +201,8 @@ def choice(draws: Draws, batch: Batch, epoch: int, n_users: int) -> Choose | Non
         return None
 
     def choose(table: torch.Tensor, nodes: torch.Tensor) -> torch.Tensor:
+        if not nodes.shape[1]:  # the last batch has fewer interactions than ranks and micro-batches
+            return nodes.new_empty(fixed + count, 0)
         pairs = nodes[:2].repeat(1, count) if count > 1 else nodes
         view = View(
             users=pairs[0],

@@ -15,6 +15,7 @@ from workloads.data import Interactions
 from workloads.recommender import batches as stream
 from workloads.recommender.batches import Batch, Draws, batches
 from workloads.recommender.dataset import RecommenderData, prepare
+from workloads.sampling.dynamic import DNS
 from workloads.sampling.sampler import Uniform
 from workloads.sampling.srns import SRNS
 
@@ -149,3 +150,19 @@ def test_a_sampler_that_draws_once_has_one_pool_for_all_negatives() -> None:
         nodes = chosen(table, batch.nodes)
         assert nodes.shape == (2 + 4, batch.nodes.shape[1])
         assert not data.unobserved.observed.contains(nodes[0], nodes[2:] - n).any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["scored as on a CPU", "scored as on a GPU"])
+def test_nothing_is_chosen_for_an_empty_part_of_a_batch(dtype: torch.dtype) -> None:
+    """The last batch has fewer interactions than ranks and micro-batches."""
+    data = prepare(toy(), 0, True, RUNTIME.device)
+    table = torch.randn(data.n_users + data.n_items, 4, dtype=dtype)
+    srns = SRNS(data.unobserved, memory=2, pool=3, alpha=1.0, warmup=1, temperature=1.0)
+    for sampler in (DNS(data.unobserved, 3), srns):
+        sampler.begin(table, 1, 5)
+        draws = Draws(sampler, 2)
+        (batch, *_) = batches(data, draws, 2, RUNTIME, 1)
+        empty = batch.split(3)[-1]
+        chosen = stream.choice(draws, empty, 1, data.n_users)
+        assert chosen is not None
+        assert chosen(table, empty.nodes).shape == (2 + 2, 0)
