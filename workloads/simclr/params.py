@@ -6,7 +6,7 @@ Chen et al., ICML 2020 ("SimCLR"). A parameter of some methods or losses only is
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
@@ -315,6 +315,20 @@ class Params(WorkloadParams):
 
         images = load_images(name, root, size, self.dataset_corrupt)
         return images, split(images, self.split_seed, holdout)
+
+    def check_objectives(self, metrics: Sequence[str]) -> None:
+        """Check that the classifiers of the objectives are fitted on validation.
+
+        Raises:
+            ValueError: one is not; the message names the parameters that fit it.
+        """
+        for metric in metrics:
+            transfers = metric.startswith("transfer_top")
+            lacking = ["eval_probe=always"] if self.eval_probe != "always" else []
+            lacking += ["probe_dataset"] if transfers and self.probe_dataset is None else []
+            if lacking and (transfers or metric.startswith("probe_top")):
+                needed = " and ".join(lacking)
+                raise ValueError(f"validation has no {metric} without {needed}. Set {needed}, or another objective")
 
     def check_accumulate(self) -> None:
         """Refuse micro-batches, since batch normalisation would use their statistics.

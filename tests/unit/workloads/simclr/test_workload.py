@@ -160,6 +160,17 @@ def test_too_few_images_are_refused_before_a_start(params: dict[str, Any], holdo
         Params(**params).check_data(Path(), holdout=holdout)
 
 
+def test_objective_of_a_classifier_that_validation_does_not_fit_is_refused() -> None:
+    Params().check_objectives(["knn_top1", "alignment"])
+    Params(eval_probe="always").check_objectives(["probe_top5"])
+    both = "eval_probe=always and probe_dataset"
+    for metric, needed in (("probe_top1", "eval_probe=always"), ("transfer_top1", both)):
+        with pytest.raises(ValueError, match=rf"no {metric} without {needed}\. Set {needed}, or another objective"):
+            Params().check_objectives(["knn_top1", metric])
+    with pytest.raises(ValueError, match=r"no transfer_top1 without probe_dataset\. Set probe_dataset"):
+        Params(eval_probe="always").check_objectives(["transfer_top1"])
+
+
 def test_dataset_with_too_few_classes_or_images_is_refused_before_a_start(tmp_path: Path) -> None:
     class_folders(tmp_path / "pictures", {"a": 20})
     one = {"dataset": str(tmp_path / "pictures"), "batch_size": 4, "encoder": "tiny"}
