@@ -84,6 +84,11 @@ class SimCLR:
             workloads.data.DataError: the dataset is unknown, missing or damaged.
         """
         check_batch(params.batch_size, runtime, equal_parts=True)
+        if params.queue is not None and params.batch_size == runtime.accumulate:  # a part has one view of each image
+            raise ValueError(
+                f"accumulate={runtime.accumulate} leaves one image in a part of batch_size={params.batch_size}, which "
+                f"method={params.method} cannot normalise: two or more are needed. Set accumulate=1"
+            )
         self.params, self.runtime = params, runtime
         images = load_images(params.dataset, runtime.data, params.dataset_size, params.dataset_corrupt)
         self.buffer = runtime.broadcast(buffer_size(params.shuffle_buffer, images, runtime.device))

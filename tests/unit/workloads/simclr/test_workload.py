@@ -114,6 +114,7 @@ def test_bad_parameters_are_refused(given: dict[str, Any], message: str) -> None
         ({"batch_size": 2048}, {}, "batch_size=2048 is more than the 920 training images"),
         ({"batch_size": 255}, {"world_size": 2}, "does not divide over 2 worker.s. x accumulate=1; the"),
         ({"batch_size": 10}, {"accumulate": 4}, "does not divide over 1 worker.s. x accumulate=4; .* is 8"),
+        ({"method": "moco", "batch_size": 4}, {"accumulate": 4}, "one image in a part of batch_size=4.* accumulate=1$"),
         (
             {"method": "protonce", "clusters": 300},
             {},
