@@ -155,7 +155,8 @@ class EASE(Baseline):
             weights[first : first + len(counts)] = counts
         gram = reduce_sum(weights).double()
         gram.diagonal().add_(required(self.params.ease_lambda))
-        inverse = torch.cholesky_inverse(torch.linalg.cholesky(gram, out=gram))
+        factor = _cholesky(gram, "the matrix of EASE is singular: set a larger ease_lambda", out=gram)
+        inverse = torch.cholesky_inverse(factor)
         inverse.div_(-inverse.diagonal().clone())
         inverse.diagonal().zero_()
         weights.copy_(inverse)
@@ -263,13 +264,19 @@ def solve(gram: torch.Tensor, vectors: torch.Tensor, extra: float | torch.Tensor
     else:
         systems = torch.baddbmm(gram, vectors.transpose(1, 2), vectors, alpha=extra)
         right = (1 + extra) * vectors.sum(1)
+    factors = _cholesky(systems, "the systems of iALS are singular: set a larger ials_lambda")
+    return torch.cholesky_solve(right.unsqueeze(2), factors).squeeze(2)
+
+
+def _cholesky(matrices: torch.Tensor, singular: str, out: torch.Tensor | None = None) -> torch.Tensor:
+    """The Cholesky factors. Raises ValueError with the sentence ``singular`` for a matrix that has none."""
     try:
-        factors = torch.linalg.cholesky(systems)
+        factors: torch.Tensor = torch.linalg.cholesky(matrices, out=out)
     except RuntimeError as error:
         if "positive-definite" not in str(error):
             raise
-        raise ValueError("the systems of iALS are singular: set a larger ials_lambda") from None
-    return torch.cholesky_solve(right.unsqueeze(2), factors).squeeze(2)
+        raise ValueError(singular) from None
+    return factors
 
 
 def _of_similar_length(counts: torch.Tensor, size: int) -> Iterator[tuple[torch.Tensor, int]]:

@@ -226,6 +226,15 @@ def test_ials_lowers_its_objective() -> None:
     assert losses == sorted(losses, reverse=True)
 
 
+@pytest.mark.parametrize("name", ["ease", "ials"])
+def test_singular_systems_of_a_baseline_are_refused_with_the_parameter(name: str, tmp_path: Path) -> None:
+    """All columns of one user's items are equal."""
+    (tmp_path / "own.csv").write_text("user,item\n" + "".join(f"1,{item}\n" for item in range(10)))
+    built = build(dataset=str(tmp_path / "own.csv"), backbone=name, **{f"{name}_lambda": 1e-18})
+    with pytest.raises(ValueError, match=f"singular: set a larger {name}_lambda$"):
+        built.train_epoch(1)
+
+
 def test_baseline_scores_do_not_depend_on_the_block_size(monkeypatch: pytest.MonkeyPatch) -> None:
     for backbone, own in (("ials", {"dim": 4}), ("ease", {}), ("item_knn", {})):
         tables = []
