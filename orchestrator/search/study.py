@@ -269,7 +269,10 @@ class Study(SweepTrials):
     def _take_up(self, left: FrozenTrial) -> Trial | None:
         """Continue a trial of a dead driver: with its first seed, or by queueing its missing seeds."""
         self._prepare_sampler(left.number)
-        begun = self._begin(self._optuna_trial(left.number))
+        trial = self._optuna_trial(left.number)
+        if "params" not in left.user_attrs:
+            self._draw_again(left, trial)
+        begun = self._begin(trial)
         if "seed_0" not in left.user_attrs:
             return begun
         trial = self._open.pop(begun.seed_run)
@@ -277,6 +280,16 @@ class Study(SweepTrials):
         self._queue(trial, missing, begun.params)
         self._conclude(trial)  # the driver may have died before this
         return None
+
+    def _draw_again(self, left: FrozenTrial, trial: optuna.Trial) -> None:
+        """Draw once more what a dead driver had drawn when it was killed between two parameters of ``trial``.
+
+        The recorded values are kept, but a seeded sampler's next value follows from the number of draws before it.
+        """
+        given = left.system_attrs.get("fixed_params", {})
+        for name, distribution in left.distributions.items():
+            if name not in given and not distribution.single() and name not in trial.relative_params:
+                self.optuna_study.sampler.sample_independent(self.optuna_study, left, name, distribution)
 
     def _begin(self, trial: optuna.Trial) -> Trial:
         seed_run = trial.number * self.spec.search.seeds
