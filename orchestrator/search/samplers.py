@@ -8,12 +8,14 @@ from collections import defaultdict
 from typing import Any
 
 import optuna
+from optuna.distributions import CategoricalDistribution
 from optuna.samplers import BaseSampler, CmaEsSampler, GPSampler, RandomSampler, TPESampler
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial
 
 from orchestrator.config import user_code
 from orchestrator.search import user_search
+from orchestrator.search.spaces import Survey
 
 STARTUP = 5
 """Number of ended trials from which TPE learns. Optuna's default is 10; ``benchmarks/replay`` compares the two."""
@@ -47,14 +49,24 @@ def sampler(name: str, seed: int, *, conditional: bool = False) -> BaseSampler:
     if user_code.is_named(name):
         return user_search.sampler(name, seed)
     if name == "gp":
-        return GPSampler(seed=seed)
+        return GPSampler(seed=seed, warn_independent_sampling=False)  # drawn_at_random says it once
     if name == "cmaes":
-        return ReplayedCmaEs(seed=seed)
+        return ReplayedCmaEs(seed=seed, warn_independent_sampling=False)
     if name == "tpe":
         with warnings.catch_warnings():  # `group` is marked experimental
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             return TPESampler(seed=seed, n_startup_trials=STARTUP, multivariate=True, group=conditional)
     return RandomSampler(seed=seed)
+
+
+def drawn_at_random(name: str, survey: Survey) -> str | None:
+    """A sentence about the parameters that a sampler draws at random, if the surveyed space has some."""
+    kinds = [kind for each in survey.distributions.values() for kind in each]
+    if name == "cmaes" and (survey.conditional or any(isinstance(kind, CategoricalDistribution) for kind in kinds)):
+        return "The sampler cmaes learns the numbers that every trial has, and draws the other parameters at random"
+    if name == "gp" and survey.conditional:
+        return "The sampler gp learns the parameters that every trial has, and draws the others at random"
+    return None
 
 
 def seed_of(seed: int, number: int) -> int:

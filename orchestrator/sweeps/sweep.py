@@ -23,6 +23,7 @@ from orchestrator.search.constraints import LEARNT_BY
 from orchestrator.search.journal import JOURNAL
 from orchestrator.search.pbt import Population
 from orchestrator.search.progress import target
+from orchestrator.search.samplers import drawn_at_random
 from orchestrator.search.study import Study
 from orchestrator.search.trial_params import TrialParams, to_record
 from orchestrator.search.warm_start import PUBLISHED
@@ -203,9 +204,12 @@ def _drive(
         f"{spec.search.sampler}, {spec.search.scheduler}"
         + (f", {spec.search.seeds} seeds each" if spec.search.seeds > 1 else "")
     )
-    note = None
-    if spec.search.constraint and not (user_code.is_named(spec.search.sampler) or spec.search.sampler in LEARNT_BY):
-        note = f"The sampler {spec.search.sampler} does not learn constraints; {' and '.join(LEARNT_BY)} do"
+    sampler = spec.search.sampler
+    survey = _survey(spec)
+    notes = [drawn_at_random(sampler, survey)]
+    if spec.search.constraint and not (user_code.is_named(sampler) or sampler in LEARNT_BY):
+        notes.append(f"The sampler {sampler} does not learn constraints; {' and '.join(LEARNT_BY)} do")
+    note = ". ".join(filter(None, notes))
     tags = prepare(folder, spec, defaults, settings, options, console.say, headline, note)
     if spec.sampler_reason:
         tags["orchestrator.sampler_reason"] = spec.sampler_reason
@@ -218,7 +222,6 @@ def _drive(
     name = description.name(folder.id, spec.workload, description.sweep_settings(spec))
     contract = folder.record["spec"].get("contract", {})
     summary = description.sweep_summary(spec, contract.get("space", {}))
-    survey = _survey(spec)
     trial_params = TrialParams.of(spec.workload, contract, survey)
     if resuming and (sentence := trial_params.sentence(folder.id)):
         console.say(sentence)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -41,6 +42,9 @@ def space(trial):
 def steps(trial):
     momentum = trial.suggest_categorical("momentum", [0.0, 0.5])
     return {"momentum": momentum, "lr": trial.suggest_float("lr", 0.1, 0.3, step=0.1) if momentum else 0.05}
+
+def mixed(trial):
+    return {"momentum": trial.suggest_categorical("momentum", [0.0, 0.5]), "lr": trial.suggest_float("lr", 0.1, 0.3)}
 
 def broken(trial):
     return {"lr": trial.suggest_float("lr", 0.01, 0.2), "nan_at": 2 if trial.number in BROKEN else None}
@@ -289,6 +293,20 @@ def test_refit_failure_of_the_winner_raises_run_failed_with_its_cause(
         f"batch_size or a larger --gpus-per-worker, precision=bf16 may fit (log: {log})"
     )
     assert "breaks" in log.read_text(), "the log must have the traceback"
+
+
+@pytest.mark.parametrize(("sampler", "space", "trials"), [("cmaes", "mixed", 3), ("gp", "steps", 12)])
+def test_parameters_that_a_sampler_draws_at_random_are_announced_once(
+    sampler: str, space: str, trials: int, sweep: Sweep, out: io.StringIO
+) -> None:
+    warnings = logging.StreamHandler(io.StringIO())
+    logging.getLogger("optuna").addHandler(warnings)
+    try:
+        sweep(space, sampler=sampler, trials=trials)
+    finally:
+        logging.getLogger("optuna").removeHandler(warnings)
+    assert out.getvalue().count("at random") == 1
+    assert warnings.stream.getvalue() == ""
 
 
 def test_trials_of_the_pareto_front_are_marked_in_the_table(sweep: Sweep, out: io.StringIO) -> None:
