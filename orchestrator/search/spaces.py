@@ -216,11 +216,25 @@ def probe(
         shapes.add(tuple(sorted(trial.params)))
         for name, distribution in trial.distributions.items():
             if distribution not in (seen := distributions.setdefault(name, [])):
+                _check_recorded(name, distribution)
                 seen.append(distribution)
     names = sorted(set[str]().union(*samples))
     values = {name: [sample.get(name) for sample in samples] for name in names if name not in given}
     defaults = {name: each[0] for name, each in values.items() if all(one == each[0] for one in each)}
     return Survey(distributions, len(shapes) > 1, defaults, names)
+
+
+def _check_recorded(name: str, distribution: Any) -> None:
+    """Raise UserError for choices that the journal would not return as they are: a tuple would be a list."""
+    from optuna.distributions import distribution_to_json, json_to_distribution
+
+    with suppress(TypeError):  # not JSON
+        if json_to_distribution(distribution_to_json(distribution)) == distribution:
+            return
+    raise UserError(
+        f"The choices of {name} in the search space cannot be recorded", got=", ".join(map(repr, distribution.choices)),
+        allowed="None, bools, numbers, text, and lists of them",
+    )  # fmt: skip
 
 
 def _conflict(

@@ -306,6 +306,27 @@ def test_rarely_drawn_invalid_value_is_found_by_the_probe() -> None:
     refused(lambda: spaces.probe(rarely, {}, Params, seed=0), "lr is not valid: got 2.0")
 
 
+@pytest.mark.parametrize(
+    ("choices", "got"),
+    [([(1, 2), (3, 4)], "got (1, 2), (3, 4)"), (np.array([8, 16]), "got np.int64(8), np.int64(16)")],
+)
+@pytest.mark.filterwarnings("ignore:Choices for a categorical distribution")
+def test_choices_that_the_journal_would_change_are_refused_by_the_probe(choices: Any, got: str) -> None:
+    def of_choices(trial: Any) -> dict[str, Any]:
+        return {"batch_size": 8 if trial.suggest_categorical("size", choices) is choices[0] else 16}
+
+    words = ("The choices of size in the search space cannot be recorded", got, "text, and lists of them")
+    refused(lambda: spaces.probe(of_choices, {}, Params, seed=0), *words)
+
+
+@pytest.mark.filterwarnings("ignore:Choices for a categorical distribution")
+def test_lists_are_choices() -> None:
+    def of_lists(trial: Any) -> dict[str, Any]:
+        return {"batch_size": trial.suggest_categorical("size", [[8, 1], [16, 1]])[0]}
+
+    assert len(spaces.probe(of_lists, {}, Params, seed=0).distributions["size"]) == 1
+
+
 def test_numpy_value_from_the_space_is_refused_by_the_probe() -> None:
     words = ("Parameter batch_size from the search space is not a plain value", "got int64")
     refused(lambda: spaces.probe(lambda trial: {"batch_size": np.int64(4)}, {}, Params, seed=0), *words)
