@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import warnings
 from collections.abc import Mapping
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
 OUTCOME_TAG = "orchestrator.outcome"
 """Tag of a logged model: digest of its outcome. A sweep that is resumed may have another winner."""
+
+VERSIONS_TAG = "mlflow.modelVersions"
+"""MLflow's tag of a logged model with its registered versions, which the model's page shows."""
 
 KIND_PARAMS = ("backbone", "encoder", "architecture", "model")
 """Parameters of workloads that name the kind of model."""
@@ -83,6 +87,14 @@ def log(mlflow_client: Any, run_id: str, folder: Path, spec: Mapping[str, Any], 
         )
     model_metrics.link(mlflow_client, run_id, model.model_id, folder)
     return str(model.model_id)
+
+
+def note_version(mlflow_client: Any, model_id: str, name: str, version: str) -> None:
+    """Note a registered version on its model, unless it is. An MLflow server does this itself, a database does not."""
+    noted = json.loads(mlflow_client.get_logged_model(model_id).tags.get(VERSIONS_TAG, "[]"))
+    if not any((one["name"], str(one["version"])) == (name, version) for one in noted):
+        versions = [*noted, {"name": name, "version": version}]
+        mlflow_client.set_logged_model_tags(model_id, {VERSIONS_TAG: json.dumps(versions)})
 
 
 def _signature(example: pd.DataFrame, meta: Mapping[str, Any], output: pd.DataFrame) -> Any:

@@ -100,7 +100,9 @@ def _version(settings: Settings, run_id: str, folder: Path, register: str | None
     if parent is not None:
         tags[PARENT_TAG] = parent
     measured = _measured(spec, about["metrics"])
-    return Logged(uri, _register(mlflow_client, register, uri, run_id, model_id, tags, measured))
+    version = _register(mlflow_client, register, uri, run_id, model_id, tags, measured)
+    logged_model.note_version(mlflow_client, model_id, register, version)
+    return Logged(uri, version)
 
 
 def _outcome_files(folder: Path) -> list[Path]:

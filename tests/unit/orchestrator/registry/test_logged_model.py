@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from importlib.metadata import version
 from pathlib import Path
 
@@ -11,6 +12,28 @@ from orchestrator.registry import logged_model, models
 from orchestrator.storage.settings import resolve
 from orchestrator.tracking.mlflow_globals import tracking_uri_set
 from tests.support.registered import register
+
+
+class Client:
+    """MLflow's client with one logged model."""
+
+    def __init__(self) -> None:
+        self.tags: dict[str, str] = {}
+
+    def get_logged_model(self, model_id: str) -> Client:
+        return self
+
+    def set_logged_model_tags(self, model_id: str, tags: dict[str, str]) -> None:
+        self.tags |= tags
+
+
+def test_each_version_of_a_logged_model_is_noted_once() -> None:
+    client = Client()
+    client.tags["mlflow.modelVersions"] = json.dumps([{"name": "rec", "version": 1}])  # as a server writes it
+    for name, number in (("rec", "1"), ("rec", "2"), ("other", "1"), ("rec", "2")):
+        logged_model.note_version(client, "m-1", name, number)
+    noted = json.loads(client.tags["mlflow.modelVersions"])
+    assert [(one["name"], str(one["version"])) for one in noted] == [("rec", "1"), ("rec", "2"), ("other", "1")]
 
 
 @pytest.mark.slow
@@ -53,4 +76,5 @@ def test_active_run_and_experiment_of_the_user_are_unchanged(
     assert client.get_run(active.info.run_id).data.metrics == {"mine": 1.0}
     version = client.get_model_version("rec", "1")
     logged = client.get_logged_model(version.source.removeprefix("models:/"))
+    assert json.loads(logged.tags["mlflow.modelVersions"]) == [{"name": "rec", "version": "1"}]
     assert logged.experiment_id == client.get_run(version.run_id).info.experiment_id != own
