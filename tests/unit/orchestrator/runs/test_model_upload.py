@@ -12,7 +12,7 @@ import pytest
 
 from orchestrator.runs import model_upload
 from orchestrator.storage import lease, records, remote, run_lookup
-from orchestrator.storage.records import open_folder
+from orchestrator.storage.records import RunFolder, open_folder
 from orchestrator.storage.settings import resolve
 from orchestrator.tracking.tracker import JOURNAL
 from tests.support.refusals import refused
@@ -37,16 +37,23 @@ def test_driver_cannot_begin_during_a_sync(home: Path, monkeypatch: pytest.Monke
     open_folder(folder.path).acquire()
 
 
-def test_no_driver_of_another_machine_begins_while_the_journal_is_sent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It would log the epochs since its checkpoint too, and each would be in MLflow twice."""
+@pytest.fixture
+def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[RunFolder, Path]:
+    """An interrupted run ``one`` that is stored in full, and the storage as another machine sees it."""
     monkeypatch.setattr(lease, "SETTLE_SECONDS", 0.0)
     here, there = (remote.mirror_of(f"file://{tmp_path}/bucket", tmp_path / name) for name in ("here", "there"))
     folder = records.create(here, "run", "toy", {}, "orchestrator run toy", "one")
     following = folder.start_sync()
     folder.release("interrupted", 130)
     assert following.close() is None
+    return folder, there
+
+
+def test_no_driver_of_another_machine_begins_while_the_journal_is_sent(
+    stored: tuple[RunFolder, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would log the epochs since its checkpoint too, and each would be in MLflow twice."""
+    folder, there = stored
     (folder.path / JOURNAL).touch()
     again = run_lookup.find(there, "one").fetch()
 
@@ -88,14 +95,9 @@ def test_undelivered_model_is_kept_and_the_message_names_the_sync_command(home: 
 
 @pytest.mark.parametrize("host", ["another", socket.gethostname()])
 def test_sync_reports_files_not_stored_of_a_run_continued_elsewhere(
-    host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    host: str, stored: tuple[RunFolder, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lease, "SETTLE_SECONDS", 0.0)
-    here, there = (remote.mirror_of(f"file://{tmp_path}/bucket", tmp_path / name) for name in ("here", "there"))
-    folder = records.create(here, "run", "toy", {}, "orchestrator run toy", "one")
-    following = folder.start_sync()
-    folder.release("interrupted", 130)
-    assert following.close() is None
+    folder, there = stored
     (folder.path / "late").write_text("x")
     place = remote.location_of(folder.path)
     assert place is not None
@@ -107,5 +109,5 @@ def test_sync_reports_files_not_stored_of_a_run_continued_elsewhere(
     following = again.start_sync()
     again.release("finished", 0)
     assert following.close() is None
-    said = model_upload.sync(resolve({"tracking": "none"}), run_lookup.find(here, "one"))
+    said = model_upload.sync(resolve({"tracking": "none"}), run_lookup.find(folder.path.parent, "one"))
     assert said == "one: another driver has continued it; what only the copy here has is not stored"
