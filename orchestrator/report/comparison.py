@@ -303,7 +303,9 @@ def _label(keys: Sequence[str], group: Key) -> str:
 
 
 def _identity(entry: Sample) -> tuple[str, ...]:
-    return tuple(f"{k}={v}" for k, v in sorted(entry.params.items()) if k == "seed" or k not in NEITHER)
+    """Equal for repetitions of one experiment: on the same data, with the same parameters and seed."""
+    params = (f"{k}={v}" for k, v in sorted(entry.params.items()) if k == "seed" or k not in NEITHER)
+    return (entry.workload, entry.data, *params)
 
 
 def _text(value: Any) -> str:

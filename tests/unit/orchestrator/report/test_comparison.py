@@ -78,6 +78,11 @@ def test_repeated_experiment_with_equal_seed_counts_once(tmp_path: Path) -> None
     assert found.notes == ("Left out: 1 with the parameters and seed of another. They are no additional seeds.",)
 
 
+def test_equal_settings_on_different_data_are_not_a_repetition(tmp_path: Path) -> None:
+    one, other = run(tmp_path, "one", 1.0, seed=4), run(tmp_path, "two", 2.0, seed=4, data="d2")
+    assert groups(compare([one, other], mixed=True)) == {"all": (1.0, 2.0)}
+
+
 def test_repeated_seeds_make_no_difference_significant(tmp_path: Path) -> None:
     runs = [run(tmp_path, f"{lr}-{n}", lr, lr=lr, seed=4) for lr in (0.1, 0.2) for n in range(3)]
     (row,) = (row for row in compare(runs).rows if row.difference)
