@@ -39,11 +39,12 @@ def folder(workload: str | None) -> Path | None:
 
 
 def digest(workload: str | None) -> str | None:
-    """SHA-256 of the Python files in the folder of a third-party workload's code; None if that is no package."""
+    """SHA-256 of the Python files below the folder of a third-party workload's code; None if that is no package."""
     where = folder(workload)
     if where is None or not (where / "__init__.py").is_file():  # a single module lies among those of other packages
         return None
-    contents = (f"{file.name} {hashlib.sha256(file.read_bytes()).hexdigest()}" for file in sorted(where.glob("*.py")))
+    files = sorted(where.rglob("*.py"))
+    contents = (f"{file.relative_to(where)} {hashlib.sha256(file.read_bytes()).hexdigest()}" for file in files)
     return hashlib.sha256("\n".join(contents).encode()).hexdigest()
 
 

@@ -395,14 +395,16 @@ def test_user_code_changed_since_the_record_is_listed(tmp_path: Path) -> None:
     assert provenance.changed_code(folder, request) == [tmp_path / "mine.py"]
 
 
-def test_code_of_an_installed_package_that_has_changed_since_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("file", ["workload.py", "parts/layers.py"])
+def test_changed_code_of_an_installed_package_is_named(file: str, tmp_path: Path) -> None:
     theirs = Path(shutil.copytree(EXAMPLE, tmp_path / "theirs"))
+    write(theirs / "linreg", {"parts/layers.py": ""})
     request = {"sweep": {"workload": "linreg"}}
     (folder := tmp_path / "run").mkdir()
     with installed(theirs, tmp_path / "metadata"):
         provenance.write(folder, request, [])
         assert provenance.changed_code(folder, request) == []
-        (code := theirs / "linreg" / "workload.py").write_text(code.read_text() + "# changed\n")
+        (code := theirs / "linreg" / file).write_text(code.read_text() + "# changed\n")
         assert provenance.changed_code(folder, request) == [theirs / "linreg"]
 
 
