@@ -66,8 +66,8 @@ class AOBPR(Sampler):
             block = users[first : first + rows]
             scores = view.table.index_select(0, block) @ items.T
             scores[self._observed.expand(block)] = -math.inf
-            _, ranking = sort_with_positions(scores.neg_())
             here = ((inverse >= first) & (inverse < first + rows)).nonzero().squeeze(1)
+            _, ranking = sort_with_positions(scores.neg_(), int(ranks[here].max()) + 1)
             chosen[here] = ranking[inverse[here] - first, ranks[here]]
         return chosen + view.n_users
 
