@@ -21,7 +21,7 @@ from workloads.contract import Objective, Split
 Key = tuple[str, ...]
 """A group: the values of the grouping parameters, as text."""
 
-NEITHER = ("id", "trial", "seed", "objective", "checkpoint_every")
+NEITHER = ("id", "trial", "seed", "objective", "checkpoint_every", "log_every")
 """Entries that do not define a group by default: identity, seed, and settings that do not affect values."""
 
 

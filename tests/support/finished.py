@@ -36,10 +36,11 @@ def run(
     seed: int = 0,
     units: Sequence[float] | None = None,
     data: str = "d1",
+    plan: Plan = PLAN,
     **params: Any,
 ) -> RunFolder:
     """A finished run whose error is ``error`` on validation and twice that on test."""
-    spec = ExperimentSpec(workload="toy", params=Params(**params).model_dump(), plan=PLAN, seed=seed)
+    spec = ExperimentSpec(workload="toy", params=Params(**params).model_dump(), plan=plan, seed=seed)
     asked = {"experiment": spec.model_dump(mode="json"), "options": {}}
     folder = records.create(storage, "run", "toy", asked, f"orchestrator run toy --seed={seed}", name)
     metrics = {"validation/error": error, "validation/x": 1.0, "test/error": 2 * error}

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from orchestrator.config.plan import Plan
 from orchestrator.errors import UserError
 from orchestrator.report import comparison_output, markdown
 from orchestrator.report.comparison import Comparison, compare
@@ -76,6 +77,12 @@ def test_repeated_experiment_with_equal_seed_counts_once(tmp_path: Path) -> None
     found = compare(again)
     assert groups(found) == {"all": (1.0,)}
     assert found.notes == ("Left out: 1 with the parameters and seed of another. They are no additional seeds.",)
+
+
+def test_settings_of_logs_and_checkpoints_make_no_further_seed(tmp_path: Path) -> None:
+    plans = [Plan(epochs=4, refit=True, log_every=n, checkpoint_every=n + 1) for n in (0, 5)]
+    same = [run(tmp_path, f"r{n}", 1.0, plan=plan) for n, plan in enumerate(plans)]
+    assert groups(compare(same)) == {"all": (1.0,)}
 
 
 def test_equal_settings_on_different_data_are_not_a_repetition(tmp_path: Path) -> None:
