@@ -129,9 +129,9 @@ def audit(
     """
     from orchestrator.report import audit as view
 
-    found = view.audits(resolved(storage=storage, tracking=tracking), dataset)
-    out([one.to_json() for one in found], "\n\n".join(map(view.as_text, found)), as_json)
-    if any(one.faults for one in found):
+    audits = view.audits(resolved(storage=storage, tracking=tracking), dataset)
+    out([one.to_json() for one in audits], "\n\n".join(map(view.as_text, audits)), as_json)
+    if any(one.faults for one in audits):
         raise typer.Exit(FAILED)
 
 
@@ -156,7 +156,7 @@ def ls(
     from orchestrator.report import listing
 
     rows, total = listing.listed(resolved(storage=storage), kind=kind, workload=workload, status=status, limit=limit)
-    out(rows, listing.as_text(rows, total), as_json)
+    out(rows, listing.as_text(rows, total, is_selection=any((kind, workload, status))), as_json)
 
 
 @app.command()

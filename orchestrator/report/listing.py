@@ -106,10 +106,13 @@ def best(folder: RunFolder, top: int) -> list[dict[str, Any]]:
     return best_trials
 
 
-def as_text(rows: Sequence[Mapping[str, Any]], total: int) -> str:
-    """The rows of :func:`listed` as a table; ``total`` is the number of all selected runs."""
+def as_text(rows: Sequence[Mapping[str, Any]], total: int, *, is_selection: bool = False) -> str:
+    """The rows of :func:`listed` as a table; ``total`` is the number of all selected runs.
+
+    ``is_selection``: they were selected by kind, workload or status, so that there may be others.
+    """
     if not rows:
-        return "No run or sweep yet." if not total else "None."
+        return "None." if is_selection else "No run or sweep yet."
     lines = [["ID", "KIND", "STATUS", "STARTED (UTC)", "TOOK", "VALUE", "TRIALS"]]
     for row in rows:
         took = "" if row["seconds"] is None else duration(row["seconds"])

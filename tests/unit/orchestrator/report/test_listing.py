@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from optuna.trial import TrialState, create_trial
 
+from orchestrator.cli.app import app
 from orchestrator.errors import UserError
 from orchestrator.report import listing
 from orchestrator.search.journal import JOURNAL, open_study
@@ -61,6 +62,15 @@ def test_list_is_filtered_by_kind_and_status_and_unknown_values_raise(settings: 
 
 def test_empty_storage_is_listed_as_no_run_or_sweep(settings: Settings) -> None:
     assert listing.as_text(*listing.listed(settings, limit=9)) == "No run or sweep yet."
+
+
+def test_selection_without_a_run_is_listed_as_none(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(settings.storage, "one", 1.0)
+    for words in (["--status", "failed"], ["--kind", "sweep"]):
+        app(["ls", *words, "--storage", str(settings.storage)], standalone_mode=False)
+        assert capsys.readouterr().out == "None.\n"
 
 
 # Best trials
