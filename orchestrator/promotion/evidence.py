@@ -13,9 +13,8 @@ from orchestrator.config import workload_loader
 from orchestrator.config.objectives import direction_of, of_workload
 from orchestrator.errors import UserError
 from orchestrator.provenance.record import ENVIRONMENT, SPEC
-from orchestrator.registry.models import EPOCH_TAG, existing_run, record_paths
+from orchestrator.registry.models import EPOCH_TAG, VALIDATION_SEEN, existing_run, record_paths
 from orchestrator.report.samples import evaluated_on
-from orchestrator.runs.earlier_training import VALIDATION_SEEN
 from orchestrator.storage.names import OUTCOME, VALIDATION_UNITS
 from workloads.contract import Objective
 

@@ -33,6 +33,9 @@ RECORD_FILES = (*OUTCOME_FILES, provenance.ENVIRONMENT)
 EPOCH_TAG = "orchestrator.epoch"
 """Tag of a version: the number of epochs it was trained for."""
 
+VALIDATION_SEEN = "orchestrator.validation_seen"
+"""Tag of a run whose weights, before it began, had learned from its validation part, or may have by another split."""
+
 PARENT_TAG = "orchestrator.parent"
 """Tag of a version: the version of the same run from which training continued."""
 

@@ -15,9 +15,6 @@ FILE = "learnt.json"
 null, and whether the model was ``refitted``, with the validation part. Earlier versions wrote the ``fingerprint`` of a
 refit alone, or null."""
 
-VALIDATION_SEEN = "orchestrator.validation_seen"
-"""Tag of a run whose weights, before it began, had learned from its validation part, or may have by another split."""
-
 REFITTED = (
     "These weights were refitted on train + validation of this dataset: values on validation are too good from epoch 0 "
     "on, and the gates better and guard refuse them. Start from a run with refit=false to compare"

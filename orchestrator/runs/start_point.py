@@ -27,8 +27,8 @@ from orchestrator.errors import USAGE, UserError, one_line
 from orchestrator.provenance import private_files
 from orchestrator.provenance import record as provenance
 from orchestrator.registry import servable, versions
+from orchestrator.registry.models import VALIDATION_SEEN
 from orchestrator.runs import earlier_training
-from orchestrator.runs.earlier_training import VALIDATION_SEEN
 from orchestrator.search.winners import WINNER
 from orchestrator.storage import commands, disk, remote, run_lookup
 from orchestrator.storage.names import OUTCOME, TRAIN

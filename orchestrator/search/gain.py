@@ -22,7 +22,6 @@ from statistics import fmean, median
 
 from optuna.trial import FrozenTrial, TrialState
 
-from orchestrator.console import show
 from orchestrator.search.constraints import violated
 from orchestrator.search.ranking import REPEAT
 from orchestrator.search.selection import Selection
@@ -50,7 +49,7 @@ class Gain:
 
     def __str__(self) -> str:
         plural = "s" * (self.trials > 1)
-        return f"expected gain of {self.trials} more trial{plural} {show(self.gain)}, noise {show(self.noise)}"
+        return f"expected gain of {self.trials} more trial{plural} {self.gain:.4g}, noise {self.noise:.4g}"
 
 
 def expected_gain(

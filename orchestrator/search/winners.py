@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from orchestrator.provenance import private_files
 from orchestrator.storage.names import OUTCOME, SEALED
 from orchestrator.storage.records import RunFolder
 
@@ -63,6 +64,11 @@ def trial_of_outcome(folder: RunFolder) -> int | None:
     """Number of the trial whose outcome, perhaps incomplete, is in the winner's folder."""
     mark = folder.path / WINNER / MARK
     return int(json.loads(mark.read_text())) if mark.exists() else None
+
+
+def mark_outcome(folder: RunFolder, trial: int) -> None:
+    """Write the number of the trial into the winner's folder. A resume could not read half of it."""
+    private_files.replace(folder.path / WINNER / MARK, json.dumps(trial))
 
 
 def steps(folder: RunFolder, epochs: int) -> str:

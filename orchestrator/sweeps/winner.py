@@ -19,7 +19,6 @@ from orchestrator.console import show
 from orchestrator.engine import checkpoint
 from orchestrator.engine.loop import Progress, Row
 from orchestrator.errors import DONE, PARTIAL, Interrupted, RunFailed
-from orchestrator.provenance import private_files
 from orchestrator.report import markdown, trials
 from orchestrator.runs import description, micro_batches, worker
 from orchestrator.runs.driver import Options, discard_checkpoints
@@ -117,7 +116,7 @@ def _prepare_folder(session: Session, number: int, trained: Path) -> int:
         session.folder.update(result=None)
         session.discard(folder)
     folder.mkdir(exist_ok=True)
-    private_files.replace(folder / winners.MARK, json.dumps(number))  # a resume could not read half of it
+    winners.mark_outcome(session.folder, number)
     if (trained / worker.UNITS).exists():
         shutil.copyfile(trained / worker.UNITS, folder / worker.UNITS)
     micro_batches.carry(trained, folder, folder / TRAIN)  # where a group has it

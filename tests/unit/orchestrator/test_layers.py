@@ -142,6 +142,16 @@ def test_imports_between_modules_have_no_cycle() -> None:
     assert {name: needs & imported.keys() for name, needs in imported.items()} == {}
 
 
+def test_packages_of_the_orchestrator_import_each_other_in_at_most_110_pairs() -> None:
+    pairs = set()
+    for path, tree in sources():
+        package, *parts = path.removesuffix(".py").split("/")
+        if package == "orchestrator" and parts != ["__init__"]:
+            targets = (name.split(".")[1] for name in imports(tree) if name.startswith("orchestrator."))
+            pairs |= {(parts[0], target) for target in targets if target != parts[0]}
+    assert len(pairs) <= 110, sorted(pairs)
+
+
 def test_only_the_image_archive_reader_imports_pickle() -> None:
     """It reads CIFAR's own archives, and refuses every name except those of arrays."""
     pickling = {"pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}

@@ -19,6 +19,7 @@ from orchestrator.config import workload_loader
 from orchestrator.config.plan import Plan
 from orchestrator.config.spec import ExperimentSpec
 from orchestrator.engine import loop
+from orchestrator.registry.models import VALIDATION_SEEN
 from orchestrator.runs import earlier_training, start_point, worker
 from orchestrator.runs.progress_reporter import ProgressReporter
 from orchestrator.runs.session import Result
@@ -260,7 +261,7 @@ def test_runs_from_weights_of_a_refit_or_other_split_warn_and_are_tagged(
         registers = name if registered else None
         result = run("recommender", name=name, register=registers, tracking=None, **options, **more)
         tags = registry.client(resolve({})).get_run(result.run_id).data.tags
-        return warning in capsys.readouterr().out, earlier_training.VALIDATION_SEEN in tags
+        return warning in capsys.readouterr().out, VALIDATION_SEEN in tags
 
     number = "/1" if registered else ""
     assert started("honest", refit=False) == (False, False)
