@@ -10,5 +10,5 @@ from pathlib import Path
 
 def has_compiler() -> bool:
     """Whether there is a C compiler, as Triton looks for it, and the headers of this Python."""
-    found = any(shutil.which(name) for name in (os.environ.get("CC", ""), "clang", "gcc"))
-    return found and (Path(sysconfig.get_path("include")) / "Python.h").is_file()
+    has_command = any(shutil.which(name) for name in (os.environ.get("CC", ""), "clang", "gcc"))
+    return has_command and (Path(sysconfig.get_path("include")) / "Python.h").is_file()

@@ -38,10 +38,10 @@ def dashboard_answers() -> bool:
 
 def main(wanted: int) -> int:
     deadline = time.monotonic() + SECONDS
-    while ((found := nodes()) < wanted or not dashboard_answers()) and time.monotonic() < deadline:
+    while ((present := nodes()) < wanted or not dashboard_answers()) and time.monotonic() < deadline:
         time.sleep(1)
-    print(f"Ray has {found} of {wanted} nodes", flush=True)
-    return 0 if found else 3
+    print(f"Ray has {present} of {wanted} nodes", flush=True)
+    return 0 if present else 3
 
 
 if __name__ == "__main__":

@@ -46,8 +46,8 @@ def folder() -> Path:
     name = f"ray-{os.getuid()}"
     own = usual / name if len(os.fsencode(usual / name)) <= LONGEST else Path("/tmp", name)
     own.mkdir(mode=0o700, exist_ok=True)
-    found = own.lstat()  # another user could have created it, or a link to a folder of this user
-    if found.st_uid != os.getuid() or not stat.S_ISDIR(found.st_mode):
+    status = own.lstat()  # another user could have created it, or a link to a folder of this user
+    if status.st_uid != os.getuid() or not stat.S_ISDIR(status.st_mode):
         raise PermissionError(f"{own} is not a folder of this user. Set {VARIABLE} to one")
     own.chmod(0o700)
     return own

@@ -171,7 +171,7 @@ def _tested(folder: RunFolder) -> dict[str, float]:
 
 def _edited(folder: RunFolder) -> list[str]:
     """Contradictions between a run's record and the outcome that its workers wrote."""
-    outcome = next((found for part in _outcomes(folder) if (found := worker.outcome_of(part))), None)
+    outcome = next(filter(None, map(worker.outcome_of, _outcomes(folder))), None)
     recorded = _tested(folder)
     if folder.status() not in SETTLED or outcome is None:
         return []

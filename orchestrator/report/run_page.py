@@ -249,10 +249,10 @@ def _estimated(row: Mapping[str, Any], selection: Selection) -> dict[str, Any]:
         "se (units)": one and one.units_error,
         "se (seeds)": one and one.seeds_error,
     }
-    known = {name: value for name, value in shown.items() if value is not None}
+    errors = {name: value for name, value in shown.items() if value is not None}
     names = list(row)
     head = names[: names.index("epochs")]
-    return {name: row[name] for name in head} | known | {name: row[name] for name in names[len(head) :]}
+    return {name: row[name] for name in head} | errors | {name: row[name] for name in names[len(head) :]}
 
 
 def _cell(value: Any) -> Any:

@@ -41,8 +41,8 @@ def _deterministic_max(hidden: torch.Tensor, starts: torch.Tensor, lengths: torc
     rows = (starts.unsqueeze(1) + tokens).clamp_max(len(hidden) - 1)
     padding = (tokens >= lengths.unsqueeze(1)).unsqueeze(2)
     best = hidden.detach()[rows].masked_fill(padding, -torch.inf).argmax(1)
-    found = hidden.gather(0, (starts.unsqueeze(1) + best).clamp_max(len(hidden) - 1))
-    return found.masked_fill((lengths == 0).unsqueeze(1), 0)
+    largest = hidden.gather(0, (starts.unsqueeze(1) + best).clamp_max(len(hidden) - 1))
+    return largest.masked_fill((lengths == 0).unsqueeze(1), 0)
 
 
 def cosine(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

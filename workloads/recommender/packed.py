@@ -177,8 +177,8 @@ class RecommenderPack:
         relevant, excluded = chosen[0].ranking_targets(split)
         scorers = [member.scorer(excluded) for member in chosen]
         cutoffs = chosen[0].params.cutoffs
-        found = rank_users(scorers, relevant, excluded, evaluations=chosen[0].runtime.epochs, cutoffs=cutoffs)
-        return [evaluation(*own, relevant, chosen[0].data.popularity, cutoffs=cutoffs) for own in zip(*found)]
+        ranked = rank_users(scorers, relevant, excluded, evaluations=chosen[0].runtime.epochs, cutoffs=cutoffs)
+        return [evaluation(*own, relevant, chosen[0].data.popularity, cutoffs=cutoffs) for own in zip(*ranked)]
 
 
 def _adam(member: Member) -> Adam:

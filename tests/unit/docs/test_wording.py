@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 import pytest
@@ -46,3 +47,28 @@ def test_documentation_uses_no_word_of_the_wording_check() -> None:
     pages = [path for path in wording.files() if path.suffix == ".md"]
     own = [path for path in pages if path.is_relative_to(wording.ROOT / "docs") or path.parent == wording.ROOT]
     assert [(path.name, use) for path in own for use in wording.uses(path.read_text(), path)] == []
+
+
+def test_product_binds_vague_names_at_most_40_times() -> None:
+    """A variable is named for what it holds. Uses of a name are not counted."""
+    vague = {"found", "place", "told", "known", "said", "asked"}
+    product = ("orchestrator", "workloads", "search_spaces", "deploy", "examples")
+    files = [path for path in wording.files() if path.suffix == ".py"]
+    bound = [
+        (str(path.relative_to(wording.ROOT)), node.lineno)
+        for path in files
+        if path.relative_to(wording.ROOT).parts[0] in product
+        for node in ast.walk(ast.parse(path.read_text()))
+        if name_bound(node) in vague
+    ]
+    assert len(bound) <= 40, bound
+
+
+def name_bound(node: ast.AST) -> str | None:
+    """The name of a variable, attribute, parameter, function or class that a node binds."""
+    match node:
+        case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()) | ast.arg(arg=name):
+            return name
+        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+            return name
+    return None

@@ -96,14 +96,14 @@ def _is_image(path: Path) -> bool:
 def _listing(folder: Path, classes: tuple[str, ...], numbers: dict[str, int]) -> Listing:
     import numpy as np
 
-    found: dict[str, list[Path]] = {name: [] for name in classes}
+    by_class: dict[str, list[Path]] = {name: [] for name in classes}
     for file in files_below(folder):  # what the digest is of
         name = file.parts[len(folder.parts)]
-        if name in found and file.suffix.lower() in ENDS:
-            found[name].append(file)
+        if name in by_class and file.suffix.lower() in ENDS:
+            by_class[name].append(file)
     files: list[Path] = []
     labels: list[int] = []
-    for name, own in found.items():
+    for name, own in by_class.items():
         if not own:
             expected = f"files that end in {', '.join(ENDS)}"
             raise DataError("the class has no image", file=folder / name, expected=expected)
