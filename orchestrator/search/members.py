@@ -28,14 +28,14 @@ def parts(trials: Sequence[FrozenTrial], number: int) -> list[Part]:
 
     ``trials`` are all of the sweep by number.
     """
-    parts: list[Part] = []
+    earlier: list[Part] = []
     before = float("inf")
     while steps := [step for step in trials[number].user_attrs.get(LINEAGE, ()) if step["epoch"] < before]:
         before = steps[-1]["epoch"]
-        parts.append(Part(number, steps[-1]["epoch"] + 1, steps[-1]["params"]))
+        earlier.append(Part(number, steps[-1]["epoch"] + 1, steps[-1]["params"]))
         number = steps[-1]["from"]
     attributes = trials[number].user_attrs
-    return [*parts, Part(number, 0, attributes.get("began_with", attributes["params"]))]
+    return [*earlier, Part(number, 0, attributes.get("began_with", attributes["params"]))]
 
 
 def at(training: Sequence[Part], epoch: int) -> Part:
