@@ -117,6 +117,15 @@ def positives_error(positives: str, loss: str, dropout: float | None, encoder: s
     return None
 
 
+def check_positives(positives: str, plain: bool) -> None:
+    """Raises ValueError if the training part is ``plain`` sentences, which have no scored pairs."""
+    if plain and positives == "scored":
+        raise ValueError(
+            "positives=scored needs scored pairs, and the training part has plain sentences. Set positives=dropout, "
+            "and a loss in the batch such as loss=infonce"
+        )
+
+
 SCRATCH_LR = 1e-3
 """Default learning rate of an encoder trained from scratch."""
 

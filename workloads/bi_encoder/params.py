@@ -16,6 +16,7 @@ from workloads.bi_encoder.losses import (
     CONDITIONAL,
     LOSSES,
     batch_error,
+    check_positives,
     dims_error,
     hard_error,
     positives_error,
@@ -184,7 +185,17 @@ class Params(EncoderParams):
         return self
 
     def check_data(self, root: Path, holdout: bool = True) -> None:
-        """Raises ValueError if the collection of ``calibrate_on`` cannot be read, or has too few judged queries."""
+        """Check, before a start, the user's own pairs and the collection of ``calibrate_on``.
+
+        Raises:
+            ValueError: the training part has no scores, and ``positives`` needs them; the collection cannot be read, or
+                has too few judged queries.
+        """
+        if is_path(self.dataset):
+            from workloads.data.pairs.load import load_pairs
+
+            pairs = load_pairs(self.dataset, root, self.split, seed=self.split_seed)
+            check_positives(self.positives, pairs.train.hidden)
         if self.calibrate_on is not None:
             from workloads.bi_encoder.calibration_queries import calibration_queries
 

@@ -18,6 +18,7 @@ from workloads.bi_encoder.batches import Batch, batches
 from workloads.bi_encoder.dataset import TokenisedPairs, prepare, sentences, training_texts
 from workloads.bi_encoder.evaluation import evaluation
 from workloads.bi_encoder.loss_calls import EmbeddedBatch, batch_loss
+from workloads.bi_encoder.losses import check_positives
 from workloads.bi_encoder.model import CrossEncoder
 from workloads.bi_encoder.params import Params as BiEncoderParams
 from workloads.bi_encoder.serving import servable
@@ -56,13 +57,15 @@ class BiEncoder:
         """Build on ``runtime.device``. The tokenised data is cached in the process.
 
         Raises:
-            ValueError: the batch size is not divisible by the number of workers, or no pair can be an anchor.
+            ValueError: the batch size is not divisible by the number of workers, no pair can be an anchor, or there are
+                no scored pairs.
             workloads.data.DataError: the dataset or encoder is unknown, missing or damaged.
         """
         check_batch(params.batch_size, runtime)
         self.params = params
         self.runtime = runtime
         pairs = load_pairs(params.dataset, runtime.data, params.split, seed=params.split_seed)
+        check_positives(params.positives, pairs.train.hidden)
         train = training_texts(pairs, runtime.holdout)
         self.tokenizer, encoder = encoder_of(params, runtime, lambda: train.first + train.second)
         self.data = prepare(pairs, runtime.holdout, self.tokenizer, params.scoring == "cross")

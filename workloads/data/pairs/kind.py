@@ -9,7 +9,7 @@ from workloads.data.source import Kind
 PAIRS = Kind(
     KIND,
     "a table with the columns sentence1, sentence2 and score (.parquet, .csv, .tsv); a folder with "
-    "train and, where there are any, dev and test",
+    "train and, where there are any, dev and test; with both, train may have the single column sentence",
     own=((is_pairs, own_pairs),),
     check="workloads.data.pairs.load:check",
     overlap="workloads.data.overlap:pairs",

@@ -34,8 +34,8 @@ def load_pairs(name: str, root: Path, split: PairSplit = "official", *, seed: in
         seed: seed of the drawn parts.
 
     Raises:
-        DataError: the dataset is unknown, of another kind, missing or damaged, its test scores are hidden, or a part
-            would be empty.
+        DataError: the dataset is unknown, of another kind, missing or damaged, its test scores are hidden, a part
+            would be empty, or one would be drawn from plain sentences.
     """
     return _load(name, root, checked_fingerprint(name, root, KIND, "pairs of sentences"), split, seed)
 
@@ -53,6 +53,11 @@ def _load(name: str, root: Path, fingerprint: str, split: PairSplit, seed: int) 
             f"the source of dataset {name!r} hides the scores of its test part (-1, or none)",
             fix="Set split=dev to test on its dev part and to carve a validation part from train",
         )
+    if data.train.hidden and (data.test is None or data.validation is None):
+        raise DataError(
+            f"dataset {name!r} trains on plain sentences, from which no scored part can be drawn", got=f"split={split}",
+            expected="a dev and a test part of scored pairs, with split=official",
+        )  # fmt: skip
     if data.test is None:
         train, test = _carve(data.train, TEST, "test", seed)
         data = replace(data, train=train, test=test)

@@ -20,23 +20,26 @@ from workloads.data.pairs.types import HIDDEN, HIGHEST, KIND, Pairs, SentencePai
 from workloads.data.source import Dataset, SourceFile
 
 COLUMNS = ("sentence1", "sentence2")
+PLAIN = "sentence"
+"""The column of a training part without pairs."""
 _SCORES = ("score", "label", "similarity_score")
 _PARTS = {"train": ("train",), "validation": ("validation", "dev"), "test": ("test",)}
 _SHOWN = 60
 
-_Columns: TypeAlias = tuple[Sequence[int], list[str], list[str], list[Any]]
-"""Line numbers (Parquet: rows) from 1, first sentences, second sentences, and scores as text."""
+_Columns: TypeAlias = tuple[Sequence[int], list[str], list[str], list[Any] | None]
+"""Line numbers (Parquet: rows) from 1, first sentences, second sentences, and scores as text, None without a column."""
 
 
 def is_pairs(path: Path) -> bool:
-    """Whether a table, or the train part of a folder, has the columns of sentence pairs."""
+    """Whether a table, or the train part of a folder, has the columns of sentence pairs; the latter also plain ones."""
     file = _part(path, "train") if path.is_dir() else path
     if file is None or not file.name.lower().endswith(TABLES) or not file.is_file():
         return False
     try:
-        return set(COLUMNS) <= set(_names(file))
+        names = set(_names(file))
     except (OSError, DataError):
         return False
+    return set(COLUMNS) <= names or (path.is_dir() and PLAIN in names)
 
 
 def own_pairs(name: str, path: Path) -> Dataset:
@@ -50,16 +53,15 @@ def own_pairs(name: str, path: Path) -> Dataset:
 def read_tables(folder: Path, files: dict[str, str], header: bool) -> SentencePairs:
     """Read the parts, one from each of ``files``.
 
-    The scores of a test part without a score column, or without any score, are hidden.
+    The scores of a test part without a score column, or without any score, are hidden, and those of a training part of
+    plain sentences, which become pairs of a sentence and itself.
 
     Raises:
         DataError: a missing column, a line with another number of fields, a field that is too long, an empty sentence,
             a score that is not a number from 0 to 5, or training scores from 0 to 1. It names file and line (Parquet:
             the row).
     """
-    read = SentencePairs(
-        **{part: _pairs(plain_or_gz(folder / file), header, part == "test") for part, file in files.items()}
-    )
+    read = SentencePairs(**{part: _pairs(plain_or_gz(folder / file), header, part) for part, file in files.items()})
     scores = read.train.scores
     if len(scores) and scores.max() <= 1 and (scores % 1).any():
         raise DataError(
@@ -128,18 +130,19 @@ def _rows(file: Path, lines: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
         raise DataError("the line cannot be read", file=file, line=line, got=str(error), fix=fix) from None
 
 
-def _pairs(file: Path, header: bool, may_hide: bool) -> Pairs:
+def _pairs(file: Path, header: bool, part: str) -> Pairs:
     import numpy as np
 
-    read = _parquet(file, may_hide) if is_parquet(file) else _text(file, header, may_hide)
+    read = _parquet(file, part) if is_parquet(file) else _text(file, header, part)
     places, first, second, values = read
     for texts, name in ((first, COLUMNS[0]), (second, COLUMNS[1])):
         empty = next((row for row, text in enumerate(texts) if not isinstance(text, str) or not text.strip()), None)
         if empty is not None:
             raise _fault(file, places[empty], f"{name} is empty", repr(texts[empty]), "a sentence")
+    if values is None:
+        return Pairs(first, second, np.full(len(first), HIDDEN, np.float32))
     scores = np.array([_number(value) for value in values], np.float64)
-    hidden = may_hide and (all(value in ("", None) for value in values) or (scores == HIDDEN).all())
-    if hidden:
+    if part == "test" and (all(value in ("", None) for value in values) or (scores == HIDDEN).all()):
         scores = np.full(len(values), HIDDEN)
     else:
         wrong = np.flatnonzero(~((scores >= 0) & (scores <= HIGHEST)))
@@ -164,44 +167,45 @@ def _number(value: Any) -> float:
         return float("nan")
 
 
-def _parquet(file: Path, may_hide: bool) -> _Columns:
+def _parquet(file: Path, part: str) -> _Columns:
     from pyarrow import parquet
 
-    score = _score_of(file, _names(file), may_hide)
+    columns, score = _columns(file, _names(file), part)
     with parquet_errors(file):
-        table = parquet.read_table(file, columns=[*COLUMNS, *([score] if score else [])])
-    first, second = (table.column(name).to_pylist() for name in COLUMNS)
-    scores = table.column(score).to_pylist() if score else [None] * len(first)
+        table = parquet.read_table(file, columns=[*dict.fromkeys(columns), *([score] if score else [])])
+    first, second = (table.column(name).to_pylist() for name in columns)
+    scores = table.column(score).to_pylist() if score else None
     return range(1, len(first) + 1), first, second, scores
 
 
-def _text(file: Path, header: bool, may_hide: bool) -> _Columns:
+def _text(file: Path, header: bool, part: str) -> _Columns:
     try:
         text = content(file).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise DataError("the file is not UTF-8 text", file=file, got=str(error)) from None
     rows = list(_rows(file, io.StringIO(text, newline="")))
     names = rows.pop(0)[1] if header and rows else [*COLUMNS, _SCORES[0]]
-    score = _score_of(file, names, may_hide)
+    columns, score = _columns(file, names, part)
     for line, row in rows:
         if len(row) != len(names):
             got = f"{len(row)} fields"
             expected = f"{len(names)}: {', '.join(names)}"
             raise DataError("the line has another number of fields", file=file, line=line, got=got, expected=expected)
-    first, second = ([row[names.index(name)] for _, row in rows] for name in COLUMNS)
-    scores = [row[names.index(score)] if score else None for _, row in rows]
+    first, second = ([row[names.index(name)] for _, row in rows] for name in columns)
+    scores = [row[names.index(score)] for _, row in rows] if score else None
     return [line for line, _ in rows], first, second, scores
 
 
-def _score_of(file: Path, names: list[str], may_hide: bool) -> str | None:
-    """The score column; None if it is missing and may be."""
-    column = next((name for name in _SCORES if name in names), None)
-    if (column is None and not may_hide) or not set(COLUMNS) <= set(names):
+def _columns(file: Path, names: list[str], part: str) -> tuple[tuple[str, str], str | None]:
+    """The columns of the texts, and that of the scores; None if it is missing and may be."""
+    texts = (PLAIN, PLAIN) if part == "train" and PLAIN in names and not set(COLUMNS) & set(names) else COLUMNS
+    score = None if PLAIN in texts else next((name for name in _SCORES if name in names), None)
+    if not set(texts) <= set(names) or (score is None and part != "test" and PLAIN not in texts):
         expected = f"{', '.join(COLUMNS)} and one of {', '.join(_SCORES)}"
         raise DataError("the columns are wrong", file=file, got=", ".join(names)[:_SHOWN] or "none", expected=expected)
-    if repeated := next((name for name in (*COLUMNS, column) if name and names.count(name) > 1), None):
+    if repeated := next((name for name in (*texts, score) if name and names.count(name) > 1), None):
         raise DataError("a column occurs twice", file=file, got=repeated)
-    return column
+    return texts, score
 
 
 def _of_tables(name: str, summary: str, folder: str, files: dict[str, SourceFile], header: bool) -> Dataset:

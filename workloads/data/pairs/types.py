@@ -22,7 +22,7 @@ HIDDEN = -1.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pairs:
-    """n pairs: two texts each, and scores (n,) float32 from 0 to 5, all -1 if hidden."""
+    """n pairs: two texts each, and scores (n,) float32 from 0 to 5, all -1 if hidden, as those of plain sentences."""
 
     first: list[str]
     second: list[str]

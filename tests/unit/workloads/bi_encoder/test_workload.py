@@ -255,6 +255,22 @@ def test_plain_sentences_are_their_own_positives() -> None:
     assert found.item() == pytest.approx(expected.item(), rel=1e-5)
 
 
+def test_a_train_part_of_plain_sentences_needs_positives_dropout(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text("sentence\n" + "".join(f"word{n} word{n % 7}\n" for n in range(64)))
+    for part in ("dev", "test"):
+        rows = "".join(f"word{n} word3,word{n + 1} word2,{n % 6}\n" for n in range(12))
+        (tmp_path / f"{part}.csv").write_text(f"sentence1,sentence2,score\n{rows}")
+    scored = Params(dataset=str(tmp_path), encoder="tiny", loss="infonce")
+    with pytest.raises(ValueError, match=r"training part has plain sentences\. Set positives=dropout"):
+        scored.check_data(tmp_path)
+    own = {"dataset": str(tmp_path), "batch_size": 8, "loss": "infonce", "positives": "dropout", "dropout": 0.1}
+    Params(encoder="tiny", **own).check_data(tmp_path)
+    simcse = built(**own)
+    assert len(simcse.data.train) == 64
+    assert simcse.train_epoch(1)["loss"] > 0
+    assert np.isfinite(simcse.evaluate("validation").metrics["spearman"])
+
+
 def test_training_on_plain_sentences_is_independent_of_scores(monkeypatch: pytest.MonkeyPatch) -> None:
     params: dict[str, Any] = {"loss": "infonce", "positives": "dropout", "dropout": 0.1}
     once = built(**params).train_epoch(1)

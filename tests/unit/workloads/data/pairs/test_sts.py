@@ -114,6 +114,28 @@ def test_folder_is_read_with_its_own_train_dev_and_test_parts(tmp_path: Path) ->
     assert fingerprint(str(tmp_path), ROOT) != before
 
 
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_train_table_of_plain_sentences_needs_scored_dev_and_test_parts(form: str, tmp_path: Path) -> None:
+    sentences = [f"sentence {number}" for number in range(30)]
+    if form == "csv":
+        (tmp_path / "train.csv").write_text("\n".join(["sentence", *sentences]) + "\n")
+    else:
+        parquet.write_table(pa.table({"sentence": sentences}), tmp_path / "train.parquet")
+    write_csv(tmp_path / "dev.csv", ROWS[40:50])
+    with pytest.raises(DataError, match="trains on plain sentences, from which no scored part can be drawn"):
+        load_pairs(str(tmp_path), ROOT)
+    write_csv(tmp_path / "test.csv", ROWS[50:])
+    pairs = load_pairs(str(tmp_path), ROOT)
+    assert pairs.train.hidden
+    assert pairs.train.first == pairs.train.second == sentences
+    assert texts(pairs.validation) == set(ROWS[40:50])
+    with pytest.raises(DataError, match=r"plain sentences, .* got split=dev"):
+        load_pairs(str(tmp_path), ROOT, "dev")
+    (tmp_path / "test.csv").write_text("sentence\nalone\n")
+    with pytest.raises(DataError, match=r"test\.csv: the columns are wrong: got sentence"):
+        load_pairs(str(tmp_path), ROOT)
+
+
 def test_hidden_test_scores_are_refused_unless_split_is_dev(tmp_path: Path) -> None:
     write_csv(tmp_path / "train.csv", ROWS[:40])
     write_csv(tmp_path / "validation.csv", ROWS[40:50])
