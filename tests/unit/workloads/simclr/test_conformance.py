@@ -102,8 +102,8 @@ class TestMoCoWithBCL(OneProcess):
     }  # fmt: skip
 
 
-class TestMoCoWithTheOracle(OneProcess):
-    """The queue stores the classes of its keys."""
+class TestMoCoWithTheOracle(SimCLRConformance):
+    """The queue stores the classes of its keys, of both ranks."""
 
     params: ClassVar[Mapping[str, Any]] = {
         **TINY, "method": "moco", "queue": 48, "loss": "supervised", "eval_probe": "never",
