@@ -3,15 +3,23 @@
 implicit runs in the same rounds. The authors' programs are not installed here: their rates on ML-100K were measured
 once, on two cores of an AMD EPYC, and are constants below; targets are multiples of them. d = 32. The first epochs,
 with the compilation, do not count.
+
+``--ml-1m`` compares the seconds of 100 epochs on MovieLens-1M instead, with implicit and with RecBole's MF: a hundred
+times the median of an epoch, of which a few are measured.
 """
 
 from __future__ import annotations
 
 import sys
+import tempfile
 from functools import partial
+from pathlib import Path
 
-from harness import HERE, Benchmark, Contestant, arguments, peers_python, thread_count
-from mf_epoch import examples_a_second, median_epoch
+import numpy as np
+from harness import HERE, Benchmark, Contestant, arguments, data_root, peers_python, thread_count
+from mf_epoch import RECBOLE, examples_a_second, median_epoch
+
+from workloads.data import load_interactions
 
 AUTHORS_BNS, AUTHORS_DNS = 4_000, 6_200
 """Examples per second."""
@@ -39,8 +47,40 @@ def contestants() -> dict[str, Contestant]:
     return found
 
 
+def movielens_1m(bench: Benchmark) -> None:
+    """100 epochs on the training part of a random split."""
+    pairs = load_interactions("ml-1m", data_root("ml-1m/ratings.csv.gz")).train
+    peers = HERE / "peers"
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "pairs.npy")
+        np.save(file, pairs)
+        commands = {
+            OURS: ([sys.executable, str(HERE / "sequential_epoch.py"), "--data", "ml-1m"], 12),
+            IMPLICIT: ([peers_python(), str(peers / "implicit_epoch.py"), "--pairs", str(file)], 12),
+            RECBOLE: (
+                [peers_python(), str(peers / "recbole_epoch.py"), "--backbone", "mf", "--pairs", str(file)], 3,
+            ),
+        }  # fmt: skip
+        bench.run({name: partial(seconds_of_100, *words) for name, words in commands.items()})
+    for peer in (IMPLICIT, RECBOLE):
+        bench.compare("100 epochs of BPR on MovieLens-1M, 1 thread", "s", OURS, peer, at_most=1)
+    bench.notes.append("RecBole trains with Adam in batches of 2,048. implicit skips draws that hit a positive.")
+
+
+def seconds_of_100(command: list[str], epochs: int) -> float:
+    """100 times the median epoch of one process of a contestant."""
+    return 100 * median_epoch(command, epochs, 1)[0]
+
+
 def main() -> None:
-    args = arguments("Sequential SGD on a CPU, ours compared with implicit.", rounds=3).parse_args()
+    parser = arguments("Sequential SGD on a CPU, ours compared with implicit.", rounds=3)
+    parser.add_argument("--ml-1m", action="store_true", help="100 epochs on MovieLens-1M, also RecBole's MF.")
+    args = parser.parse_args()
+    if args.ml_1m:
+        bench = Benchmark("sequential-ml-1m", args.rounds, args.patience)
+        movielens_1m(bench)
+        bench.finish()
+        return
     bench = Benchmark("sequential", args.rounds, args.patience)
     bench.run(contestants())
     for threads in (1, 2):

@@ -56,14 +56,14 @@ def rounds(data: Interactions, model: SequentialMF, table: torch.Tensor) -> Call
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", choices=("ml-100k", "gowalla-size"), default="ml-100k")
+    parser.add_argument("--data", choices=("ml-100k", "ml-1m", "gowalla-size"), default="ml-100k")
     parser.add_argument("--sampler", default="uniform")
     parser.add_argument("--round", action="store_true")
     parser.add_argument("--epochs", type=int, required=True)
     parser.add_argument("--threads", type=int, required=True)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    data = load_interactions("ml-100k", data_root()) if args.data == "ml-100k" else gowalla_size()
+    data = gowalla_size() if args.data == "gowalla-size" else load_interactions(args.data, data_root())
     table = normal(data.n_users + data.n_items, DIM, 0.1, seed=0)
     settings = Settings(sampler=args.sampler, threads=args.threads, triples=1000 * data.n_users if args.round else None)
     model = SequentialMF(

@@ -45,11 +45,14 @@ NAME = "ml-100k-split"  # under the name ml-100k it would use its own sample
 MODELS = {"mf": "BPR", "lightgcn": "LightGCN", "sgl": "SGL"}
 
 
-def convert(root: Path, folder: Path) -> None:
-    """Write the split in RecBole's format."""
+def convert(root: Path, folder: Path, pairs: Path | None) -> None:
+    """Write the split of ML-100K, or ``pairs`` and a test part that is not used, in RecBole's format."""
     for part in ("train", "test"):
-        with (root / "ml-100k" / f"100k_{part}.csv").open() as source:
-            rows = [f"{row['user']}\t{row['item']}" for row in csv.DictReader(source)]
+        if pairs:
+            rows = [f"{user}\t{item}" for user, item in np.load(pairs)[: None if part == "train" else 1].tolist()]
+        else:
+            with (root / "ml-100k" / f"100k_{part}.csv").open() as source:
+                rows = [f"{row['user']}\t{row['item']}" for row in csv.DictReader(source)]
         (folder / f"{NAME}.{part}.inter").write_text("\n".join(["user_id:token\titem_id:token", *rows]) + "\n")
 
 
@@ -59,9 +62,11 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, required=True)
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--evaluate", action="store_true")
+    parser.add_argument("--pairs", type=Path, help="Other interactions than those of ML-100K: (n, 2), .npy.")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     root = Path(os.environ["ORCHESTRATOR_DATA"]).absolute()
+    pairs = args.pairs and args.pairs.absolute()
 
     from recbole.config import Config
     from recbole.data import create_dataset, data_preparation
@@ -71,7 +76,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)  # it writes logs and checkpoints to the working folder
         Path(NAME).mkdir()
-        convert(root, Path(NAME))
+        convert(root, Path(NAME), pairs)
         config = Config(MODELS[args.backbone], NAME, config_dict=CONFIG | {"data_path": folder})
         logging.disable(logging.CRITICAL)
         dataset = create_dataset(config)
