@@ -96,7 +96,7 @@ class TestLightGCL(OneProcess):
     }  # fmt: skip
 
 
-class TestNCL(OneProcess):
+class TestNCL(RecommenderConformance):
     params: ClassVar[Mapping[str, Any]] = {
         "backbone": "lightgcn", "contrast": "ncl", "clusters": 8, "prototype_warmup": 1, "prototype_weight": 0.1,
         "dim": 8, "batch_size": 4096, "lr": 0.01,
