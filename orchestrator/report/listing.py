@@ -13,6 +13,7 @@ from orchestrator.console import aligned, duration, show
 from orchestrator.errors import UserError, unknown
 from orchestrator.report import trials
 from orchestrator.report.statistics import summary
+from orchestrator.runs import driver_status
 from orchestrator.search import recorded
 from orchestrator.search.progress import search_progress, target
 from orchestrator.search.ranking import ranked
@@ -171,7 +172,8 @@ def trial_rows(folder: RunFolder) -> list[dict[str, Any]]:
 def progress(folder: RunFolder) -> dict[str, Any]:
     """The progress of a sweep: ``trials`` by state, ``target``, ``best`` so far, ``seconds_left`` (None: unknown).
 
-    If the sweep has no live driver, trials that its journal shows as running are counted as interrupted.
+    While it runs also ``expected_gain`` of further trials, where ``--until-gain`` has estimated it. If the sweep has no
+    live driver, trials that its journal shows as running are counted as interrupted.
     """
     requested = recorded.spec(folder)["search"]["trials"]
     try:
@@ -183,7 +185,8 @@ def progress(folder: RunFolder) -> dict[str, Any]:
         all_trials, target(requested, all_trials), objective, trials.best(folder, all_trials, objective)
     )
     if folder.status() == "running":
-        return state
+        gain = driver_status.read(folder).get("expected_gain")
+        return state | ({"expected_gain": gain} if gain else {})
     counts = {"interrupted" if name == "running" else name: count for name, count in state["trials"].items()}
     return state | {"trials": counts, "seconds_left": None}
 
@@ -196,7 +199,7 @@ def progress_as_text(state: Mapping[str, Any]) -> str:
         parts.append("best: " + ", ".join(f"{name} {show(value)}" for name, value in state["best"].items()))
     if state["seconds_left"] is not None:
         parts.append(f"{duration(state['seconds_left'])} left")
-    return "; ".join(parts)
+    return "; ".join([*parts, *filter(None, [state.get("expected_gain")])])
 
 
 def _row(folder: RunFolder) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from optuna.trial import TrialState, create_trial
 from orchestrator.cli.app import app
 from orchestrator.errors import UserError
 from orchestrator.report import listing
+from orchestrator.runs.driver_status import DriverStatus, StatusPublisher
 from orchestrator.search.journal import JOURNAL, open_study
 from orchestrator.search.progress import search_progress
 from orchestrator.storage import records, run_lookup
@@ -206,6 +207,16 @@ def test_progress_counts_trial_states_and_estimates_the_time_left(settings: Sett
     assert listing.progress_as_text(told).startswith(
         "4 of 9 trials: 2 complete, 1 fail, 1 running; best: trial 1, error 1;"
     )
+
+
+def test_progress_shows_the_expected_gain_that_the_driver_reports(settings: Settings) -> None:
+    folder = sweep(settings.storage, "s", [(3.0,)], settled=False)
+    gain = "expected gain of 8 more trials 0.001, noise 0.002"
+    with StatusPublisher(folder) as publisher:
+        publisher.set_source(lambda: DriverStatus(expected_gain=gain))
+    assert listing.progress_as_text(listing.progress(folder)).endswith(f"; {gain}")
+    folder.release("interrupted", 130)
+    assert "expected_gain" not in listing.progress(folder), "it is of the trials that ran then"
 
 
 def test_long_resumed_trial_does_not_increase_the_estimated_time_left() -> None:
