@@ -221,9 +221,13 @@ def options_of(call: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     return {one.name: one for one in parameters if get_origin(one.annotation) is Annotated}
 
 
+CODE = ("space", "sampler", "scheduler")
+"""Options that may name code of the user, ``file.py:name``."""
+
+
 def named_code(given: Given) -> dict[str, str]:
     """The options that name code of the user, ``file.py:name``: all that a resume allows of these."""
-    values = {name: given[name] for name in ("space", "sampler", "scheduler")}
+    values = {name: given[name] for name in CODE}
     return {name: value for name, value in values.items() if value and is_named(value)}
 
 

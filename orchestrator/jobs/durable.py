@@ -15,12 +15,17 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
-from orchestrator.config.options import ADDRESSES, flag_of
-from orchestrator.config.parsing import option_values
-from orchestrator.errors import DONE, PARTIAL, USAGE
+from orchestrator.config.options import ADDRESSES, CODE, flag_of, named_code
+from orchestrator.config.parsing import option_values, read_experiment
+from orchestrator.config.user_code import absolute
+from orchestrator.errors import DONE, PARTIAL, USAGE, UserError
+from orchestrator.provenance import private_files
 from orchestrator.provenance.scrub import scrub_words
+from orchestrator.search.trusted_spaces import trust
 from orchestrator.storage.records import SETTLED
 
 
@@ -53,11 +58,30 @@ def main(name: str, verb: str, *words: str) -> int:
     if before and before["status"] in SETTLED:
         print(f"{name} is {before['status']} already")
         return DONE
-    arguments = ["--resume", name, *addresses] if before else [*words, "--name", name]
+    arguments = [*words, "--name", name]
+    if before:
+        arguments = ["--resume", name, *addresses, *_own_code(verb, words, before.get("workload"))]
     for stop in (signal.SIGINT, signal.SIGTERM):  # the command gets it too: it saves and ends
         signal.signal(stop, lambda *_: None)
     code = subprocess.call(["orchestrator", verb, *arguments])
     return DONE if code == PARTIAL else code
+
+
+def _own_code(verb: str, words: Sequence[str], workload: str | None) -> list[str]:
+    """The options of a resume that name code of the user, as the command or its file does. Trusts its ``workload``.
+
+    A retry on a new cluster has a new home, which does not know what the first attempt has named.
+    """
+    values = option_values(words)
+    file: dict[str, Any] = {}
+    with suppress(UserError):  # a resume does not need the file
+        file = read_experiment(Path(values["--config"])).values if "--config" in values else {}
+    if workload and workload in map(absolute, [*words, str(file.get("workload"))]):
+        trust(workload, private_files.home())
+    if verb != "sweep":
+        return []
+    searched = {name: values.get(flag_of(name), file.get("search", {}).get(name)) for name in CODE}
+    return [word for name, value in named_code(searched).items() for word in (flag_of(name), value)]
 
 
 def _options(words: Sequence[str], names: Sequence[str]) -> list[str]:

@@ -18,8 +18,9 @@ import boto3
 import pytest
 from moto import mock_aws
 
-from orchestrator.errors import DONE, USAGE
+from orchestrator.errors import DONE, USAGE, UserError
 from orchestrator.jobs import durable
+from orchestrator.search import trusted_spaces
 from tests.support.waiting import HANG_SECONDS
 from tests.support.web import QuietHandler, serving
 from tests.unit.deploy.manifests import DEPLOY, ROOT
@@ -127,6 +128,35 @@ def test_durable_passes_the_addresses_of_its_command_to_a_resume(tmp_path: Path,
     assert commands.durable("mf", "run", *words.split()) == DONE
     addresses = "--tracking none --experiment e --storage /st --ray-address ray:1"
     assert commands.asked() == ["status mf --wait --json --storage /st", f"run --resume mf {addresses}"]
+
+
+@pytest.mark.parametrize("given", ["mine.py:Mine --space mine.py:space --sampler tpe", "--config mine.yaml"])
+def test_durable_names_the_code_of_its_command_to_a_resume_with_a_new_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str
+) -> None:
+    commands = Commands(tmp_path)
+    (tmp_path / "mine.py").write_text("")
+    (tmp_path / "mine.yaml").write_text("workload: mine.py:Mine\nsearch: {space: 'mine.py:space', sampler: tpe}\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "new"))
+    workload = f"{tmp_path}/mine.py:Mine"
+    record = {"status": "lost", "command": f"orchestrator sweep {given} --name mf", "workload": workload}
+    commands.answer(json.dumps(record), 1, 0)
+    assert commands.durable("mf", "sweep", *given.split()) == DONE
+    assert commands.asked()[-1] == f"{GO_ON} --space mine.py:space"
+    trusted_spaces.check(workload, tmp_path / "new", "mf", "workload")
+
+
+def test_durable_trusts_no_code_that_only_the_record_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands = Commands(tmp_path)
+    (tmp_path / "theirs.py").write_text("")
+    monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "new"))
+    workload = f"{tmp_path}/theirs.py:Theirs"
+    record = {"status": "lost", "command": f"orchestrator {BEGIN}", "workload": workload}
+    commands.answer(json.dumps(record), 1, 0)
+    assert commands.durable("mf", "sweep", "recommender", "--trials", "2") == DONE
+    with pytest.raises(UserError, match="was never named here"):
+        trusted_spaces.check(workload, tmp_path / "new", "mf", "workload")
 
 
 @pytest.mark.parametrize("state", ["finished", "interrupted"])
