@@ -138,7 +138,9 @@ def _check(source: RunFolder, spec: SweepSpec, settings: Settings) -> None:
     then, now = (preflight.fingerprint(each.workload, defaults(each), settings.data) for each in (earlier, spec))
     if then != now:
         raise UserError(f"{source.id} cannot be learnt from: it searched on other data", got=then, allowed=now)
-    before, after = (evaluation_data(defaults(each)) for each in (earlier, spec))
+    before, after = (
+        {**evaluation_data(defaults(each)), "abstention_part": each.plan.abstention_part} for each in (earlier, spec)
+    )
     names = (before.keys() | after.keys()) - {"dataset"}  # whose bytes are the same
     if differing := sorted(name for name in names if before.get(name) != after.get(name)):
         got, allowed = (", ".join(f"{name}={one.get(name)}" for name in differing) for one in (before, after))

@@ -284,6 +284,14 @@ def test_sweep_on_a_dataset_with_another_fingerprint_is_refused(
         lessons(settings, "one")
 
 
+def test_sweep_that_selected_on_held_out_queries_is_refused(toy_workload: str, settings: Settings) -> None:
+    kept(settings, "one")
+    spec = sweep(warm_start=("one",))
+    spec = spec.model_copy(update={"plan": spec.plan.model_copy(update={"abstention_part": 0.2})})
+    with pytest.raises(UserError, match=r"on other data: got abstention_part=0.0; allowed: abstention_part=0.2"):
+        warm_start.earlier_trials(spec, settings, [ERROR], lambda params: WIDE)
+
+
 def test_sweep_evaluated_on_another_split_is_refused(
     toy_workload: str, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
