@@ -62,7 +62,8 @@ class Sample:
 
 def evaluated_on(params: Mapping[str, Any], split: Split = "validation") -> dict[str, Any]:
     """The parameters that define the evaluation data, and whether the model has learned from that split."""
-    return evaluation_data(params) | {name: split for name in LEARNT_FROM if params.get(name) == split}
+    own = {name: value for name, value in params.items() if name not in PLAN_KEYS}  # such as evaluate_every
+    return evaluation_data(own) | {name: split for name in LEARNT_FROM if params.get(name) == split}
 
 
 def entries(folder: RunFolder, split: Split, *, every: bool) -> list[Sample]:

@@ -184,6 +184,14 @@ def test_units_of_different_data_or_splits_are_not_paired(tmp_path: Path) -> Non
     assert method_of(compare([a, same])) == "paired bootstrap, 50 units"
 
 
+def test_units_of_runs_that_evaluate_after_other_epochs_are_paired(tmp_path: Path) -> None:
+    """The setting evaluate_every begins with eval, as do parameters of the evaluation data."""
+    units = np.random.default_rng(0).normal(5, 3, 50)
+    a, b = (run(tmp_path, name, 5.0, units=values) for name, values in (("a", units), ("b", units + 0.5)))
+    b.record["spec"]["experiment"]["plan"]["evaluate_every"] = 5
+    assert method_of(compare([a, b])) == "paired bootstrap, 50 units"
+
+
 def test_model_calibrated_on_validation_is_not_paired_on_validation(tmp_path: Path) -> None:
     """Its validation values are too good; on test it is compared like any other model."""
     units = np.random.default_rng(0).normal(5, 3, 50)
