@@ -7,7 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from workloads.data.errors import DataError
 from workloads.data.files import plain_or_gz
+
+VALIDATION = ("validation", "dev", "valid", "val")
+"""Usual names of a validation part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +101,19 @@ def own_dataset(name: str, kind: str, folder: Path, files: Iterable[str], reader
     """A user's own dataset, named by its absolute path, with ``files`` in ``folder``."""
     sources = tuple(SourceFile(file) for file in files)
     return Dataset(name, "a user's own", kind, reader, sources, folder=str(folder))
+
+
+def check_no_validation(folder: Path, ends: Iterable[str], instead: str, names: Iterable[str] = VALIDATION) -> None:
+    """Check that a folder has no validation part under one of these names, which the reader would ignore.
+
+    Raises:
+        DataError: it has one, which may be moved away, or ``instead``.
+    """
+    for file in (f"{name}{end}" for name in names for end in ends):
+        if (folder / file).exists():
+            what = "a validation part is not read from this file"
+            fix = f"Move {file} to another folder, or {instead}"
+            raise DataError(what, file=folder / file, got=file, fix=fix)
 
 
 @dataclass(frozen=True, slots=True)

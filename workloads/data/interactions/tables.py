@@ -14,7 +14,7 @@ from workloads.data.files import TABLES
 from workloads.data.interactions.columns import Columns, read_columns, row_error
 from workloads.data.interactions.lightgcn import read_item_lists
 from workloads.data.interactions.types import Interactions
-from workloads.data.source import Dataset, own_dataset
+from workloads.data.source import Dataset, check_no_validation, own_dataset
 
 if TYPE_CHECKING:
     import numpy as np
@@ -45,7 +45,7 @@ def own_interactions(name: str) -> Dataset:
     """The dataset at an absolute path, or at a URI that has been staged.
 
     Raises:
-        DataError: the path is relative, or there is neither a table nor a folder with two parts.
+        DataError: the path is relative, there is neither a table nor a folder with two parts, or it has a third one.
     """
     path = local_path(name)
     if not path.is_absolute():
@@ -66,6 +66,7 @@ def _parts(folder: Path) -> tuple[str, str]:
     ends = (*TABLES, *_LISTS)
     for end in ends:
         if (folder / f"train{end}").is_file() and (folder / f"test{end}").is_file():
+            check_no_validation(folder, ends, "append its rows to the train part, from which validation is drawn")
             return f"train{end}", f"test{end}"
     expected = f"train and test, both with one of {', '.join(ends)}; or images, a sub-folder for each class"
     raise DataError("the folder does not hold the parts of a dataset", file=folder, expected=expected)

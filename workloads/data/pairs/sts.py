@@ -17,13 +17,13 @@ from typing import Any, TypeAlias
 from workloads.data.errors import DataError
 from workloads.data.files import TABLES, content, is_parquet, opened, parquet_errors, plain_or_gz
 from workloads.data.pairs.types import HIDDEN, HIGHEST, KIND, Pairs, SentencePairs
-from workloads.data.source import Dataset, SourceFile
+from workloads.data.source import VALIDATION, Dataset, SourceFile
 
 COLUMNS = ("sentence1", "sentence2")
 PLAIN = "sentence"
 """The column of a training part without pairs."""
 _SCORES = ("score", "label", "similarity_score")
-_PARTS = {"train": ("train",), "validation": ("validation", "dev"), "test": ("test",)}
+_PARTS = {"train": ("train",), "validation": VALIDATION, "test": ("test",)}
 _SHOWN = 60
 
 _Columns: TypeAlias = tuple[Sequence[int], list[str], list[str], list[Any] | None]

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from workloads.data.errors import DataError
 from workloads.data.files import plain_or_gz
 from workloads.data.retrieval.types import PARTS, Retrieval
+from workloads.data.source import VALIDATION, check_no_validation
 
 _HIGHEST = 2**31 - 1
 _NAMED = 1000  # unknown judgements that are listed; further ones are only counted
@@ -30,7 +31,14 @@ Texts = tuple[Sequence[str], Sequence[str]]
 
 
 def judgement_files(folder: Path, suffix: str) -> list[str]:
-    """The judgement files in a folder: ``qrels/<part><suffix>``, or without a split ``qrels<suffix>``."""
+    """The judgement files in a folder: ``qrels/<part><suffix>``, or without a split ``qrels<suffix>``.
+
+    Raises:
+        DataError: the validation part has another name than dev.
+    """
+    others = [name for name in VALIDATION if name not in PARTS]
+    ends = (suffix, f"{suffix}.gz")
+    check_no_validation(folder / "qrels", ends, f"rename it to dev{suffix}", others)
     split = [f"qrels/{part}{suffix}" for part in PARTS[1:]]
     there = [file for file in (*split, f"qrels{suffix}") if plain_or_gz(folder / file).is_file()]
     return [file for file in there if file in split] or there

@@ -305,6 +305,14 @@ def test_csv_file_is_loaded_as_a_dataset_by_its_path(tmp_path: Path) -> None:
     assert load_interactions(str(path), tmp_path).n_items == 40
 
 
+@pytest.mark.parametrize("name", ["valid.csv", "validation.parquet", "val.txt", "dev.tsv.gz"])
+def test_folder_with_a_validation_part_is_refused(tmp_path: Path, name: str) -> None:
+    for part in ("train.csv", "test.csv", name):
+        (tmp_path / part).write_text("user,item\n")
+    with pytest.raises(DataError, match=rf"{name}: a validation part is not read from.*its rows to the train"):
+        dataset(str(tmp_path))
+
+
 @pytest.mark.parametrize("end", ["csv", "tsv", "parquet", "txt"])
 def test_a_folder_with_two_parts_is_a_dataset(tmp_path: Path, end: str) -> None:
     for part, item in (("train", 1), ("test", 0)):

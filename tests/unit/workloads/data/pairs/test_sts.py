@@ -99,9 +99,10 @@ def test_scores_from_0_to_1_are_refused(tmp_path: Path) -> None:
         check_readable(str(path), ROOT, ReadOptions())
 
 
-def test_folder_is_read_with_its_own_train_dev_and_test_parts(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dev", ["dev.csv", "validation.csv", "valid.csv", "val.csv"])
+def test_folder_is_read_with_its_own_train_dev_and_test_parts(tmp_path: Path, dev: str) -> None:
     write_csv(tmp_path / "train.csv", ROWS[:40])
-    write_csv(tmp_path / "dev.csv", ROWS[40:50])
+    write_csv(tmp_path / dev, ROWS[40:50])
     write_csv(tmp_path / "test.csv", ROWS[50:])
     official, on_dev = (load_pairs(str(tmp_path), ROOT, split) for split in ("official", "dev"))  # type: ignore[arg-type]
     assert [texts(part) for part in (official.train, official.validation, official.test)] == [
@@ -110,7 +111,7 @@ def test_folder_is_read_with_its_own_train_dev_and_test_parts(tmp_path: Path) ->
     assert texts(on_dev.test) == set(ROWS[40:50])
     assert texts(on_dev.train) | texts(on_dev.validation) == set(ROWS[:40])
     before = fingerprint(str(tmp_path), ROOT)
-    write_csv(tmp_path / "dev.csv", ROWS[40:49])
+    write_csv(tmp_path / dev, ROWS[40:49])
     assert fingerprint(str(tmp_path), ROOT) != before
 
 

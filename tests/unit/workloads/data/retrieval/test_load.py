@@ -70,6 +70,13 @@ def test_beir_collection_with_three_parts_is_read(beir: Callable[..., Path], zip
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("name", ["valid", "validation", "val"])
+def test_validation_part_with_another_name_than_dev_is_refused(beir: Callable[..., Path], name: str) -> None:
+    folder = beir(train="q1\td2\t2", test="q0\td1\t3", **{name: "q3\td1\t1"})
+    with pytest.raises(DataError, match=rf"qrels/{name}\.tsv: a validation part is not read.*rename it to dev\.tsv"):
+        load(folder)
+
+
 def test_grades_of_pairs_and_of_queries_match_the_judgements(beir: Callable[..., Path]) -> None:
     data = load(beir(train="q1\td2\t2", dev="q3\td1\t1", test="q0\td2\t0;q0\td1\t3"))
     before = sum(bytes_by_device(data).values())
