@@ -89,6 +89,19 @@ def check_columns(file: Path) -> None:
         raise DataError("the file cannot be read", file=file, got=error.strerror or str(error)) from None
 
 
+def has_dates(file: Path) -> bool | None:
+    """Whether the times of a table have Parquet's timestamp type; None if it has no times."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    if not is_parquet(file):
+        return False if "timestamp" in _text_roles(file)[0] else None
+    with parquet_errors(file):
+        schema = parquet.read_schema(file)
+    name = _named_roles(file, schema.names).get("timestamp")
+    return None if name is None else bool(pa.types.is_timestamp(schema.field(name).type))
+
+
 def names_interactions(names: Iterable[str]) -> bool:
     """Whether columns of users and of items are among a table's columns."""
     return {"user", "item"} <= {_role(name) for name in names}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from workloads.data.cache import is_uri, local_path
 from workloads.data.errors import DataError
 from workloads.data.files import TABLES
-from workloads.data.interactions.columns import Columns, read_columns, row_error
+from workloads.data.interactions.columns import Columns, has_dates, read_columns, row_error
 from workloads.data.interactions.lightgcn import read_item_lists
 from workloads.data.interactions.types import Interactions
 from workloads.data.source import Dataset, check_no_validation, own_dataset
@@ -87,14 +87,15 @@ def read_tables(folder: Path, files: tuple[str, ...]) -> Interactions:
     Memory is proportional to the users and items. Arrays that are larger than some MB are in files of the cache.
 
     Raises:
-        DataError: as :func:`~workloads.data.interactions.columns.read_columns`; the ids of a column are floats; or a
-            pair of the test part is also in the train part.
+        DataError: as :func:`~workloads.data.interactions.columns.read_columns`; the ids of a column are floats; a
+            pair of the test part is also in the train part; or times are numbers in one part and dates in the other.
         CacheUnwritable: the cache cannot be written.
     """
     from workloads.data.interactions.codes import unless_counted
 
     users = _Numbering("user")
     items = _Numbering("item")
+    _check_times([folder / file for file in files])
     tables = [_read(folder / file, users, items) for file in files]
     kept = _last_rows(tables, users, items)
     user_numbers, user_ids = users.sorted()
@@ -112,6 +113,17 @@ def read_tables(folder: Path, files: tuple[str, ...]) -> Interactions:
         user_ids=unless_counted(user_ids),
         item_ids=unless_counted(item_ids),
     )
+
+
+def _check_times(files: list[Path]) -> None:
+    """Raise DataError if one part has numbers and the other one dates, whose unit differs."""
+    words = {file: "dates" if dated else "numbers" for file in files if (dated := has_dates(file)) is not None}
+    if len(set(words.values())) > 1:
+        train, test = files
+        raise DataError(
+            "the parts differ in column timestamp", file=test, got=words[test],
+            expected=f"{words[train]}, as in {train.name}", fix="Write both with one type",
+        )  # fmt: skip
 
 
 class _Numbering:

@@ -138,6 +138,17 @@ def test_parts_with_shared_pairs_or_different_id_types_are_refused(tmp_path: Pat
 
 
 def test_check_readable_and_verify_report_a_truncated_line(tmp_path: Path) -> None:
+def test_parts_with_numbers_and_dates_as_times_are_refused(tmp_path: Path) -> None:
+    numbers = {"user": [1], "item": [1], "timestamp": [1_704_067_200]}
+    dates = {"user": [1], "item": [2], "timestamp": pa.array([1_704_067_300], pa.timestamp("s"))}
+    with pytest.raises(
+        DataError, match=r"the parts differ in column timestamp: got dates; expected numbers, as in train"
+    ):
+        read(tmp_path, train_parquet=numbers, test_parquet=dates)
+    del numbers["timestamp"]
+    assert read(tmp_path, train_parquet=numbers, test_parquet=dates).train_times is None
+
+
     path = tmp_path / "all.csv"
     path.write_text("user,item\n1,2\n1\n")
     with pytest.raises(DataError, match=r"line 3: the line is truncated.*Correct the file"):
