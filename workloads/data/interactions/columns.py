@@ -54,8 +54,8 @@ def read_columns(file: Path) -> Iterator[Columns]:
 
     Raises:
         DataError: a column is missing, a line has another number of fields, an id is missing, is neither an integer nor
-            text, or has blanks around it (not in Parquet), a rating or time is not a number, a quoted value spans
-            lines, or there is no row. It names file and line (in Parquet the row).
+            text, or has blanks around it, a rating or time is not a number, a quoted value spans lines, or there is no
+            row. It names file and line (in Parquet the row).
     """
     first = 0
     try:
@@ -294,9 +294,8 @@ def _ids(file: Path, role: str, column: Any, fault: Fault) -> Any:
     size = f"1 to {_LONGEST} bytes"
     faults = [(pc.equal(lengths, 0), "is missing", size), (pc.greater(lengths, _LONGEST), "is too long", size)]
     faults.append((pc.ends_with(column, "\0"), "ends with a zero byte", "an id without it"))  # NumPy would drop it
-    if not is_parquet(file):
-        trimmed = pc.binary_length(pc.utf8_trim_whitespace(column))
-        faults.append((pc.not_equal(lengths, trimmed), "has blanks around it", "an id without them"))
+    trimmed = pc.binary_length(pc.utf8_trim_whitespace(column))
+    faults.append((pc.not_equal(lengths, trimmed), "has blanks around it", "an id without them"))
     for wrong, what, expected in faults:
         if (row := pc.index(wrong, True).as_py()) >= 0:
             got = repr(column[row].as_py()[:_SHOWN])

@@ -101,6 +101,7 @@ def test_line_that_is_not_utf_8_is_refused(tmp_path: Path) -> None:
         ({"user": [True, False], "item": [1, 2]}, "column user holds neither integers nor text: got bool"),
         ({"user": [1, 2], "item": [1, None]}, "in row 2 an id is missing in column item"),
         ({"user": ["a", ""], "item": [1, 2]}, "in row 2 an id is missing in column user"),
+        ({"user": ["a", "b "], "item": [1, 2]}, "in row 2 an id has blanks around it in column user: got 'b '"),
         ({"user": ["a", "a\0"], "item": [1, 2]}, r"in row 2 an id ends with a zero byte in column user: got 'a\\x00'"),
         ({"user": pa.array([1, 2**64 - 1], pa.uint64()), "item": [1, 2]}, "column user holds an id beyond 63 bits"),
         ({"user": [1, 2], "item": [1, 2], "rating": [1.0, None]}, "in row 2 column rating holds no number: got None"),
@@ -137,7 +138,6 @@ def test_parts_with_shared_pairs_or_different_id_types_are_refused(tmp_path: Pat
         read(tmp_path, train_parquet={"user": [1], "item": [1]}, test_parquet={"user": ["1"], "item": [2]})
 
 
-def test_check_readable_and_verify_report_a_truncated_line(tmp_path: Path) -> None:
 def test_parts_with_numbers_and_dates_as_times_are_refused(tmp_path: Path) -> None:
     numbers = {"user": [1], "item": [1], "timestamp": [1_704_067_200]}
     dates = {"user": [1], "item": [2], "timestamp": pa.array([1_704_067_300], pa.timestamp("s"))}
@@ -149,6 +149,7 @@ def test_parts_with_numbers_and_dates_as_times_are_refused(tmp_path: Path) -> No
     assert read(tmp_path, train_parquet=numbers, test_parquet=dates).train_times is None
 
 
+def test_check_readable_and_verify_report_a_truncated_line(tmp_path: Path) -> None:
     path = tmp_path / "all.csv"
     path.write_text("user,item\n1,2\n1\n")
     with pytest.raises(DataError, match=r"line 3: the line is truncated.*Correct the file"):
