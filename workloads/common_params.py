@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 from workloads.conditional_params import ConditionalParams
 from workloads.contract import MID_RUN
-from workloads.encoders.sources import TINY, input_files
+from workloads.encoders.sources import TINY, check_max_length, input_files
 
 LearningRate: TypeAlias = Annotated[float, Field(gt=0, le=1, json_schema_extra=MID_RUN)]
 WeightDecay: TypeAlias = Annotated[float, Field(ge=0, le=1, json_schema_extra=MID_RUN)]
@@ -62,6 +62,12 @@ class EncoderParams(WorkloadParams):
         pooling: Literal["mean", "cls", "max"] | None
         max_length: int
         dropout: float | None
+
+    @model_validator(mode="after")
+    def _fits_encoder(self) -> Self:
+        """Refuse a length of texts that the encoder does not take."""
+        check_max_length(self.encoder, self.max_length)
+        return self
 
     @staticmethod
     def input_files(values: Mapping[str, Any]) -> dict[str, Path]:

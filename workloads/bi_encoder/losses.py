@@ -70,8 +70,8 @@ def scoring_error(scoring: str, loss: str, positives: str, lowest_cosine: float 
     return None
 
 
-def dims_error(dims: tuple[int, ...] | None, scoring: str) -> str | None:
-    """A sentence about lengths of vectors that cannot be trained, or None."""
+def dims_error(dims: tuple[int, ...] | None, scoring: str, encoder: str, length: int | None) -> str | None:
+    """A sentence about lengths of vectors that cannot be trained, or None. ``length``: of the encoder's, if known."""
     if dims is None:
         return None
     text = ",".join(map(str, dims))
@@ -79,6 +79,8 @@ def dims_error(dims: tuple[int, ...] | None, scoring: str) -> str | None:
         return f"scoring=cross has no vectors, which dims={text} cuts. Remove dims, or set scoring=bi"
     if not dims or dims[-1] < 1 or any(one <= other for one, other in pairwise(dims)):
         return f"dims={text} are not lengths of vectors from the longest to the shortest, such as 384,192,96"
+    if length is not None and dims[0] != length:
+        return f"dims={text} does not begin with {length}, the length of a vector of encoder {encoder!r}"
     return None
 
 

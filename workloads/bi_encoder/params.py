@@ -172,7 +172,7 @@ class Params(EncoderParams):
         if message := (
             out_of_bounds_error(self.model_dump(), LOSSES[self.loss].bounds, ("loss",))
             or scoring_error(self.scoring, self.loss, self.positives, self.lowest_cosine)
-            or dims_error(self.dims, self.scoring)
+            or dims_error(self.dims, self.scoring, self.encoder, sources.config_of(self.encoder).get("hidden_size"))
             or hard_error(self.hard_negatives, self.hard_margin, self.loss, self.positives, self.scoring)
             or positives_error(self.positives, self.loss, self.dropout, self.encoder)
             or batch_error(self.batch_size, self.loss, self.hard_negatives)

@@ -18,7 +18,7 @@ from workloads.bi_encoder.batches import Batch, batches
 from workloads.bi_encoder.dataset import TokenisedPairs, prepare, sentences, training_texts
 from workloads.bi_encoder.evaluation import evaluation
 from workloads.bi_encoder.loss_calls import EmbeddedBatch, batch_loss
-from workloads.bi_encoder.losses import check_positives
+from workloads.bi_encoder.losses import check_positives, dims_error
 from workloads.bi_encoder.model import CrossEncoder
 from workloads.bi_encoder.params import Params as BiEncoderParams
 from workloads.bi_encoder.serving import servable
@@ -72,11 +72,8 @@ class BiEncoder:
         if params.positives == "dropout":
             self.data = replace(self.data, train=sentences(self.data.train))
         _check_anchors(params, self.data.train)
-        if params.dims and params.dims[0] != encoder.dim:
-            raise ValueError(
-                f"dims={','.join(map(str, params.dims))} does not begin with {encoder.dim}, the length of a vector of "
-                f"encoder {params.encoder!r}"
-            )
+        if message := dims_error(params.dims, params.scoring, params.encoder, encoder.dim):
+            raise ValueError(message)
         self._mined: NDArray[np.int64] | None = None
         self._steps = StepLog(runtime.log_every, runtime.device)
         self.encoder = encoder.to(runtime.device)

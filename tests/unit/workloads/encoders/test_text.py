@@ -251,6 +251,9 @@ class TestSources:
         assert load_encoder(str(folder), max_length=12, dropout=0.3)[1].model.config.hidden_dropout_prob == 0.3
         with pytest.raises(DataError, match="at most 38 tokens"):  # two positions are reserved for the padding
             load_encoder(str(folder), max_length=39)
+        sources.check_max_length(str(folder), 38)
+        with pytest.raises(DataError, match="at most 38 tokens"):  # also without the model
+            sources.check_max_length(str(folder), 39)
 
     @pytest.mark.parametrize("kind", ["distilbert", "gpt2"])
     def test_dropout_is_set_under_the_names_of_each_model_type(

@@ -37,6 +37,7 @@ from workloads.text_ranker.published import LOSS_PLOTS, LOSSES
         ),
         ({"first_stage": "run.trec"}, "a path of a run must be absolute. Use /.*run.trec"),
         ({"bm25_weight": 1.5}, r"bm25_weight=1.5 is not in \[0, 1\]"),
+        ({"max_length": 513}, "max_length is more than the encoder takes: got 513; expected at most 512 tokens"),
         ({"encoder": "minilmm"}, "Did you mean 'minilm'"),
         ({"dataset": "ml-100k"}, "dataset 'ml-100k' holds another kind of data: got interactions; expected retrieval"),
     ],

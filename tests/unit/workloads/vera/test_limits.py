@@ -259,8 +259,8 @@ def test_messages_are_means_over_triples_that_share_an_entity() -> None:
 
 
 def test_message_passing_needs_a_graph() -> None:
-    with pytest.raises(ValueError, match="graph_layers=1 needs questions over a graph, and dataset 'synthetic-r"):
-        build(dataset="synthetic-retrieval", graph_layers=1)
+    with pytest.raises(ValidationError, match="graph_layers=1 needs questions over a graph, and dataset 'synthetic-r"):
+        Params(dataset="synthetic-retrieval", graph_layers=1)
     assert not any("layers" in name for name in build().model.state_dict())
 
 
