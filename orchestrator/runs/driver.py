@@ -300,13 +300,22 @@ def discard_checkpoints(session: Session, folder: Path) -> None:
         session.discard(path)
 
 
-def finish(session: Session, spec: ExperimentSpec, register: str | None, folder: Path, before: int = 0) -> Result:
+def finish(
+    session: Session,
+    spec: ExperimentSpec,
+    register: str | None,
+    folder: Path,
+    before: int = 0,
+    selected: Progress | None = None,
+) -> Result:
     """Log the outcome in ``folder``: test metrics, record, and the model, registered as ``register``.
 
-    ``before`` as in :class:`~orchestrator.runs.progress_reporter.ProgressReporter`.
+    ``before`` and ``selected`` as in :class:`~orchestrator.runs.progress_reporter.ProgressReporter`.
     """
     outcome = worker.outcome_of(folder)
     assert outcome is not None
+    if selected:  # a repeat of the winner may have ended after the refit
+        outcome["metrics"] |= selected.best_metrics
     devices = mean_devices(session.folder) if spec.resources.min_workers else spec.resources.devices
     tracker = session.tracker
     console = session.console

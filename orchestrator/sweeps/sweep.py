@@ -241,7 +241,7 @@ def _drive(
         winner = run_trials(spec, session, study, manager)
         if winner is None:
             raise Interrupted(folder.resume_command)
-        result = finish(session, winner.spec, options.register, folder.path / WINNER, winner.before)
+        result = finish(session, winner.spec, options.register, folder.path / WINNER, winner.before, winner.selected)
         return finalize(result, session, spec, study, manager, options, winner.spec)
 
 

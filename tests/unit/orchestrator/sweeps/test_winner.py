@@ -206,6 +206,39 @@ def test_unbeaten_winner_is_not_evaluated_on_test_again(
     assert "opened again" not in out.getvalue()
 
 
+def test_result_has_the_validation_mean_of_a_repeat_that_ended_after_the_refit(
+    settings: Settings, tmp_path: Path, out: io.StringIO, resume: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluate, train = Toy.evaluate, Toy.train_epoch
+    seeds: list[int] = []
+
+    def of_seed(self: Toy, split: Any) -> Any:
+        found = evaluate(self, split)
+        return type(found)({**found.metrics, "error": 1.0 + seeds.index(self.runtime.seed)}, found.units)
+
+    def fails_once(self: Toy, epoch: int) -> Any:
+        if self.runtime.seed not in seeds:
+            seeds.append(self.runtime.seed)
+            if len(seeds) == 3:
+                raise ValueError("the first repeat fails")
+        return train(self, epoch)
+
+    monkeypatch.setattr(Toy, "evaluate", of_seed)
+    monkeypatch.setattr(Toy, "train_epoch", fails_once)
+    (tmp_path / "mine.py").write_text(SPACE)
+    search = {"scheduler": "none", "trials": 2, "finalists": 2, "finalist_seeds": 2}
+    spec = request.sweep(
+        "toy", settings, overrides={"epochs": 1}, local=True,
+        search={"space": f"{tmp_path / 'mine.py'}:space", **search},
+    )  # fmt: skip
+    first = sweep.sweep(spec, settings, driver.Options(local=True, name="s"), console(out))
+    assert (first.metrics["validation/error"], first.extra["failed"]) == (1.0, 1)
+    again = resume(retry_failed=True)
+    assert (again.metrics["validation/error"], again.extra["failed"]) == ((1.0 + 3.0) / 2, 0)
+    assert folder(settings).record["result"]["metrics"]["validation/error"] == 2.0
+    assert again.metrics["test/error"] == first.metrics["test/error"], "the model is not refitted"
+
+
 def test_unknown_noise_is_reported_once_without_units_and_seeds(
     settings: Settings, tmp_path: Path, database: Path, out: io.StringIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:
