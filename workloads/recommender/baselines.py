@@ -264,7 +264,7 @@ def solve(gram: torch.Tensor, vectors: torch.Tensor, extra: float | torch.Tensor
     else:
         systems = torch.baddbmm(gram, vectors.transpose(1, 2), vectors, alpha=extra)
         right = (1 + extra) * vectors.sum(1)
-    factors = _cholesky(systems, "the systems of iALS are singular: set a larger ials_lambda")
+    factors = _cholesky(systems, "the systems of iALS are singular: set a larger ials_lambda or a smaller ials_alpha")
     return torch.cholesky_solve(right.unsqueeze(2), factors).squeeze(2)
 
 

@@ -226,12 +226,21 @@ def test_ials_lowers_its_objective() -> None:
     assert losses == sorted(losses, reverse=True)
 
 
-@pytest.mark.parametrize("name", ["ease", "ials"])
-def test_singular_systems_of_a_baseline_are_refused_with_the_parameter(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("backbone", "params", "fix"),
+    [
+        ("ease", {"ease_lambda": 1e-18}, "larger ease_lambda"),
+        ("ials", {"ials_lambda": 1e-18}, "larger ials_lambda or a smaller ials_alpha"),
+        ("ials", {"ials_lambda": 1e-3, "ials_alpha": 1e5}, "larger ials_lambda or a smaller ials_alpha"),
+    ],
+)
+def test_singular_systems_of_a_baseline_are_refused_with_the_parameter(
+    backbone: str, params: dict[str, float], fix: str, tmp_path: Path
+) -> None:
     """All columns of one user's items are equal."""
     (tmp_path / "own.csv").write_text("user,item\n" + "".join(f"1,{item}\n" for item in range(10)))
-    built = build(dataset=str(tmp_path / "own.csv"), backbone=name, **{f"{name}_lambda": 1e-18})
-    with pytest.raises(ValueError, match=f"singular: set a larger {name}_lambda$"):
+    built = build(dataset=str(tmp_path / "own.csv"), backbone=backbone, **params)
+    with pytest.raises(ValueError, match=f"singular: set a {fix}$"):
         built.train_epoch(1)
 
 
