@@ -138,7 +138,7 @@ def load_model(reference: str, *, tracking: str | None = None) -> Any:
         raise UserError("The model is not given by its name", got=short_repr(reference), allowed=allowed)
     check_text("An argument", reference)
     with users_env():
-        return prediction.load(resolve({"tracking": tracking}), reference)
+        return prediction.load(resolve({"tracking": None if tracking is None else str(tracking)}), reference)
 
 
 def _in_notebook(verb: str, given: Given) -> Result:

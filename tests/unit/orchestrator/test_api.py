@@ -251,6 +251,7 @@ def test_a_time_limit_needs_another_process(toy_workload: str) -> None:
 def test_a_model_that_cannot_be_loaded(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", raising=False)
     refused(lambda: api.load_model(Path("rec/1")), "The model is not given by its name: got PosixPath('rec/1')")  # type: ignore[arg-type]
+    refused(lambda: api.load_model("rec/1", tracking=Path("a")), "The tracking address is not supported: got 'a'")  # type: ignore[arg-type]
     with pytest.raises(UserError, match=r"^The model rec/1 cannot be fetched: ") as caught:
         api.load_model("rec/1", tracking="http://127.0.0.1:9")
     assert caught.value.code == UNAVAILABLE
