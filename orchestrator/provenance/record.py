@@ -50,11 +50,16 @@ NOT_KEPT = (CARRIED, "RAY_JOB_CONFIG_JSON_ENV_VAR", "ORCHESTRATOR_NOTIFY")
 MAIN = Path(__file__).parents[1] / "__main__.py"
 """What ``python -m orchestrator`` runs."""
 
+NOTEBOOK = "a call in a notebook"
+"""In place of the command line of its kernel, whose words say nothing of the run."""
+
 
 def command() -> str:
-    """The command line of this process as a user would type it, without secrets."""
-    words = scrub_words(sys.argv)
+    """The command line of this process as a user would type it, without secrets. A notebook has none."""
     program = Path(sys.argv[0])
+    if program.name.endswith("kernel_launcher.py"):
+        return NOTEBOOK
+    words = scrub_words(sys.argv)
     if program.name == "orchestrator" or program.absolute() == MAIN:
         words[0] = "orchestrator"
     return shlex.join(words)

@@ -449,3 +449,11 @@ def test_cluster_shape_groups_equal_nodes() -> None:
         "2 x 8 CPU, 1 GPU H100; 1 x 4 CPU"
     )
     assert machine.cluster() is None
+
+
+def test_command_of_a_notebook_is_not_that_of_its_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = "/env/lib/python3.11/site-packages/ipykernel_launcher.py"
+    monkeypatch.setattr("sys.argv", [kernel, "-f", "/run/user/kernel-1.json"])
+    assert provenance.command() == "a call in a notebook"
+    monkeypatch.setattr("sys.argv", ["study.py", "--lr", "3"])
+    assert provenance.command() == "study.py --lr 3"
