@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any
 import hypothesis
 import pytest
 
-from orchestrator.storage.settings import NAMES, Settings, embedded_uri, resolve
+from orchestrator.storage.settings import NAMES, Settings, embedded_uri, preserve_env, resolve
 from orchestrator.tracking import store
-from orchestrator.tracking.mlflow_globals import preserve_env
 from tests.support.held_data import is_held
 from tests.support.stores import copy_store
 from tests.support.waiting import HANG_SECONDS

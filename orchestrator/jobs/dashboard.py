@@ -20,7 +20,7 @@ from orchestrator.cluster import redirects
 from orchestrator.cluster.connection import authenticate
 from orchestrator.errors import FAILED, UNAVAILABLE, UserError
 from orchestrator.jobs.job_state import Job, Lines, read
-from orchestrator.tracking.mlflow_globals import preserve_env
+from orchestrator.storage.settings import preserve_env
 
 DEFAULT_ADDRESS = "http://127.0.0.1:8265"
 VARIABLE = "RAY_API_SERVER_ADDRESS"

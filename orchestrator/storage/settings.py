@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -244,6 +245,20 @@ def _data(text: str | None) -> Path:
         return staged_path(text) if is_uri(text) else _path(text.removeprefix("file://"))
     except DataError as error:
         raise UserError(str(error)) from None
+
+
+@contextmanager
+def preserve_env(*names: str) -> Iterator[None]:
+    """Restore environment variables on exit, unset ones included."""
+    before = {name: os.environ.get(name) for name in names}
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def _path(text: str | None) -> Path:

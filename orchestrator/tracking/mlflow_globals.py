@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
+from orchestrator.storage.settings import preserve_env
 from orchestrator.tracking import store
 
 PICKLES = "MLFLOW_ALLOW_PICKLE_DESERIALIZATION"
@@ -68,17 +69,3 @@ def users_env() -> Iterator[None]:
             _calls -= 1
             if not _calls:
                 _restored.close()
-
-
-@contextmanager
-def preserve_env(*names: str) -> Iterator[None]:
-    """Restore environment variables on exit, unset ones included."""
-    before = {name: os.environ.get(name) for name in names}
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
