@@ -146,8 +146,6 @@ def _in_notebook(verb: str, given: Given) -> Result:
     from orchestrator.storage.settings import resolve
     from orchestrator.tracking.mlflow_globals import users_env
 
-    if given["ray_address"] and given["local"] and given["resume"] is None:
-        raise UserError("A local run uses no Ray", got="ray_address and local=True", fix="Set local=False")
     settings = resolve({name: given[name] for name in ADDRESSES})
     workload, overrides = given["workload"], given["settings_of_the_workload"]
     with users_env():
@@ -196,6 +194,11 @@ def train(
         from orchestrator.runs import driver
 
         return driver.resume(folder, settings, console, resources)
+    if given["ray_address"] and given["local"]:
+        got = "ray_address and local=True" if python else "--ray-address and --local"
+        raise UserError(
+            "A local run uses no Ray", got=got, fix="Set local=False" if python else "Leave out one of them"
+        )
     if any(given[name] for name in more):
         example = "resume=ID" if python else "--resume ID"
         raise UserError(f"{' and '.join(map(shown, more))} continue a sweep", fix=f"Name it with {example}")

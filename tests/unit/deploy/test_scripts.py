@@ -122,7 +122,7 @@ def test_durable_resumes_an_interrupted_run_as_a_process(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("storage", ["--storage /st", "--storage=/st"])
 def test_durable_passes_the_addresses_of_its_command_to_a_resume(tmp_path: Path, storage: str) -> None:
-    words = f"recommender epochs=2 --tracking none {storage} --experiment e --local --ray-address=ray:1"
+    words = f"recommender epochs=2 --tracking none {storage} --experiment e --ray-address=ray:1"
     commands = Commands(tmp_path)
     commands.answer(json.dumps({"status": "lost", "command": f"orchestrator run {words} --name mf"}), 1, 0)
     assert commands.durable("mf", "run", *words.split()) == DONE

@@ -151,6 +151,7 @@ def test_command_in_a_removed_working_directory_is_refused(
         (f"{SWEEP} --time-budget 0", ("Search setting time_budget is not valid: got 0",)),
         (f"{SWEEP} --trial-timeout 0", ("Search setting trial_timeout is not valid: got 0",)),
         (f"{SWEEP} --trial-timeout 5", ("--trial-timeout", "--local", "Leave out one of the two")),
+        (f"{RUN} --ray-address auto", ("A local run uses no Ray", "--ray-address and --local", "Leave out one")),
         (f"{SWEEP} --more-trials 3", ("--more-trials and --retry-failed continue a sweep", "--resume ID")),
         (f"{SWEEP} --retry-failed", ("--more-trials and --retry-failed continue a sweep",)),
         (
