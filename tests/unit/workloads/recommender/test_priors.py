@@ -78,6 +78,17 @@ def test_invalid_prior_file_parameters_are_refused(given: dict[str, Any], messag
         Params(**BNS, **given)
 
 
+@pytest.mark.parametrize("prior", ["popularity", "users", "uninformative"])
+def test_prior_of_an_item_is_its_share_of_interactions_of_users_or_of_items(prior: str) -> None:
+    """(4.16), with N all training interactions (E-4.16), or the number of users; 1 / I is that of BNS-3."""
+    data = build(bns_prior=prior).data
+    table, groups = prior_table(Params(**BNS, bns_prior=prior), data, Path())
+    count = np.bincount(data.train.items.numpy(), minlength=data.n_items)
+    expected = {"popularity": count / count.sum(), "users": count / data.n_users}.get(prior, 1 / data.n_items)
+    np.testing.assert_allclose(table[0], np.broadcast_to(expected, count.shape), rtol=1e-6)
+    assert groups is None
+
+
 def test_social_prior_matches_a_loop_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     """P = pop / N (1 + Δ), where Δ compares friends with the mean over users, as BNS-4 compares occupations."""
     pairs = np.array([[0, 1], [0, 2], [1, 0], [2, 0]], np.int32)
