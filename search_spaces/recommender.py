@@ -121,7 +121,7 @@ def hard_dpl(trial: optuna.Trial) -> dict[str, Any]:
 
 
 def bcl(trial: optuna.Trial) -> dict[str, Any]:
-    """BCL: α from the validation AUC or fixed (E-6.21), β of E-6.B's grid, τ+ around the density."""
+    """BCL: α from the validation AUC or fixed (E-6.21), β from .5 to 1 (E-6.B), τ+ around the density."""
     return {
         **_adam(trial),
         "loss": "bcl",

@@ -133,7 +133,7 @@ def normalised_graph(users: torch.Tensor, items: torch.Tensor, n_nodes: int) -> 
 class LightGCN(MatrixFactorisation):
     """E = mean of E^(0), ..., E^(L) with E^(l+1) = D^-1/2 A D^-1/2 E^(l), (He et al., SIGIR 2020, eqs. 3-8).
 
-    Thesis 4.5.1.2, with one layer. An isolated node keeps E^(0) / (L + 1).
+    Thesis 4.5.1.2, with one layer (E-LGCN). An isolated node keeps E^(0) / (L + 1).
     """
 
     def __init__(self, initial: torch.Tensor, graph: Graph, layers: int, dtype: torch.dtype = torch.float32) -> None:
