@@ -114,18 +114,22 @@ def best(scores: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
 def packed_pairs(
     sequence_builder: SequenceBuilder, queries: NDArray[np.int64], docs: NDArray[np.int64], device: torch.device
 ) -> tuple[Packed, torch.Tensor, torch.Tensor | None, int]:
-    """The input of a :class:`Ranker` for n pairs, on ``device``, and the number of truncated sequences."""
+    """The input of a :class:`Ranker` for n pairs, on ``device``, and how many of the pairs' sequences are truncated."""
     queries, docs, mask = sequence_builder.passages(queries, docs)
     tokens, rows = sequence_builder.sequences(queries, docs)
     there = None if mask is None else to_device(torch.from_numpy(mask), device)
-    return pack(tokens, device), to_device(torch.from_numpy(rows), device), there, int(tokens.cut.sum())
+    return pack(tokens, device), to_device(torch.from_numpy(rows), device), there, int(tokens.cut[rows].sum())
 
 
 @torch.no_grad()
 def score_pairs(
     ranker: Ranker, sequence_builder: SequenceBuilder, queries: NDArray[np.int64], docs: NDArray[np.int64]
 ) -> tuple[torch.Tensor, int, int]:
-    """Scores of any number of pairs without gradients, (n,), the number of truncated sequences, and of all."""
+    """Scores of any number of pairs without gradients, (n,), the number of truncated sequences, and of all.
+
+    A bi-encoder's pair has two sequences. One that several pairs share counts for each of them, so that the share does
+    not depend on the pairs that are scored together.
+    """
     device = next(ranker.parameters()).device
     scores = [torch.zeros(0, device=device)]
     cut = 0
@@ -134,8 +138,8 @@ def score_pairs(
         part = slice(first, first + _SCORED_AT_ONCE)
         own_queries, own_docs, mask = sequence_builder.passages(queries[part], docs[part])
         tokens, rows = sequence_builder.sequences(own_queries, own_docs)
-        cut += int(tokens.cut.sum())
-        sequences += len(own_docs)
+        cut += int(tokens.cut[rows].sum())
+        sequences += rows.size
         own = ranker.scores(encode(ranker.encoder, tokens), torch.from_numpy(rows).to(device))
         scores.append(best(own, None if mask is None else torch.from_numpy(mask).to(device)))
     return torch.cat(scores), cut, sequences

@@ -145,7 +145,7 @@ class TextRanker:
         torch.autograd.backward(losses.sum() * (self.runtime.world_size * weight))
         if not weight:
             return torch.zeros_like(losses.sum())
-        counts += len(groups), groups.alike.sum(), len(batch), cut
+        counts += len(groups), groups.alike.sum(), rows.numel(), cut
         return losses.detach().sum()
 
     def choose_weight(self) -> None:

@@ -106,7 +106,7 @@ def test_a_document_has_the_score_of_its_best_passage(scoring: str) -> None:
     parts = [passages(text, 6, 4, 3) for text in texts]
     assert {len(own) for own in parts} > {1} or max(map(len, parts)) > 1
     found, _, sequences = score_pairs(ranker.model, ranker.sequence_builder, queries, docs)
-    assert sequences == sum(map(len, parts))
+    assert sequences == {"cross": 1, "bi": 2}[scoring] * sum(map(len, parts))
     served = ranker.servable()
     plain = Predictor(
         {name: value.numpy() for name, value in served.weights.items()}, {**served.config, "passages": None}
@@ -140,6 +140,18 @@ def test_truncated_share_is_zero_if_passages_cover_all_documents() -> None:
     whole = build(**split, passages=1 + longest // 6).evaluate("validation").metrics["truncated"]
     assert whole == 0
     assert build(**split, passages=1).evaluate("validation").metrics["truncated"] > 0.5
+
+
+@pytest.mark.parametrize("depth", [1, 30])
+def test_truncated_share_of_a_bi_encoder_is_that_of_both_sequences_of_each_pair(depth: int) -> None:
+    """The queries fit into eight tokens, and most documents do not."""
+    ranker = build(scoring="bi", bm25_weight=0.5, max_length=8, eval_candidates=depth)
+    lists = ranker.data.lists(ranker.data.queries.validation, depth)
+    builder = ranker.sequence_builder
+    cut = builder.tokenizer.single(builder.texts.docs).cut
+    assert not builder.tokenizer.single(builder.texts.queries).cut.any()
+    share = cut[lists.docs[lists.docs >= 0]].mean() / 2
+    assert ranker.evaluate("validation").metrics["truncated"] == pytest.approx(share)
 
 
 def test_first_stage_run_replaces_bm25_candidates_and_metrics(tmp_path: Path) -> None:
