@@ -142,10 +142,14 @@ _MODES = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls", "
 
 @cache
 def _pooling_on_hub(name: str) -> Path | None:
-    """The file of a model on the hub, which is downloaded; None without one, or if :func:`check` will find no model."""
-    from huggingface_hub import hf_hub_download
+    """The file of a model on the hub, from the cache or downloaded; None without one, or if the hub is not reached."""
+    from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url, try_to_load_from_cache
 
     try:
+        if isinstance(cached := try_to_load_from_cache(name, _POOLING), str):
+            return Path(cached)
+        # One request. The download repeats its own for half a minute where there is no network.
+        get_hf_file_metadata(hf_hub_url(name, _POOLING), timeout=_TIMEOUT_S)
         return Path(hf_hub_download(name, _POOLING, etag_timeout=_TIMEOUT_S))
     except Exception:  # of the hub's library or its HTTP library
         return None

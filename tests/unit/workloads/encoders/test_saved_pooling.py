@@ -66,6 +66,7 @@ def test_saved_pooling_of_a_hub_model_is_downloaded_once(tmp_path: Path, monkeyp
         asked.append(name)
         return str(tmp_path / "model" / file)
 
+    monkeypatch.setattr("huggingface_hub.get_hf_file_metadata", lambda *_, **__: None)
     monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
     sources._pooling_on_hub.cache_clear()
     assert [sources.pooling_of({"encoder": "some/model"}) for _ in range(2)] == ["max", "max"]
@@ -74,4 +75,20 @@ def test_saved_pooling_of_a_hub_model_is_downloaded_once(tmp_path: Path, monkeyp
     monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda *_, **__: 1 / 0)
     sources._pooling_on_hub.cache_clear()
     assert sources.pooling_of({"encoder": "other/model"}) == "mean"
+    sources._pooling_on_hub.cache_clear()
+
+
+def test_pooling_of_an_unreachable_hub_model_makes_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """hf_hub_download repeats its request for half a minute, before the model's absence is reported."""
+    requests: list[float] = []
+
+    def refuse(*_: Any, timeout: float, **__: Any) -> None:
+        requests.append(timeout)
+        raise OSError("no route to the hub")
+
+    monkeypatch.setattr("huggingface_hub.get_hf_file_metadata", refuse)
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda *_, **__: pytest.fail("it was downloaded"))
+    sources._pooling_on_hub.cache_clear()
+    assert sources.pooling_of({"encoder": "some/model"}) == "mean"
+    assert requests == [5.0]
     sources._pooling_on_hub.cache_clear()
