@@ -13,13 +13,14 @@ from workloads.metrics.correlation import average_ranks, constant, influences
 def evaluation(cosines: torch.Tensor, grades: torch.Tensor, rank: int = 0) -> Evaluation:
     """Spearman and Pearson correlation of a part's pairs, (n,) each.
 
-    If all cosines are equal, the correlation is 0 (E-S3), ``constant`` is 1, and a warning is issued. The units'
-    ``spearman`` and ``pearson`` are the influence of each pair: their means are the metrics, and resampling them gives
-    the uncertainty of the metrics (of Spearman as if the ranks were fixed).
+    If all cosines are equal, except for rounding, the correlation is 0 (E-S3), ``constant`` is 1, and a warning is
+    issued. The units' ``spearman`` and ``pearson`` are the influence of each pair: their means are the metrics, and
+    resampling them gives the uncertainty of the metrics (of Spearman as if the ranks were fixed).
     """
-    pearson = influences(cosines, grades)
-    spearman = influences(average_ranks(cosines), average_ranks(grades))
     flat = constant(cosines)
+    predicted = torch.zeros_like(cosines) if flat else cosines
+    pearson = influences(predicted, grades)
+    spearman = influences(average_ranks(predicted), average_ranks(grades))
     if flat:
         warnings.warn(
             f"all {len(cosines)} pairs have the same cosine: their correlation with the scores is set to 0",

@@ -345,11 +345,19 @@ def test_mean_of_units_equals_the_metric() -> None:
     assert found.units["score"].max() <= 5
 
 
-def test_constant_prediction_warns_and_has_zero_correlation() -> None:
+@pytest.mark.parametrize("rounding", [0, 1e-7])
+def test_constant_prediction_warns_and_has_zero_correlation(rounding: float) -> None:
+    cosines = 0.9 + rounding * torch.tensor([0, 1, 2, 5])
     with pytest.warns(UserWarning, match="the same cosine"):
-        found = evaluation(torch.full((4,), 0.1), torch.tensor([0.0, 1.0, 2.0, 5.0]))
+        found = evaluation(cosines, torch.tensor([0.0, 1.0, 2.0, 5.0]))
     assert found.metrics["spearman"] == found.metrics["pearson"] == 0.0
     assert found.metrics["constant"] == 1.0
+
+
+def test_small_differences_of_a_cross_encoder_are_no_constant_prediction() -> None:
+    found = evaluation(1e-8 * torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([0.0, 1.0, 2.0, 5.0]))
+    assert found.metrics["spearman"] == pytest.approx(1)
+    assert found.metrics["constant"] == 0.0
 
 
 def test_share_of_truncated_sentences_is_reported() -> None:
