@@ -17,8 +17,8 @@ from orchestrator.config.options import RESOURCES, mistaken_key
 from orchestrator.config.parsing import Document, read_experiment, split_keys, validate, validate_part
 from orchestrator.config.plan import PLAN_KEYS, Plan
 from orchestrator.config.spec import ExperimentSpec, Resources, Search, SweepSpec
-from orchestrator.errors import UserError, mask, unknown
-from orchestrator.runs import start_point
+from orchestrator.errors import UserError, unknown
+from orchestrator.runs import secret_params, start_point
 from orchestrator.search import trusted_spaces
 from orchestrator.storage.settings import Settings
 
@@ -233,7 +233,7 @@ class _Request:
             )
         inherited = source.spec if source and verb == "run" else None
         self.params = {**(inherited.params if inherited else {}), **preset_params, **self.section("params"), **params}
-        _check_no_password(self.params)
+        secret_params.check_none(self.params)
         inherited_plan = source.spec.plan.model_dump(exclude=_OWN, exclude_defaults=True) if source else {}
         self._plan = {**inherited_plan, **preset_plan, **self.section("plan"), **plan}
         seed = given.get("seed")
@@ -351,16 +351,6 @@ def _check_fork(search: Search) -> None:
     if search.scheduler == "pbt" or search.ordered:
         setting = "ordered" if search.ordered else "scheduler=pbt"
         raise UserError("Trials that meet or wait at epochs cannot go on from a later one", got=setting)
-
-
-def _check_no_password(params: Mapping[str, Any]) -> None:
-    """Raise UserError for an address with a login: records and MLflow store parameters as they are."""
-    for name, value in params.items():
-        if isinstance(value, str) and mask(value) != value:
-            raise UserError(
-                f"The parameter {name} holds a password, but records and MLflow show parameters",
-                fix="Let the workload read it from the environment",
-            )
 
 
 def _plain(value: Any) -> Any:

@@ -32,6 +32,23 @@ HARMLESS = (
     "see https://registry.example:443/@scope/x and me@host",
 )  # fmt: skip
 
+OWN_WORKLOAD = """
+from dataclasses import dataclass
+
+@dataclass
+class Params:
+    hf_token: str = ""
+    password: str = ""
+    login: dict[str, str] | None = None
+    pad_token: str = ""
+    token: str = ""
+    max_tokens: int = 1
+
+def train(params: Params, ctx):
+    for epoch in ctx.epochs:
+        yield {"validation/loss": 1.0}
+"""
+
 
 def call(words: list[str]) -> int:
     return app.run(words)
@@ -115,6 +132,21 @@ def test_password_in_a_parameter_is_refused(
         assert "The parameter dataset holds a password" in said
         assert SECRET not in said
     assert not home.exists()
+
+
+@pytest.mark.parametrize(
+    "setting", ["hf_token=hf_Ab1Cd2Ef3Gh4Ij5Kl6", "password=hunter", 'login={"api_key": "a1b2c3d4e5"}']
+)
+def test_secret_in_a_parameter_of_your_own_workload_is_refused(
+    setting: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, home: Path
+) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(OWN_WORKLOAD)
+    assert call(["plan", "run", f"{file}:train", "pad_token=<pad>", "max_tokens=512", "token=first"]) == 0
+    capsys.readouterr()
+    assert call(["run", f"{file}:train", setting, "--tracking", "none", "--local"]) == USAGE
+    assert f"The parameter {setting.partition('=')[0]} holds a password" in capsys.readouterr().err
+    assert not list(home.glob("storage/*/record.json"))
 
 
 def test_error_of_an_artifact_store_is_one_line_without_a_login(tmp_path: Path) -> None:
