@@ -42,6 +42,11 @@ class TrialRuns:
         number, seed = self._study.trial_of(seed_run)
         return f"{self._session.folder.id}/{number}" + (f"/{seed}" if self._spec.search.seeds > 1 else "")
 
+    def opened(self, number: int) -> str | None:
+        """The MLflow id of a trial's run, of several seeds that of the first one. None if it is not open yet."""
+        tracker = self._session.tracker
+        return tracker.opened(self.key(number * self._spec.search.seeds)) if tracker else None
+
     def start(self, trial: Trial, first: ExperimentSpec, now: ExperimentSpec, shown: str) -> None:
         """Open a trial's run, unless it is open. ``first`` is how the trial started and ``now`` how it goes on."""
         begun = trial.seed_run in self.open

@@ -34,6 +34,7 @@ from orchestrator.storage.names import HISTORY, TRAIN
 from orchestrator.storage.records import Status
 from orchestrator.sweeps.failure_limit import FailureLimit
 from orchestrator.sweeps.trial_manager import TrialManager
+from orchestrator.sweeps.trial_runs import TrialRuns
 
 SHOWN = 15
 """Rows of the table at the end."""
@@ -187,7 +188,7 @@ def finalize(
         earlier = winners.steps(session.folder, spec.plan.epochs)
         notes = [
             _note(session, study, best, winner, options),
-            _trials_note(*table),
+            _trials_note(TrialRuns(study, session, spec), *table),
             _noise_note(selection, best.number),
         ]
         tags = {
@@ -284,6 +285,9 @@ def _noise_note(selection: Selection, trial: int) -> str:
     return (f"Trial {trial}: {estimate.text()}. " if estimate else "") + f"{selection.text()}."
 
 
-def _trials_note(title: str, columns: list[str], cells: list[list[Any]]) -> str:
-    """The table as Markdown: MLflow shows it on the sweep's run, since its lists hide children."""
-    return f"**{title}**\n\n{markdown.table(columns, ([show(cell) for cell in row] for row in cells))}"
+def _trials_note(runs: TrialRuns, title: str, columns: list[str], cells: list[list[Any]]) -> str:
+    """The table as Markdown, each trial with a link to its run: MLflow shows it on the sweep's run, since its lists
+    hide children."""
+    opened = ((runs.opened(number), number, rest) for number, *rest in cells)
+    rows = ([f"[{number}](#/runs/{run})" if run else str(number), *map(show, rest)] for run, number, rest in opened)
+    return f"**{title}**\n\n{markdown.table(columns, rows)}"
