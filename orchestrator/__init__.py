@@ -13,9 +13,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
 
 if TYPE_CHECKING:
-    from orchestrator.api import load_model, run, sweep
+    from orchestrator.api import load_model, load_result, run, sweep
 
-__all__ = ["load_model", "run", "sweep"]
+__all__ = ["load_model", "load_result", "run", "sweep"]
 
 
 def __getattr__(name: str) -> Any:  # lazy, so that the command line starts fast

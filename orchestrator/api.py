@@ -5,6 +5,7 @@
 >>> result.metrics["test/ndcg_at_20"], result.history()
 >>> best = sweep("recommender", trials=8, register="rec").trials()
 >>> load_model("rec/1").predict(users)
+>>> load_result("latest").trials()
 
 The commands ``run`` and ``sweep`` take their options from these signatures. Large packages are imported in the calls.
 """
@@ -12,6 +13,7 @@ The commands ``run`` and ``sweep`` take their options from these signatures. Lar
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.config import options
@@ -139,6 +141,26 @@ def load_model(reference: str, *, tracking: str | None = None) -> Any:
     check_text("An argument", reference)
     with users_env():
         return prediction.load(resolve({"tracking": None if tracking is None else str(tracking)}), reference)
+
+
+def load_result(reference: str = "latest", *, storage: str | Path | None = None) -> Result:
+    """The result of a run or sweep that has ended, as ``run`` or ``sweep`` returned it, in a later notebook.
+
+    ``reference`` is ``latest``, an id or an MLflow run id, also of what a command or a job has trained. Raises
+    UserError for an unknown one, and one without a result.
+    """
+    from orchestrator.runs.session import Result
+    from orchestrator.storage import commands, run_lookup
+    from orchestrator.storage.settings import resolve
+
+    if not isinstance(reference, str):
+        raise UserError("The run is not given by its id", got=short_repr(reference), allowed="latest, or an id")
+    check_text("An argument", [reference, storage])
+    folder = run_lookup.find(resolve({"storage": None if storage is None else str(storage)}).storage, reference)
+    if not (recorded := folder.result()):
+        what = f"{folder.id} has no result: it is {folder.status()}"
+        raise UserError(what, fix=f"Look at it: {commands.for_run(folder.path, 'status')}")
+    return Result.from_json(recorded, folder.path)
 
 
 def _in_notebook(verb: str, given: Given) -> Result:

@@ -10,7 +10,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -104,6 +104,13 @@ class Result:
         names = ("id", "run_id", "status", "model_uri", "exit_code")
         seconds = {n: round(getattr(self, n), 3) for n in ("wall_seconds", "train_seconds", "device_seconds")}
         return {n: getattr(self, n) for n in names} | {"metrics": dict(self.metrics)} | seconds | dict(self.extra)
+
+    @classmethod
+    def from_json(cls, recorded: Mapping[str, Any], folder: Path) -> Result:
+        """The result that :meth:`to_json` gave."""
+        names = {one.name for one in fields(cls)} - {"folder", "extra"}
+        own = {name: value for name, value in recorded.items() if name in names}
+        return cls(**own, folder=folder, extra={k: v for k, v in recorded.items() if k not in names})
 
 
 class Session:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from types import NoneType
 from typing import Any, cast, get_args
@@ -28,7 +29,7 @@ from orchestrator.cli import training
 from orchestrator.cli.common import _read_as
 from orchestrator.config.options import flag_of, options_of
 from orchestrator.config.spec import Resources, Search, SweepSpec
-from orchestrator.errors import UNAVAILABLE, UserError
+from orchestrator.errors import UNAVAILABLE, RunFailed, UserError
 from orchestrator.runs import worker
 from orchestrator.runs.driver import Options
 from orchestrator.storage.settings import resolve
@@ -135,6 +136,26 @@ def test_run_uses_the_given_storage_and_resume_refuses_other_options(toy_workloa
     )  # fmt: skip
     refused(lambda: api.sweep(**again, more_trials=2), "There is no sweep yet")
     refused(lambda: api.sweep(**again, trials=2), "got trials. It takes only more_trials and retry_failed")
+
+
+def test_load_result_gives_what_run_and_sweep_returned(toy_workload: str, tmp_path: Path) -> None:
+    there: dict[str, Any] = {**HERE, "storage": tmp_path / "here"}
+    result = api.run(toy_workload, name="one", **there)
+    search = api.sweep(toy_workload, name="many", space=f"{SPACES}:space", trials=3, **there)
+    for reference, before in (("one", result), ("latest", search)):
+        again = api.load_result(reference, storage=tmp_path / "here")
+        assert again.to_json() == before.to_json()
+        assert again.history().equals(before.history())
+        assert again.trials().equals(before.trials())
+
+
+def test_load_result_refuses_what_has_no_result(toy_workload: str, tmp_path: Path) -> None:
+    with pytest.raises(RunFailed):
+        api.run(toy_workload, name="broken", raise_at=1, storage=tmp_path / "here", **HERE)
+    broken = partial(api.load_result, "broken", storage=tmp_path / "here")
+    refusals.refused(broken, "broken has no result: it is failed", "orchestrator status broken ")
+    refused(lambda: api.load_result("other", storage=tmp_path / "here"), "Unknown run or sweep: got 'other'")
+    refused(lambda: api.load_result(Path("one")), "The run is not given by its id: got PosixPath('one')")  # type: ignore[arg-type]
 
 
 def test_option_values_are_checked_against_their_types(toy_workload: str, tmp_path: Path) -> None:
