@@ -42,7 +42,7 @@ def space(trial):
 
 @pytest.fixture
 def settings(toy_workload: str, database: Path, no_page: None, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    monkeypatch.setattr(model_upload, "deliver", lambda *of: None)  # this takes time, too
+    monkeypatch.setattr(model_upload, "deliver", lambda session, *of: session.tracker.flush() and None)  # takes time
     return resolve()
 
 
@@ -154,21 +154,10 @@ def test_rows_of_a_shorter_second_winner_follow_the_first_in_mlflow(
     assert out.getvalue().count("Test is opened again: trial 2 is model 2 of this sweep to be evaluated on it") == 1
 
 
-@pytest.mark.parametrize("seeds", [1, 2])
-def test_trials_of_the_description_link_to_their_runs(
-    settings: Settings, database: Path, tmp_path: Path, out: io.StringIO, monkeypatch: pytest.MonkeyPatch, seeds: int
-) -> None:
-    monkeypatch.setattr(model_upload, "deliver", lambda session, *of: session.tracker.flush() and None)
-    (tmp_path / "mine.py").write_text(SPACE)
-    spec = request.sweep(
-        "toy", settings, overrides={"epochs": EPOCHS}, local=True,
-        search={"space": f"{tmp_path / 'mine.py'}:space", "scheduler": "none", "trials": 2, "seeds": seeds},
-    )  # fmt: skip
-    sweep.sweep(spec, settings, driver.Options(local=True, name="s"), console(out))
+def test_trials_of_the_description_link_to_their_runs(settled: Result, database: Path) -> None:
     runs = dict(query(database, "select value, run_uuid from tags where key = 'orchestrator.key'"))
     for trial in (0, 1):
-        run = runs[f"s/{trial}/0" if seeds > 1 else f"s/{trial}"]
-        assert f"| [{trial}](#/runs/{run}) | complete |" in tags(database, "s")["mlflow.note.content"]
+        assert f"| [{trial}](#/runs/{runs[f's/{trial}']}) | complete |" in tags(database, "s")["mlflow.note.content"]
 
 
 def test_a_second_winner_that_is_untouched_has_steps_of_its_own(
