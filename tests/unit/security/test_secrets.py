@@ -42,6 +42,7 @@ class Params:
     login: dict[str, str] | None = None
     pad_token: str = ""
     token: str = ""
+    credentials: str = ""
     max_tokens: int = 1
 
 def train(params: Params, ctx):
@@ -142,7 +143,8 @@ def test_secret_in_a_parameter_of_your_own_workload_is_refused(
 ) -> None:
     file = tmp_path / "mine.py"
     file.write_text(OWN_WORKLOAD)
-    assert call(["plan", "run", f"{file}:train", "pad_token=<pad>", "max_tokens=512", "token=first"]) == 0
+    for harmless in ("pad_token=<pad>", "max_tokens=512", "token=first", "credentials=/run/hub"):
+        assert call(["plan", "run", f"{file}:train", harmless]) == 0
     capsys.readouterr()
     assert call(["run", f"{file}:train", setting, "--tracking", "none", "--local"]) == USAGE
     assert f"The parameter {setting.partition('=')[0]} holds a password" in capsys.readouterr().err
