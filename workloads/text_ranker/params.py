@@ -153,9 +153,17 @@ class Params(RetrievalParams):
         return self
 
     def check_data(self, root: Path, holdout: bool = True) -> None:
-        """Raises ValueError if the run of ``first_stage`` is not there."""
-        if self.first_stage is not None and not Path(self.first_stage).is_file():
+        """Raises ValueError if the run of ``first_stage`` is not there, or is not one of the dataset's texts."""
+        if self.first_stage is None:
+            return
+        if not Path(self.first_stage).is_file():
             raise ValueError(f"first_stage={self.first_stage} is not a file on this machine. Set the path of a run")
+        from workloads.data.retrieval.load import load_retrieval
+        from workloads.data.retrieval.runs import read_run
+
+        read_run(
+            Path(self.first_stage), load_retrieval(self.dataset, root, self.dataset_unknown), 1, self.dataset_unknown
+        )
 
     @staticmethod
     def input_files(values: Mapping[str, Any]) -> dict[str, Path]:

@@ -76,6 +76,18 @@ def test_missing_first_stage_file_is_refused_before_a_start(tmp_path: Path) -> N
         Params(first_stage=str(tmp_path / "none.trec")).check_data(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [("q1 Q0 d1 1 x", "line 1: the line is not that of a run"), ("none Q0 d1 1 2.5 tag", "names a text that is not")],
+)
+def test_damaged_first_stage_run_is_refused_before_a_start(tmp_path: Path, line: str, message: str) -> None:
+    run = tmp_path / "run.trec"
+    run.write_text(line + "\n")
+    params = Params(dataset="synthetic-retrieval", first_stage=str(run))
+    with pytest.raises(ValueError, match=message):
+        params.check_data(tmp_path)
+
+
 def test_loss_plots_have_the_values_of_the_ranknet_formulas() -> None:
     """A larger σ raises the loss of a wrong order and lowers that of a right one (E-R2); S = 0 has its minimum at 0."""
     drawn = LOSS_PLOTS.compute(quick=True)
