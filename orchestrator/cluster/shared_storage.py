@@ -8,9 +8,28 @@ import socket
 from pathlib import Path
 from typing import Any
 
+from orchestrator.config.spec import Search
 from orchestrator.errors import UNAVAILABLE, UserError, one_line
 from orchestrator.storage import remote, settings
 from orchestrator.storage.disk import check_writable
+
+
+def check_search(search: Search, uri: str | None, nodes: int) -> None:
+    """Raise UserError for options that read the trials' folders while they run, if ``nodes`` share no folder.
+
+    ``uri`` is the address of an object store, None for a folder.
+    """
+    options = {
+        "--scheduler pbt": search.scheduler == "pbt",
+        "--ordered": search.ordered,
+        "--trial-timeout": search.trial_timeout,
+    }
+    used = next((name for name, is_used in options.items() if is_used), None)
+    if uri is not None and nodes > 1 and used:
+        raise UserError(
+            f"{used} reads the trials' folders while they run", got=f"{nodes} nodes and {uri}",
+            allowed="a --storage folder that all nodes mount, or one node", code=UNAVAILABLE,
+        )  # fmt: skip
 
 
 def check_storage(storage: Path, seconds: float) -> None:

@@ -156,6 +156,8 @@ def show(
         with connection.cluster(settings.ray_address) as nodes:
             connection.check_fit(nodes, spec.resources)
             shared_storage.check_storage(settings.storage, settings.start_timeout)
+            if isinstance(spec, SweepSpec):
+                shared_storage.check_search(spec.search, settings.remote, len(nodes))
             measured = _measure_there(spec, settings, _together(spec, nodes, local)) if probe else None
             forecast = plan(spec, nodes, measured, local=False)
     forecast = _priced(forecast, spec, settings.prices)

@@ -363,26 +363,9 @@ def _at_once(spec: SweepSpec, capacities: Sequence[int], nodes: Sequence[Node]) 
 
 def _check_cluster(spec: SweepSpec, settings: Settings, nodes: Sequence[Node]) -> int:
     """Check the connected cluster's size and storage. Returns the number of trials that fit. Raises UserError."""
-    from orchestrator.cluster.shared_storage import check_storage
+    from orchestrator.cluster.shared_storage import check_search, check_storage
 
     fitting = check_fit(nodes, spec.resources)
     check_storage(settings.storage, settings.start_timeout)
-    _check_shared(spec, settings, len(nodes))
+    check_search(spec.search, settings.remote, len(nodes))
     return fitting
-
-
-def _check_shared(spec: SweepSpec, settings: Settings, nodes: int) -> None:
-    """Raise UserError for options that read the trials' folders while they run, unless all nodes share a folder."""
-    if settings.remote is None or nodes == 1:
-        return
-    options = {
-        "--scheduler pbt": spec.search.scheduler == "pbt",
-        "--ordered": spec.search.ordered,
-        "--trial-timeout": spec.search.trial_timeout,
-    }
-    for name, used in options.items():
-        if used:
-            raise UserError(
-                f"{name} reads the trials' folders while they run", got=f"{nodes} nodes and {settings.remote}",
-                allowed="a --storage folder that all nodes mount, or one node", code=UNAVAILABLE,
-            )  # fmt: skip

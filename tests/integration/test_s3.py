@@ -388,9 +388,10 @@ def test_nodes_without_a_shared_folder_save_and_resume_through_s3(
     second.ctrl_c()
     assert second.end() == 130, second.text()
 
-    refused = start(*SWEEP[:-1], "pbt", "epochs=8", "--trials", "4", *ray)
-    assert refused.end() == 3, refused.text()
-    assert "--scheduler pbt reads the trials' folders while they run: got 2 nodes" in refused.text()
+    for verb in ([], ["plan"]):
+        refused = start(*verb, *SWEEP[:-1], "pbt", "epochs=8", "--trials", "4", *ray)
+        assert refused.end() == 3, refused.text()
+        assert "--scheduler pbt reads the trials' folders while they run: got 2 nodes" in refused.text()
 
 
 @pytest.mark.faults

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import ray
 
-from orchestrator.cluster.shared_storage import check_storage
+from orchestrator.cluster.shared_storage import check_search, check_storage
+from orchestrator.config.spec import Search
 from orchestrator.errors import UNAVAILABLE, UserError
 
 
@@ -72,3 +73,23 @@ def test_lost_node_is_excluded_from_the_storage_check(
     """Ray lists a node that was killed seconds ago as alive; a check on this node fails when Ray notices its death."""
     cluster(monkeypatch, {"far": answer, "cold": ""}, lost="far")
     check_storage(tmp_path, 300)
+
+
+@pytest.mark.parametrize(
+    ("given", "option"),
+    [
+        ({"scheduler": "pbt"}, "--scheduler pbt"),
+        ({"ordered": True, "scheduler": "median"}, "--ordered"),
+        ({"trial_timeout": 60.0}, "--trial-timeout"),
+    ],
+)
+def test_options_that_read_folders_of_trials_need_a_folder_that_all_nodes_share(
+    given: dict[str, Any], option: str
+) -> None:
+    search = Search(space="space", trials=4, **given)
+    check_search(search, "s3://runs/x", 1)
+    check_search(search, None, 2)
+    check_search(Search(space="space", trials=4), "s3://runs/x", 2)
+    with pytest.raises(UserError, match=f"{option} reads the trials' folders .* 2 nodes and s3://runs/x") as error:
+        check_search(search, "s3://runs/x", 2)
+    assert error.value.code == UNAVAILABLE
