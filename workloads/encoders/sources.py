@@ -31,7 +31,7 @@ _POOLING = "1_Pooling/config.json"
 """Where sentence-transformers saves how a model pools."""
 _EXPECTED = "minilm, bert-base, tiny, the absolute path of a folder, or a name of the Hugging Face hub"
 _PATHS = ("/", "~")
-_AFTER_PADDING = ("roberta", "xlm-roberta")
+AFTER_PADDING = ("roberta", "xlm-roberta")
 """Models whose positions start after that of the padding."""
 _TIMEOUT_S = 5.0
 
@@ -102,7 +102,7 @@ def check_max_length(name: str, max_length: int, limit: int | None = None) -> No
     config = config_of(name) if limit is None else {}
     limit = config.get("max_position_embeddings") if limit is None else limit
     padding = config.get("pad_token_id", 1)
-    if config.get("model_type") in _AFTER_PADDING and isinstance(limit, int) and isinstance(padding, int):
+    if config.get("model_type") in AFTER_PADDING and isinstance(limit, int) and isinstance(padding, int):
         limit -= padding + 1
     if isinstance(limit, int) and 0 < limit < max_length:
         expected = f"at most {limit} tokens for encoder {name!r}"

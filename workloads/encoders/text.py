@@ -16,7 +16,7 @@ from workloads.conditional_params import required
 from workloads.data.errors import DataError
 from workloads.encoders.packing import ATTENTION, Packed, pack
 from workloads.encoders.pooling import Pooling, pool
-from workloads.encoders.sources import TINY, TINY_CONFIG, check_max_length, folder_of
+from workloads.encoders.sources import AFTER_PADDING, TINY, TINY_CONFIG, check_max_length, folder_of
 from workloads.encoders.tokens import Tokenizer, Tokens
 from workloads.seeding import derive, generator
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from workloads.common_params import EncoderParams
     from workloads.contract import Precision, Runtime
 
-_PACKABLE = {"bert": False, "roberta": True, "xlm-roberta": True}
-"""Models whose forward accepts positions and our attention; True if positions start after that of the pad token."""
+_PACKABLE = ("bert", *AFTER_PADDING)
+"""Models whose forward accepts positions and our attention."""
 
 _TINY_VOCABULARY = 4096
 
@@ -57,7 +57,7 @@ class TextEncoder(nn.Module):
         self.dim: int = model.config.hidden_size
         kind = model.config.model_type
         self.packs = kind in _PACKABLE
-        self.first_position = model.config.pad_token_id + 1 if _PACKABLE.get(kind) else 0
+        self.first_position = model.config.pad_token_id + 1 if kind in AFTER_PADDING else 0
         self.typed = getattr(model.config, "type_vocab_size", 0) > 1
         if hasattr(model, "pooler"):
             model.pooler = None  # type: ignore[assignment]  # no gradient would reach it
