@@ -24,7 +24,7 @@ def sort_with_positions(scores: torch.Tensor, count: int | None = None) -> tuple
         keys = keys.sort(-1).values[..., :count]
     else:
         smallest = keys.numpy()
-        if count is not None:  # a partition takes a fifth of a sort's time (measured)
+        if count is not None:  # with the sort below, less than half the time of a whole sort (measured)
             smallest = np.partition(smallest, count - 1, axis=-1)[..., :count]
         keys = torch.from_numpy(np.sort(smallest, axis=-1))
     return keys >> 32, keys & 0xFFFFFFFF
