@@ -57,7 +57,7 @@ class TrialManager:
         self._done = sum(trial.state.is_finished() for trial in study.trials)
         self._trouble: str | None = None
         self._at_work = False
-        self._runs = TrialRuns(study, session, spec)
+        self.runs = TrialRuns(study, session, spec)
         self._running: dict[int, RunningTrial] = {}
         """Seed runs that have begun. On Ray Tune they may wait for their processes."""
         self._held: dict[int, int] = {}
@@ -115,7 +115,7 @@ class TrialManager:
         """Charge a trial's devices no longer: it has lost its process, and waits for another until :meth:`hold`."""
         self._held.pop(seed_run, None)
         self._released = time.monotonic()
-        self.usage_log.stop(self._runs.name(seed_run))
+        self.usage_log.stop(self.runs.name(seed_run))
         self.budget.stop(seed_run)
 
     def note_wait(self) -> None:
@@ -230,8 +230,8 @@ class TrialManager:
         self._curves.add(number, rows, seed)
         self._session.publisher.trained(sum(row.epoch > 0 for row in rows))
         self._show(seed_run, rows, payload.get("best_value"))
-        self._runs.log(seed_run, rows)
-        self._runs.note_micro_batches(seed_run, payload.get("accumulate"))
+        self.runs.log(seed_run, rows)
+        self.runs.note_micro_batches(seed_run, payload.get("accumulate"))
         if cause := payload.get("error"):
             if payload["refused"]:
                 self.refusal = UserError(cause, code=payload["refused"])
@@ -328,10 +328,10 @@ class TrialManager:
             self._study.discard_ahead()
         if isinstance(self._study, Population) and self._study.best() is None:
             spent = None  # no member ends before the last meeting: a resume, with a time budget of its own, goes on
-        for seed_run in sorted({*self._study.unfinished(), *self._runs.open}):
+        for seed_run in sorted({*self._study.unfinished(), *self.runs.open}):
             if spent and seed_run in self._study.unfinished():  # this cuts its other seeds too
                 self._study.discard(seed_run, spent)
-            self._runs.kill_orphan(seed_run)
+            self.runs.kill_orphan(seed_run)
             self._drop(seed_run)
         self.usage_log.close()
 
@@ -339,7 +339,7 @@ class TrialManager:
         if not self._at_work:
             self._session.console.begin("trial", self._done)
             self._at_work = True
-        name = self._runs.name(trial.seed_run)
+        name = self.runs.name(trial.seed_run)
         params = settings_text(self._spec.searched(trial.params))
         self._running[trial.seed_run] = RunningTrial(name, params, spec.plan.epochs, since=time.monotonic())
         self._most = max(self._most, len(self._running))
@@ -347,14 +347,14 @@ class TrialManager:
         first = spec
         if members:
             first = self.experiment(trial.origin, members.first_params(trial.number), trial.seed)
-        self._runs.start(trial, first, spec, params)
+        self.runs.start(trial, first, spec, params)
         if members:
-            self._runs.log_member(trial, members)
+            self.runs.log_member(trial, members)
 
     def _ended(self, seed_run: int, verdict: TrialDecision, detail: str) -> None:
         running = self._running.get(seed_run)
         self._stop_clock(seed_run)
-        self._runs.end(seed_run, verdict, detail, self.budget.device_seconds_of(seed_run))
+        self.runs.end(seed_run, verdict, detail, self.budget.device_seconds_of(seed_run))
         self._done = sum(trial.state.is_finished() for trial in self._study.trials)
         if verdict == "complete":
             self.budget.complete.add(seed_run)
@@ -362,10 +362,10 @@ class TrialManager:
         number = self._study.trial_of(seed_run)[0]
         first = self.failures.count(number, detail if failed else None)
         if verdict == "failed":
-            self._trouble = f"{self._runs.name(seed_run)}: {detail}"
+            self._trouble = f"{self.runs.name(seed_run)}: {detail}"
         params = f"  {running.params}" if running else ""
         shown = detail if first == number else f"same cause as trial {first}"
-        self._session.console.say(f"{self._runs.name(seed_run)} {verdict:<8} {shown}{params}")
+        self._session.console.say(f"{self.runs.name(seed_run)} {verdict:<8} {shown}{params}")
         self._session.print_progress(self._done, self._study.target, "trial")
 
     def _say_once(self, sentence: str) -> None:
@@ -389,7 +389,7 @@ class TrialManager:
 
     def _drop(self, seed_run: int) -> None:
         """Drop a seed run without a result: the sweep was stopped, or another seed of its trial failed."""
-        self._runs.kill(seed_run)
+        self.runs.kill(seed_run)
         self._stop_clock(seed_run)
 
     def _stop_clock(self, seed_run: int) -> None:

@@ -188,7 +188,7 @@ def finalize(
         earlier = winners.steps(session.folder, spec.plan.epochs)
         notes = [
             _note(session, study, best, winner, options),
-            _trials_note(TrialRuns(study, session, spec), *table),
+            _trials_note(manager.runs, *table),
             _noise_note(selection, best.number),
         ]
         tags = {
