@@ -230,11 +230,6 @@ def show(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def plural(number: int, noun: str) -> str:
-    """``1 trial``, ``2 trials``, ``0 trials``."""
-    return f"{number} {noun}{'s' * (number != 1)}"
-
-
 def duration(seconds: float) -> str:
     """``12 s``, ``3 min 05 s``, ``2 h 07 min``."""
     seconds = int(seconds)

@@ -146,6 +146,11 @@ def short_repr(value: object) -> str:
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
 
 
+def plural(number: int, noun: str) -> str:
+    """``1 trial``, ``2 trials``, ``0 trials``."""
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
 def check_text(what: str, value: object) -> None:
     """Raise UserError if text in ``value``, also in a collection, is not UTF-8: MLflow and the pages need it.
 

@@ -20,8 +20,8 @@ from urllib.parse import quote
 
 from orchestrator.cli import describe
 from orchestrator.cluster import connection, preflight
-from orchestrator.console import json_line, plural
-from orchestrator.errors import DONE, UNAVAILABLE, UserError, mask
+from orchestrator.console import json_line
+from orchestrator.errors import DONE, UNAVAILABLE, UserError, mask, plural
 from orchestrator.provenance import machine
 from orchestrator.runs import driver_status
 from orchestrator.storage import conditional, disk, notifications, remote, run_lookup

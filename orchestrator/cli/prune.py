@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.cluster import preflight
-from orchestrator.console import aligned, plural
-from orchestrator.errors import UserError, one_line
+from orchestrator.console import aligned
+from orchestrator.errors import UserError, one_line, plural
 from orchestrator.registry import models
 from orchestrator.storage import generations, lease, records, remote, run_lookup, sync_state
 from orchestrator.storage.lease import LOCK

@@ -10,8 +10,8 @@ import typer
 
 from orchestrator.cli.common import out, resolved
 from orchestrator.config.options import Json, Storage, Tracking
-from orchestrator.console import json_line, plural
-from orchestrator.errors import FAILED, UserError
+from orchestrator.console import json_line
+from orchestrator.errors import FAILED, UserError, plural
 
 if TYPE_CHECKING:
     from orchestrator.storage.settings import Settings

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from orchestrator.cluster.connection import authenticate, check_reachable
-from orchestrator.console import plural
-from orchestrator.errors import UserError, one_line
+from orchestrator.errors import UserError, one_line, plural
 
 ANSWER_SECONDS = 5
 KINDS = ("CPU", "GPU")

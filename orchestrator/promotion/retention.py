@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.errors import UNAVAILABLE, UserError, mask, one_line
+from orchestrator.errors import UNAVAILABLE, UserError, mask, one_line, plural
 from orchestrator.promotion.audit_log import AuditLog
 from orchestrator.registry import logged_model
 from orchestrator.registry import models as registry
@@ -105,7 +105,7 @@ def free(settings: Settings, removed: Sequence[Removable]) -> str:
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
         return mask(f"Files are not freed ({reason}): mlflow {' '.join(words)}")
-    return f"The files of {len(removed)} model{'s' * (len(removed) != 1)} are freed"
+    return f"The files of {plural(len(removed), 'model')} are freed"
 
 
 def _survey(settings: Settings, keep: int) -> Survey:

@@ -14,8 +14,8 @@ from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
-from orchestrator.console import aligned, plural, show
-from orchestrator.errors import UserError, one_line, unknown
+from orchestrator.console import aligned, show
+from orchestrator.errors import UserError, one_line, plural, unknown
 from orchestrator.provenance.record import recorded_environment
 from orchestrator.registry import models as registry
 from orchestrator.report.statistics import standard_error

@@ -13,8 +13,7 @@ from orchestrator.cluster import preflight
 from orchestrator.cluster.connection import this_machine
 from orchestrator.config import workload_loader
 from orchestrator.config.spec import ExperimentSpec, SweepSpec
-from orchestrator.console import plural
-from orchestrator.errors import UserError
+from orchestrator.errors import UserError, plural
 from orchestrator.provenance import machine
 from orchestrator.provenance import record as provenance
 from orchestrator.provenance.record import diff_name

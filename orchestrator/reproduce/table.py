@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from itertools import product
 
 from orchestrator.config.spec import ExperimentSpec
-from orchestrator.console import Console, plural, show
-from orchestrator.errors import RunFailed, UserError, unknown
+from orchestrator.console import Console, show
+from orchestrator.errors import RunFailed, UserError, plural, unknown
 from orchestrator.reproduce import ranking, table_runs
 from orchestrator.reproduce.ranking import Step
 from orchestrator.reproduce.run_cache import Done

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.cluster import preflight
 from orchestrator.config import objectives, workload_loader
 from orchestrator.config.spec import WRITTEN_BY, ExperimentSpec, Resources, SweepSpec, parse
-from orchestrator.console import Console, plural
+from orchestrator.console import Console
 from orchestrator.engine import checkpoint
 from orchestrator.engine.loop import Progress, Row
-from orchestrator.errors import DONE, Interrupted, UserError, unknown
+from orchestrator.errors import DONE, Interrupted, UserError, plural, unknown
 from orchestrator.provenance import machine
 from orchestrator.provenance import record as provenance
 from orchestrator.registry import models as registry

@@ -15,8 +15,7 @@ from typing import Any
 
 from orchestrator.cluster import preflight
 from orchestrator.config import user_code, workload_loader
-from orchestrator.console import plural
-from orchestrator.errors import FAILED, UNAVAILABLE, UserError, one_line
+from orchestrator.errors import FAILED, UNAVAILABLE, UserError, one_line, plural
 from orchestrator.registry import logged_model
 from orchestrator.registry import models as registry
 from orchestrator.registry.models import Logged

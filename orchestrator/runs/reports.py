@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from orchestrator.config.objectives import Unreported
-from orchestrator.console import plural
 from orchestrator.engine.loop import Diverged, EpochReport, Row
-from orchestrator.errors import UNAVAILABLE, RunFailed, UserError, mask, one_line
+from orchestrator.errors import UNAVAILABLE, RunFailed, UserError, mask, one_line, plural
 from orchestrator.search import unit_values
 from orchestrator.storage.records import RunFolder
 from workloads.data.errors import DataError

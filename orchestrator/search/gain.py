@@ -22,6 +22,7 @@ from statistics import fmean, median
 
 from optuna.trial import FrozenTrial, TrialState
 
+from orchestrator.errors import plural
 from orchestrator.search.constraints import violated
 from orchestrator.search.ranking import REPEAT
 from orchestrator.search.selection import Selection
@@ -48,8 +49,7 @@ class Gain:
         return self.gain <= self.noise
 
     def __str__(self) -> str:
-        plural = "s" * (self.trials > 1)
-        return f"expected gain of {self.trials} more trial{plural} {self.gain:.4g}, noise {self.noise:.4g}"
+        return f"expected gain of {plural(self.trials, 'more trial')} {self.gain:.4g}, noise {self.noise:.4g}"
 
 
 def expected_gain(

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.cluster import connection, preflight, shared_storage
 from orchestrator.config import user_code
 from orchestrator.config.spec import ExperimentSpec, SweepSpec
-from orchestrator.console import Console, duration, json_line, plural
-from orchestrator.errors import RunFailed, UserError
+from orchestrator.console import Console, duration, json_line
+from orchestrator.errors import RunFailed, UserError, plural
 from orchestrator.runs import reports, worker
 from orchestrator.search import pbt, schedulers, spaces
 from orchestrator.storage.prices import Prices

@@ -12,8 +12,8 @@ from orchestrator.cluster import preflight
 from orchestrator.cluster.connection import Node, check_fit, cluster, nodes_by_id
 from orchestrator.config import objectives, user_code, workload_loader
 from orchestrator.config.spec import SweepSpec, parse
-from orchestrator.console import Console, plural
-from orchestrator.errors import UNAVAILABLE, Interrupted, RunFailed, UserError
+from orchestrator.console import Console
+from orchestrator.errors import UNAVAILABLE, Interrupted, RunFailed, UserError, plural
 from orchestrator.runs import description, reports, worker
 from orchestrator.runs.driver import Options, create, finish, in_process, prepare
 from orchestrator.runs.progress_reporter import ProgressReporter
