@@ -6,7 +6,7 @@ from workloads.published import Computation, Drawn, size_table
 
 _SIZES = ("classes", "pixels", "train", "test")
 
-_PRINTED = {
+PRINTED = {
     "cifar-10": (10, 32, 50_000, 10_000),
     "stl-10": (10, 96, 105_000, 8_000),
     "cifar-100": (100, 32, 50_000, 10_000),
@@ -25,7 +25,7 @@ def sizes(quick: bool) -> Drawn:
         images = load_images(name, default_data_root())
         return len(images.classes), images.train.images.shape[-1], len(images.train.labels), len(images.test.labels)
 
-    return size_table(_SIZES, _PRINTED, count)
+    return size_table(_SIZES, PRINTED, count)
 
 
 SIZES = Computation("thesis-6.2", "Sizes of the image datasets", "thesis 6.6.2.1, table 6.2", "simclr", sizes)
