@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from tests.support.device_cases import CASES as DEVICE_CASES
+from tests.support.device_cases import Case
 from workloads.contract import Runtime
 from workloads.recommender.params import Params
 from workloads.recommender.workload import Recommender
@@ -26,6 +28,10 @@ CASES: dict[str, dict[str, Any]] = {
 
 UNITS = FILE.with_name("recommender-units.json")
 METRICS = ("ndcg_at_20", "auc")
+
+LOSSES = FILE.with_name("losses.json")
+LOSS_CASES = {name: case for name, case in DEVICE_CASES.items() if case.runtime.get("precision") != "bf16"}
+"""Small cases of all workloads, whose losses of three epochs are recorded."""
 
 
 def curve(settings: dict[str, Any]) -> tuple[list[list[float]], dict[str, list[float]]]:
@@ -44,8 +50,16 @@ def curve(settings: dict[str, Any]) -> tuple[list[list[float]], dict[str, list[f
     return rows, {name: [round(value, 6) for value in seen.units[name].tolist()] for name in METRICS}
 
 
+def losses(case: Case) -> list[float]:
+    """The losses of three epochs, with one thread."""
+    workload = case.build(device=torch.device("cpu"))
+    return [float(f"{workload.train_epoch(epoch)['loss']:.8g}") for epoch in (1, 2, 3)]
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     curves = {name: curve(settings) for name, settings in CASES.items()}
     FILE.write_text(json.dumps({name: rows for name, (rows, _) in curves.items()}, indent=1) + "\n")
     UNITS.write_text(json.dumps({name: units for name, (_, units) in curves.items()}) + "\n")
+    rows = (f" {json.dumps(name)}: {losses(case)}" for name, case in LOSS_CASES.items())
+    LOSSES.write_text("{\n" + ",\n".join(rows) + "\n}\n")

@@ -11,9 +11,11 @@ import json
 import numpy as np
 import pytest
 
-from tests.curves.record import CASES, FILE, METRICS, UNITS, curve
+from tests.curves.record import CASES, FILE, LOSS_CASES, LOSSES, METRICS, UNITS, curve, losses
 
-RECORDED, RECORDED_UNITS = (json.loads(file.read_text()) for file in (FILE, UNITS))
+RECORDED, RECORDED_UNITS, RECORDED_LOSSES = (json.loads(file.read_text()) for file in (FILE, UNITS, LOSSES))
+RANKS = ("bcl-bns-sampled", "gbpr-aobpr", "lifelong")
+"""Beginnings of the cases that train on items or documents chosen by ranks, which may change with the last digits."""
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -26,3 +28,9 @@ def test_curve_matches_the_recorded_curve(name: str) -> None:
         assert np.isclose(found, recorded, atol=1e-5, equal_nan=True).mean() > 0.95, f"{metric} by user"
         flipped = np.nanmean(found) - np.nanmean(recorded)
         assert rows[-1][column] - flipped == pytest.approx(RECORDED[name][-1][column], abs=1e-5), f"mean {metric}"
+
+
+@pytest.mark.parametrize("name", LOSS_CASES)
+def test_losses_match_the_recorded_losses(name: str) -> None:
+    tolerance = 3e-4 if name.startswith(RANKS) else 3e-5
+    assert losses(LOSS_CASES[name]) == pytest.approx(RECORDED_LOSSES[name], rel=tolerance)
