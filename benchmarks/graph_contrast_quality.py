@@ -5,7 +5,7 @@ decays). Each is trained once on train, up to 120 epochs, and measured on valida
 20 without a gain, for NCL counted from the start of its prototypes. The best one, with its number of epochs, is then
 trained on train and validation over the seeds and tested once. One thread. What is in the result file is not run again.
 
-With ``--peers`` RecBole's SGL and NCL have four settings of their own, around its defaults, on the same parts; our code
+With ``--peers`` RecBole's SGL and NCL have six settings of their own, around its defaults, on the same parts; our code
 evaluates their embeddings. Their epochs are always 120, since RecBole's loop is not stopped. NCL needs faiss there.
 """
 
@@ -52,8 +52,9 @@ PEERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 WEIGHTS: Mapping[str, tuple[float, ...]] = {"NCL": (2e-5, 2e-4, 2e-3)}
 """Weights where they are not .001, .003 and .01. NCL has those of RecBole's, whose sums over 2048 are means here."""
 
-PEER_WEIGHTS = {"SGL": ("ssl_weight", (0.005, 0.05)), "NCL": ("ssl_reg", (1e-7, 1e-6))}
-"""Weights of the contrastive term, which RecBole sums over a batch: its default, and a tenth or ten times as much."""
+PEER_WEIGHTS = {"SGL": ("ssl_weight", (0.0005, 0.005, 0.05)), "NCL": ("ssl_reg", (1e-8, 1e-7, 1e-6))}
+"""Weights of the contrastive term, which RecBole sums over a batch: its default, which is the highest of SGL's and the
+middle one of NCL's, and tenths of it or ten times as much."""
 
 
 def grid(name: str) -> Iterator[dict[str, Any]]:
