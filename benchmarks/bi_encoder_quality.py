@@ -38,7 +38,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "first token: lr 2e-4": {**CHOSEN, "pooling": "cls", "lr": 2e-4},
     "maximum: the same": {**CHOSEN, "pooling": "max"},
     "maximum: lr 5e-5": {**CHOSEN, "pooling": "max", "lr": 5e-5},
-    "maximum: lr 2e-4": {**CHOSEN, "pooling": "max", "lr": 2e-4},
+    "maximum: lr 2e-5": {**CHOSEN, "pooling": "max", "lr": 2e-5},
     "cosent, temperature 0.2, 2 epochs, lr 5e-5": {"loss": "cosent", "temperature": 0.2, "lr": 5e-5, "epochs": 2},
     "mse, score 0 at cosine -1, 5 epochs, lr 2e-5 (the design note)": {"lowest_cosine": -1.0, "lr": 2e-5, "epochs": 5},
     "cross-encoder, at most 4 epochs, lr 2e-5": {**CROSS, "lr": 2e-5},
