@@ -4,8 +4,7 @@
 
 The peers are ``implicit``'s ALS and RecBole's EASE and ItemKNN. Two rows are on a random split of MovieLens-1M. A peer
 has our formula and settings, and is evaluated by our code. One thread each. The peers' environment is made by
-benchmarks/setup.sh; without it, their rows stay as they are. On a busy machine ``--recbole-alone`` adds RecBole's rows,
-which do not depend on a seed, without times.
+benchmarks/setup.sh; without it, their rows stay as they are.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import json
 import statistics
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +39,23 @@ ROWS: dict[str, dict[str, Any]] = {
     "item neighbours, MovieLens-1M": {"backbone": "item_knn", "dataset": "ml-1m"},
     "EASE, MovieLens-1M": {"backbone": "ease", "dataset": "ml-1m"},
 }
-PEER = "implicit ALS, by the library implicit"
-RECBOLE: dict[str, tuple[str, dict[str, float]]] = {
-    "item neighbours": ("ItemKNN", {"k": 100, "shrink": 20.0}),
-    "EASE": ("EASE", {"reg_weight": 200.0}),
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A model of another library with our settings."""
+
+    name: str
+    model: str
+    settings: dict[str, Any]
+
+
+PEERS = {
+    "item neighbours": Peer("item neighbours, by RecBole", "ItemKNN", {"k": 100, "shrink": 20.0}),
+    "EASE": Peer("EASE, by RecBole", "EASE", {"reg_weight": 200.0}),
+    "implicit ALS": Peer("implicit ALS, by the library implicit", "ALS", ALS),
 }
-"""RecBole's models and settings by our row."""
+"""Peers by our row."""
 METRICS = ("ndcg_at_20", "recall_at_20", "coverage_at_20", "gini_at_20", "novelty_at_20", "popularity_at_20")
 
 
@@ -52,32 +63,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--peers", type=Path, help="the Python of the peers' environment")
-    parser.add_argument("--recbole-alone", action="store_true", help="only RecBole's rows, without times")
     arguments = parser.parse_args()
-    if arguments.recbole_alone and not arguments.peers:
-        parser.error("--recbole-alone needs --peers")
     torch.set_num_threads(1)
     file = HERE / "results" / "baselines_quality.json"
     results = read_results(file)
-    if not arguments.recbole_alone:
+    for name, settings in ROWS.items():
+        other = PEERS.get(name) if arguments.peers else None
+        own = []
         theirs = []
-        for name, settings in ROWS.items():
-            is_als = settings["backbone"] == "ials"
-            seeds = arguments.seeds if is_als or (arguments.peers and name in RECBOLE) else 1
-            own = []
-            for seed in range(seeds):
-                own.append(ours(seed, settings))
-                if is_als and arguments.peers:  # in turn, so that both meet the same machine
-                    theirs.append(peer(seed, arguments.peers))
-            results[name] = {"settings": settings, **summary(own)}
-        if theirs:
-            results[PEER] = {"settings": ALS, **summary(theirs)} | ratio(results["implicit ALS"], theirs)
-    for name, (model, own) in RECBOLE.items() if arguments.peers else ():
-        count = 1 if arguments.recbole_alone else arguments.seeds
-        runs = [recbole(model, own, arguments.peers) for _ in range(count)]
-        row = {"settings": own, **summary(runs)}
-        timed = {name: row.pop(name) for name in ("seconds", "median_seconds")} | ratio(results[name], runs)
-        results[f"{name}, by RecBole"] = row | ({} if arguments.recbole_alone else timed)
+        for seed in range(arguments.seeds if other or name == "implicit ALS" else 1):
+            own.append(ours(seed, settings))
+            if other:  # in turn, so that both meet the same machine
+                theirs.append(peer(seed, other, arguments.peers))
+        results[name] = {"settings": settings, **summary(own)}
+        if other:
+            results[other.name] = {"settings": other.settings, **summary(theirs)} | ratio(results[name], theirs)
     write_results(file, results)
     print("| baseline | NDCG@20, mean ± sd | seconds |\n| --- | --- | --- |")
     for name, row in results.items():
@@ -101,39 +101,29 @@ def ours(seed: int, settings: dict[str, Any]) -> dict[str, float]:
     return {**built.evaluate("test").metrics, "seconds": seconds}
 
 
-def peer(seed: int, python: Path) -> dict[str, float]:
-    """The same of the library, whose factors are ranked by our evaluation."""
+def peer(seed: int, other: Peer, python: Path) -> dict[str, float]:
+    """The same of a peer, whose factors or scores are ranked by our evaluation."""
     data = workload(seed, {"backbone": "popularity"}).data
     with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "factors.npz"
-        command = [
-            str(python), str(HERE / "peers" / "implicit_als.py"), "--dim", str(ALS["dim"]),
-            "--epochs", str(EPOCHS), "--seed", str(seed), "--threads", "1", "--alpha", str(ALS["ials_alpha"]),
-            "--regularization", str(ALS["ials_lambda"]), "--out", str(out),
-        ]  # fmt: skip
+        out = Path(folder) / "model.npz"
+        if other.model == "ALS":
+            command = [
+                str(python), str(HERE / "peers" / "implicit_als.py"), "--dim", str(ALS["dim"]),
+                "--epochs", str(EPOCHS), "--seed", str(seed), "--threads", "1", "--alpha", str(ALS["ials_alpha"]),
+                "--regularization", str(ALS["ials_lambda"]), "--out", str(out),
+            ]  # fmt: skip
+        else:
+            train = Path(folder) / "train.npy"
+            np.save(train, torch.stack([data.train.users, data.train.items], 1).numpy())
+            command = [
+                str(python), str(HERE / "peers" / "recbole_scores.py"), "--model", other.model,
+                "--train", str(train), "--shape", str(data.n_users), str(data.n_items),
+                "--settings", json.dumps(other.settings), "--out", str(out),
+            ]  # fmt: skip
         seconds = answer(spawn(command, threads=1)[0])["seconds"]
-        arrays = np.load(out)
-        factors = Factors(torch.from_numpy(arrays["users"]), torch.from_numpy(arrays["items"]))
+        arrays = {name: torch.from_numpy(array) for name, array in np.load(out).items()}
+    factors = Factors(arrays["scores"], torch.eye(data.n_items)) if "scores" in arrays else Factors(**arrays)
     values, lists = rank_users([factors], data.test, data.seen)
-    found = evaluation(values[0], lists[0], data.test, data.popularity)
-    return {**found.metrics, "seconds": seconds}
-
-
-def recbole(model: str, settings: dict[str, float], python: Path) -> dict[str, float]:
-    """The same of a model of RecBole, whose scores are ranked by our evaluation."""
-    data = workload(0, {"backbone": "popularity"}).data
-    with tempfile.TemporaryDirectory() as folder:
-        train = Path(folder) / "train.npy"
-        out = Path(folder) / "scores.npz"
-        np.save(train, torch.stack([data.train.users, data.train.items], 1).numpy())
-        command = [
-            str(python), str(HERE / "peers" / "recbole_scores.py"), "--model", model,
-            "--train", str(train), "--shape", str(data.n_users), str(data.n_items),
-            "--settings", json.dumps(settings), "--out", str(out),
-        ]  # fmt: skip
-        seconds = answer(spawn(command, threads=1)[0])["seconds"]
-        scores = torch.from_numpy(np.load(out)["scores"])
-    values, lists = rank_users([Factors(scores, torch.eye(data.n_items))], data.test, data.seen)
     found = evaluation(values[0], lists[0], data.test, data.popularity)
     return {**found.metrics, "seconds": seconds}
 
