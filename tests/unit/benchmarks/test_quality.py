@@ -99,10 +99,21 @@ def test_run_with_other_epochs_does_not_write_stored_results(monkeypatch: pytest
         assert (tmp_path / "results" / "abstention.json").exists() == stored
 
 
-def test_recbole_without_the_peers_is_refused(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["baselines_quality.py", "--recbole-alone"])
-    with pytest.raises(SystemExit):
-        importlib.import_module("baselines_quality").main()
-    assert "--recbole-alone needs --peers" in capsys.readouterr().err
+def test_baselines_and_their_peers_are_measured_in_turn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    baselines = importlib.import_module("baselines_quality")
+    calls = []
+
+    def measured(who: str, seconds: float) -> dict[str, float]:
+        calls.append(who)
+        return dict.fromkeys(baselines.METRICS, 0.5) | {"seconds": seconds}
+
+    monkeypatch.setattr(baselines, "HERE", tmp_path)
+    monkeypatch.setattr(baselines, "ROWS", {"EASE": {"backbone": "ease"}, "popularity": {"backbone": "popularity"}})
+    monkeypatch.setattr(baselines, "ours", lambda seed, settings: measured(settings["backbone"], 1.0))
+    monkeypatch.setattr(baselines, "peer", lambda seed, other, python: measured(other.model, 4.0))
+    monkeypatch.setattr(sys, "argv", ["baselines_quality.py", "--seeds", "2", "--peers", "python"])
+    baselines.main()
+    assert calls == ["ease", "EASE", "ease", "EASE", "popularity"]
+    stored = json.loads((tmp_path / "results" / "baselines_quality.json").read_text())
+    assert stored["EASE, by RecBole"]["time_of_ours"] == 0.25
+    assert "time_of_ours" not in stored["popularity"]
