@@ -71,7 +71,7 @@ def resplit(data: Interactions, split: Split, seed: int = TEST_SEED, clean_from:
         return _divided(data, _drawn(_pairs(data), TEST_FRACTION, seed))
     if data.train_ratings is None or data.test_ratings is None:
         raise DataError(
-            "split=clean needs ratings, and a part of the dataset has none",
+            "split=clean needs ratings, and the dataset has none",
             expected="ratings of which the highest tell what is liked",
             fix="Use split=official or split=random",
         )
@@ -93,7 +93,7 @@ def rated_from(data: Interactions, least: float) -> Interactions:
     """
     if data.train_ratings is None or data.test_ratings is None:
         raise DataError(
-            "dataset_min_rating needs ratings, and a part of the dataset has none", got=f"dataset_min_rating={least:g}",
+            "dataset_min_rating needs ratings, and the dataset has none", got=f"dataset_min_rating={least:g}",
             fix="Leave it out, or take a dataset with ratings",
         )  # fmt: skip
     columns: dict[str, Any] = {}
@@ -193,7 +193,7 @@ def _by_time(data: Interactions, split: Split) -> Interactions:
     """The splits by time."""
     if data.train_times is None or data.test_times is None:
         raise DataError(
-            f"split={split} needs the times of interactions, and a part of the dataset has none", expected="timestamps",
+            f"split={split} needs the times of interactions, and the dataset has none", expected="timestamps",
             fix="Use split=official or split=random, or a dataset with timestamps",
         )  # fmt: skip
     times = _joined(data.train_times, data.test_times)

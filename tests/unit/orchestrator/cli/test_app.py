@@ -162,7 +162,7 @@ def test_command_in_a_removed_working_directory_is_refused(
             f"{RUN} sampler=bns bns_prior=occupation",
             ("synthetic has no occupations of its users", "Set another bns_prior"),
         ),
-        (f"{RUN} dataset_min_rating=4", ("dataset_min_rating needs ratings, and a part of the dataset has none", "Leave it out")),
+        (f"{RUN} dataset_min_rating=4", ("dataset_min_rating needs ratings, and the dataset has none", "Leave it out")),
         (f"{SWEEP} dataset_min_rating=4", ("dataset_min_rating needs ratings",)),
         (f"{SWEEP} sampler=bns bns_prior=occupation", ("synthetic has no occupations of its users",)),
         ("run vera refit=true", ("a refit trains on the validation part", "Set refit=false")),

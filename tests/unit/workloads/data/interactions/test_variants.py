@@ -181,7 +181,7 @@ def test_min_rating_without_ratings_is_refused(tmp_path: Path) -> None:
     options = ReadOptions(min_rating=4)
     for refuse in (load_interactions, lambda name, root, **given: check_readable(name, root, options)):
         with pytest.raises(
-            DataError, match=r"dataset_min_rating needs ratings, and a part of the dataset has none.*Leave it out"
+            DataError, match=r"dataset_min_rating needs ratings, and the dataset has none.*Leave it out"
         ):
             refuse("synthetic", tmp_path, min_rating=4)
 
