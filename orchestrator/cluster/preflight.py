@@ -260,9 +260,7 @@ def available_resources(wanted: Resources, settings: Settings, *, local: bool) -
     here = this_machine()
     if slots(here, wanted) >= 1 and not (local and wanted.workers > 1):
         return wanted
-    gpus = wanted.gpus_per_worker
-    if here[0]["GPU"] < gpus:
-        gpus = int(here[0]["GPU"]) if gpus >= 1 else 0
+    gpus = min(wanted.gpus_per_worker, int(here[0]["GPU"]))
     cpus = min(wanted.cpus_per_worker, here[0]["CPU"])
     return Resources(workers=1, gpus_per_worker=gpus, cpus_per_worker=cpus, max_gpus=wanted.max_gpus if gpus else None)
 
@@ -282,6 +280,8 @@ def resumed_resources(
     if "workers" in given:
         values.pop("min_workers", None)
     wanted = validate(Resources, {**values, **given}, "resource")
+    if "max_gpus" in given:
+        wanted.check_limit_has_gpus()
     if local and wanted.workers > 1 and "workers" in given:
         raise UserError("A local run trains in one process", got=f"workers={wanted.workers}", fix="Leave --workers out")
     if local or not settings.ray_address:

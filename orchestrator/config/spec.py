@@ -88,6 +88,14 @@ class Resources(BaseModel):
             )
         return self
 
+    def check_limit_has_gpus(self) -> None:
+        """Raise UserError for a ``max_gpus`` that limits nothing, since no GPU is requested."""
+        if self.max_gpus is not None and not self.gpus_per_worker:
+            raise UserError(
+                "max_gpus has no effect: the workers hold no GPU", got=f"max_gpus={self.max_gpus}",
+                fix="Leave it out, or request GPUs with gpus_per_worker",
+            )  # fmt: skip
+
     @property
     def max_trials(self) -> int | None:
         """Number of trials that ``max_gpus`` allows at once; None without a limit."""

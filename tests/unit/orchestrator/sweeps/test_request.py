@@ -225,6 +225,15 @@ def test_more_gpus_than_allowed_are_refused_when_they_are_decided(monkeypatch: p
     refused(lambda: request.experiment("recommender", settings, resources=asked), "max_gpus=2 is less than the 4 GPUs")
 
 
+@pytest.mark.parametrize("make", [request.experiment, request.sweep])
+def test_a_limit_on_gpus_is_refused_where_no_gpu_is_used(machine: Any, settings: Settings, make: Any) -> None:
+    limit = {"max_gpus": 2}
+    refused(lambda: make("recommender", settings, resources=limit), "max_gpus has no effect: the workers hold no GPU")
+    machine(8, 2)
+    assert make("recommender", settings, resources=limit).resources.max_gpus == 2
+    refused(lambda: make("recommender", settings, resources={**limit, "gpus_per_worker": 0}), "max_gpus has no effect")
+
+
 @pytest.mark.parametrize(
     ("workload", "asked", "words"),
     [
