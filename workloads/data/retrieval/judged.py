@@ -34,14 +34,20 @@ def judgement_files(folder: Path, suffix: str) -> list[str]:
     """The judgement files in a folder: ``qrels/<part><suffix>``, or without a split ``qrels<suffix>``.
 
     Raises:
-        DataError: the validation part has another name than dev.
+        DataError: the validation part has another name than dev, or there are files of both forms.
     """
     others = [name for name in VALIDATION if name not in PARTS]
     ends = (suffix, f"{suffix}.gz")
     check_no_validation(folder / "qrels", ends, f"rename it to dev{suffix}", others)
+    whole = f"qrels{suffix}"
     split = [f"qrels/{part}{suffix}" for part in PARTS[1:]]
-    there = [file for file in (*split, f"qrels{suffix}") if plain_or_gz(folder / file).is_file()]
-    return [file for file in there if file in split] or there
+    there = [file for file in (*split, whole) if plain_or_gz(folder / file).is_file()]
+    if whole in there[1:]:
+        raise DataError(
+            "the judgements are both in one file and in parts", file=folder, got=", ".join(there),
+            fix=f"Keep {whole}, or the folder qrels",
+        )  # fmt: skip
+    return there
 
 
 def read_judgements(

@@ -77,6 +77,14 @@ def test_validation_part_with_another_name_than_dev_is_refused(beir: Callable[..
         load(folder)
 
 
+def test_judgements_with_and_without_a_split_are_refused(beir: Callable[..., Path]) -> None:
+    folder = beir(train="q1\td2\t2", test="q0\td1\t3", qrels="q3\td1\t1")
+    with pytest.raises(
+        DataError, match=r"both .*: got qrels/train\.tsv, qrels/test\.tsv, qrels\.tsv\. Keep qrels\.tsv"
+    ):
+        load(folder)
+
+
 def test_grades_of_pairs_and_of_queries_match_the_judgements(beir: Callable[..., Path]) -> None:
     data = load(beir(train="q1\td2\t2", dev="q3\td1\t1", test="q0\td2\t0;q0\td1\t3"))
     before = sum(bytes_by_device(data).values())
