@@ -75,7 +75,7 @@ def rated_interactions(values: Mapping[str, Any], root: Path) -> Interactions:
         raise DataError(
             "ials_confidence=rating weighs by ratings or counts from 0",
             got="none" if data.train_ratings is None else f"{data.train_ratings.min():g}",
-            fix="Drop it, or take a dataset with such ratings",
+            fix="Drop it, or take a dataset with such ratings in train and test",
         )
     return data
 

@@ -72,7 +72,7 @@ def resplit(data: Interactions, split: Split, seed: int = TEST_SEED, clean_from:
     if data.train_ratings is None or data.test_ratings is None:
         raise DataError(
             "split=clean needs ratings, and the dataset has none",
-            expected="ratings of which the highest tell what is liked",
+            expected="ratings of which the highest tell what is liked, in train and test",
             fix="Use split=official or split=random",
         )
     if clean_from is not None:
@@ -94,7 +94,7 @@ def rated_from(data: Interactions, least: float) -> Interactions:
     if data.train_ratings is None or data.test_ratings is None:
         raise DataError(
             "dataset_min_rating needs ratings, and the dataset has none", got=f"dataset_min_rating={least:g}",
-            fix="Leave it out, or take a dataset with ratings",
+            fix="Leave it out, or take a dataset with ratings in train and test",
         )  # fmt: skip
     columns: dict[str, Any] = {}
     for part, ratings in (("train", data.train_ratings), ("test", data.test_ratings)):
@@ -193,7 +193,8 @@ def _by_time(data: Interactions, split: Split) -> Interactions:
     """The splits by time."""
     if data.train_times is None or data.test_times is None:
         raise DataError(
-            f"split={split} needs the times of interactions, and the dataset has none", expected="timestamps",
+            f"split={split} needs the times of interactions, and the dataset has none",
+            expected="timestamps in train and test",
             fix="Use split=official or split=random, or a dataset with timestamps",
         )  # fmt: skip
     times = _joined(data.train_times, data.test_times)

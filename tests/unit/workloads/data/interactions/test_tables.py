@@ -36,7 +36,7 @@ from workloads.data import (
 )
 from workloads.data.interactions import columns
 from workloads.data.interactions.tables import read_tables
-from workloads.data.interactions.variants import Split, resplit, with_noise
+from workloads.data.interactions.variants import Split, rated_from, resplit, with_noise
 
 ROWS = "user,item,rating,timestamp\n7,b,3,10\n9,a,4.5,20\n7,a,1,30\n"
 
@@ -272,6 +272,15 @@ def test_a_user_and_an_item_that_are_only_in_test_have_numbers(tmp_path: Path) -
     assert (data.n_users, data.n_items) == (2, 2)
     assert named(data) == ({("a", "x")}, {("b", "y"), ("a", "y")})
     assert data.train_ratings is None  # test has no ratings
+
+
+def test_ratings_and_times_of_one_part_only_do_not_suffice(tmp_path: Path) -> None:
+    data = read(tmp_path, train_csv="user,item,rating,timestamp\na,x,1,5\n", test_csv="user,item\na,y\n")
+    with pytest.raises(DataError, match="take a dataset with ratings in train and test"):
+        rated_from(data, 1)
+    for split, needed in (("clean", "what is liked, in"), ("global_time", "timestamps in")):
+        with pytest.raises(DataError, match=f"the dataset has none; expected .*{needed} train and test"):
+            resplit(data, split)  # type: ignore[arg-type]
 
 
 def test_tables_with_too_few_rows_for_validation_or_test_are_refused(tmp_path: Path) -> None:
