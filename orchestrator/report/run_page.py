@@ -212,7 +212,8 @@ def _trials(folder: RunFolder, rows: Rows) -> Section:
     selection = trials.selection(folder)
     if selection and selection.estimates:
         rows = [_estimated(row, selection) for row in rows]
-    names = list(dict.fromkeys(name for row in rows for name in row if name != "cause"))
+    left_out = {"cause"} if any(row.get("violates") for row in rows) else {"cause", "violates"}
+    names = [name for name in dict.fromkeys(name for row in rows for name in row) if name not in left_out]
     best = trials.best(folder, recorded.trials(folder), objectives[0], selection)
     marked = [i for i, row in enumerate(rows) if best is not None and row["trial"] == best.number]
     values = [[_cell(row.get(name)) for name in names] for row in rows]

@@ -261,9 +261,8 @@ def _ranking(rows: list[dict[str, Any]], study: Study) -> tuple[str, list[str], 
     if len(study.objectives) > 1:
         unbeaten = {trial.number for trial in front(study.trials, study.objectives)}
         ranked = [{**row, "pareto": "front" if row["trial"] in unbeaten else None} for row in ranked]
-    extra = [
-        name for name in ("values", "pareto", "spread", "violates", "repeat_of") if any(name in row for row in ranked)
-    ]
+    optional = ("values", "pareto", "spread", "violates", "repeat_of")
+    extra = [name for name in optional if any(row.get(name) is not None for row in ranked)]
     columns = ["trial", "state", "value", *extra, "epochs", *names]
     title = f"{study.objective.metric} on validation" + (f", best {SHOWN} of {len(rows)}" if len(rows) > SHOWN else "")
     cells = [[row.get(name) for name in columns] for row in ranked]

@@ -66,6 +66,13 @@ def five(tmp_path: Path) -> RunFolder:
     return sweep(tmp_path, "five", [(3.0,), (1.0,), None, (2.0,), (5.0,), (4.0,), None])
 
 
+@pytest.mark.parametrize("violated", ["size<=10", None])
+def test_the_page_says_what_trials_violate_only_if_one_does(five: RunFolder, violated: str | None) -> None:
+    rows = [row | {"violates": None} for row in listing.trial_rows(five)]
+    rows[1]["violates"] = violated
+    assert (">violates<" in run_page.of_sweep(five, rows)) == (violated is not None)
+
+
 def test_each_table_cell_is_inspected_at_most_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """The time to build a page is then proportional to the number of trials."""
     looked: list[object] = []

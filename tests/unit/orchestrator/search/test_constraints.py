@@ -12,6 +12,7 @@ from orchestrator.report import trials
 from orchestrator.search.constraints import Constraint, unknown_metric, violated
 from orchestrator.search.ranking import front
 from orchestrator.search.study import Study
+from orchestrator.sweeps import winner
 from tests.support.searching import ERROR, at_rung, attributes, begin, complete, rows, states, study, sweep
 from workloads.contract import Objective
 
@@ -62,6 +63,16 @@ def test_best_trial_that_violates_no_constraint_wins(tmp_path: Path) -> None:
     again = study(tmp_path, constraint=("size<=10", "recall>=0.5")).best()
     assert again is not None
     assert again.number == 3, "the journal must have the constraint values"
+
+
+@pytest.mark.parametrize("size", [10, 11])
+def test_the_table_of_trials_says_what_they_violate_only_if_one_does(tmp_path: Path, size: int) -> None:
+    running = study(tmp_path, constraint=("size<=10",))
+    ended(running, 0.1, size=9)
+    ended(running, 0.2, size=size)
+    _, columns, cells = winner._ranking(trials.rows(running.trials, [ERROR], 1), running)
+    assert ("violates" in columns) == (size > 10)
+    assert [cell for row in cells for cell in row if cell == "size<=10"] == ["size<=10"] * (size > 10)
 
 
 def test_best_is_none_without_a_feasible_trial(tmp_path: Path) -> None:
