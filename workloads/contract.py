@@ -183,8 +183,8 @@ class Workload(Protocol):
     """All hyperparameters: type, bounds, default and source. Optional methods are called before training starts and
     import no PyTorch. They raise ValueError with one sentence: ``check_plan(epochs, refit)`` if these values cannot be
     trained with the plan, ``check_objectives(metrics)`` if validation will not report one of the plan's objectives,
-    given by name, ``check_data(root, holdout)`` if they cannot be trained on the data. ``root`` is the data root, where
-    the dataset is present and verified; without ``holdout`` no part is held out for validation.
+    given by name (unless ``refit=only``), ``check_data(root, holdout)`` if they cannot be trained on the data. ``root``
+    is the data root, where the dataset is present and verified; without ``holdout`` no part is held out for validation.
     ``check_accumulate()`` does so for ``accumulate=auto`` if micro-batches would change these values' result; where
     only random draws differ, as dropout's, it returns a sentence to print instead.
     ``check_memory(root, available)`` is called where training is on this machine's CPU, with the free bytes.

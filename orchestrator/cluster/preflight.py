@@ -184,7 +184,7 @@ def schedule(name: str, params: Mapping[str, Any], plan: Plan, refit: bool) -> N
     with _as_user_errors():
         if hasattr(model, "check_plan"):
             model.model_validate(dict(params)).check_plan(plan.epochs, refit)
-        if hasattr(model, "check_objectives"):
+        if plan.refit != "only" and hasattr(model, "check_objectives"):  # otherwise validation is not evaluated
             model.model_validate(dict(params)).check_objectives([one.metric for one in objectives.of_plan(name, plan)])
 
 

@@ -225,6 +225,12 @@ def test_more_gpus_than_allowed_are_refused_when_they_are_decided(monkeypatch: p
     refused(lambda: request.experiment("recommender", settings, resources=asked), "max_gpus=2 is less than the 4 GPUs")
 
 
+def test_an_objective_that_validation_lacks_is_refused_only_where_something_is_selected(settings: Settings) -> None:
+    words = {"objective": "probe_top1", "refit": "true"}
+    refused(lambda: request.experiment("simclr", settings, overrides=words), "no probe_top1 without eval_probe=always")
+    assert request.experiment("simclr", settings, overrides=words | {"refit": "only"}).plan.objective == ("probe_top1",)
+
+
 @pytest.mark.parametrize("make", [request.experiment, request.sweep])
 def test_a_limit_on_gpus_is_refused_where_no_gpu_is_used(machine: Any, settings: Settings, make: Any) -> None:
     limit = {"max_gpus": 2}
