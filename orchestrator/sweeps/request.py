@@ -75,6 +75,7 @@ def experiment(
     request = _Request("run", workload, settings, given)
     source = request.source
     params = preflight.parameters(request.workload, request.params, request.places("params"))
+    secret_params.check_none(params)  # of the defaults too
     elsewhere = request.elsewhere
     preflight.dataset(request.workload, params, settings.data, elsewhere=elsewhere)
     devices = request.resources(whole_machine=True)
@@ -151,6 +152,7 @@ def sweep(
 
     def check(complete: Mapping[str, Any]) -> None:
         sampled.append(complete)
+        secret_params.check_none(complete)
         preflight.dataset(request.workload, complete, settings.data, elsewhere=elsewhere)
         preflight.limits(request.workload, complete, devices, plan)
         preflight.batch(complete, devices, plan)

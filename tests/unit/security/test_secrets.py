@@ -151,6 +151,22 @@ def test_secret_in_a_parameter_of_your_own_workload_is_refused(
     assert not list(home.glob("storage/*/record.json"))
 
 
+@pytest.mark.parametrize("verb", ["run", "sweep"])
+def test_secret_among_the_defaults_of_your_own_workload_is_refused(
+    verb: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, home: Path
+) -> None:
+    """Records and MLflow hold the defaults, too."""
+    file = tmp_path / "mine.py"
+    space = "def space(trial):\n    return {'max_tokens': trial.suggest_int('max_tokens', 1, 9)}\n"
+    file.write_text(OWN_WORKLOAD.replace('password: str = ""', f'password: str = "{SECRET}"') + space)
+    words = [verb, f"{file}:train", "epochs=1", "--tracking", "none", "--local"]
+    assert call([*words, *(["--space", f"{file}:space"] if verb == "sweep" else [])]) == USAGE
+    said = capsys.readouterr().err
+    assert "The parameter password holds a password" in said
+    assert SECRET not in said
+    assert not list(home.glob("storage/*/record.json"))
+
+
 def test_error_of_an_artifact_store_is_one_line_without_a_login(tmp_path: Path) -> None:
     from orchestrator.tracking.client import Client, Refused
 
