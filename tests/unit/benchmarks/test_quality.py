@@ -117,3 +117,21 @@ def test_baselines_and_their_peers_are_measured_in_turn(monkeypatch: pytest.Monk
     stored = json.loads((tmp_path / "results" / "baselines_quality.json").read_text())
     assert stored["EASE, by RecBole"]["time_of_ours"] == 0.25
     assert "time_of_ours" not in stored["popularity"]
+
+
+def test_hours_on_a_gpu_follow_from_the_measured_steps_and_match_the_stored_table(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gpu_hours = importlib.import_module("gpu_hours")
+    monkeypatch.setattr(gpu_hours, "step_seconds", lambda encoder: 3.6)
+    model = gpu_hours.Model("cifar-10", 3, 10, {"encoder": "resnet50"})
+    assert gpu_hours.hours(model) == pytest.approx((5.85, 5.85))  # 195 steps, 10 epochs, 3 seeds
+    smaller = gpu_hours.Model("cifar-10", 3, 10, {"encoder": "resnet50", "batch_size": "128"})
+    assert gpu_hours.hours(smaller) == pytest.approx((5.85, 11.7))
+    larger = gpu_hours.Model("tiny-imagenet", 1, 1, {"encoder": "resnet50"})
+    assert gpu_hours.hours(larger) == pytest.approx((1.56, 1.56))  # 390 steps, each four times as long
+    monkeypatch.undo()
+    monkeypatch.setattr(sys, "argv", ["gpu_hours.py"])
+    gpu_hours.main()
+    stored = (gpu_hours.HERE / "results" / "gpu_hours.md").read_text()
+    assert capsys.readouterr().out.splitlines()[1:] == stored.splitlines()[1:]
