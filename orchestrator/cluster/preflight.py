@@ -281,7 +281,7 @@ def resumed_resources(
         values.pop("min_workers", None)
     wanted = validate(Resources, {**values, **given}, "resource")
     if "max_gpus" in given:
-        wanted.check_limit_has_gpus()
+        wanted.report_unused_limit(say)
     if local and wanted.workers > 1 and "workers" in given:
         raise UserError("A local run trains in one process", got=f"workers={wanted.workers}", fix="Leave --workers out")
     if local or not settings.ray_address:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -88,13 +88,10 @@ class Resources(BaseModel):
             )
         return self
 
-    def check_limit_has_gpus(self) -> None:
-        """Raise UserError for a ``max_gpus`` that limits nothing, since no GPU is requested."""
+    def report_unused_limit(self, say: Callable[[str], None]) -> None:
+        """Print a sentence for a ``max_gpus`` that limits nothing, since no GPU is requested."""
         if self.max_gpus is not None and not self.gpus_per_worker:
-            raise UserError(
-                "max_gpus has no effect: the workers hold no GPU", got=f"max_gpus={self.max_gpus}",
-                fix="Leave it out, or request GPUs with gpus_per_worker",
-            )  # fmt: skip
+            say(f"max_gpus={self.max_gpus} has no effect: the workers hold no GPU (--gpus-per-worker requests them)")
 
     @property
     def max_trials(self) -> int | None:

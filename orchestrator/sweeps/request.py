@@ -90,7 +90,7 @@ def experiment(
     if note:
         say(note)
     devices = request.decide_gpus(devices, [params], say)
-    devices.check_limit_has_gpus()
+    devices.report_unused_limit(say)
     if not elsewhere and not devices.gpus_per_worker:  # training takes this machine's memory
         preflight.memory(request.workload, params, settings.data)
     spec = ExperimentSpec(workload=request.workload, params=params, plan=plan, seed=request.seed, resources=devices)
@@ -182,7 +182,7 @@ def sweep(
     for note in sorted(filter(None, notes)):
         say(note)
     devices = request.decide_gpus(devices, sampled, say)
-    devices.check_limit_has_gpus()
+    devices.report_unused_limit(say)
     if not elsewhere and not devices.gpus_per_worker:
         preflight.memory(request.workload, sampled[0], settings.data)
     if max_cost is not None:
