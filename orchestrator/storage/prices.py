@@ -34,8 +34,8 @@ class Prices:
         return hour / resources.devices
 
     def text(self, cost: float) -> str:
-        """``12.50 EUR``."""
-        return f"{cost:.2f} {self.unit}".rstrip()
+        """``12.50 EUR``; a cost below a hundredth with its first digit."""
+        return f"{cost:{'.1g' if 0 < cost < 0.01 else '.2f'}} {self.unit}".rstrip()
 
 
 def parse(text: str) -> Prices:

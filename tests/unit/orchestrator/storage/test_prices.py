@@ -32,6 +32,8 @@ def test_prices_are_parsed_and_costs_are_those_of_reserved_devices() -> None:
     assert found.of_device_hour(Resources(workers=2, gpus_per_worker=1, cpus_per_worker=4)) == 2.5 + 4 * 0.25
     assert found.of_device_hour(Resources(cpus_per_worker=8)) == 0.25
     assert found.text(6) == "6.00 EUR"
+    assert found.text(0.0042) == "0.004 EUR"
+    assert found.text(0) == "0.00 EUR"
 
 
 @pytest.mark.parametrize(
