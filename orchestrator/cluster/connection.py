@@ -22,7 +22,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from orchestrator.cluster import leftovers, session_folder
-from orchestrator.cluster.interrupts import keep_sigterm_handler
+from orchestrator.cluster.interrupts import keep_sigterm_handler, sighup_blocked
 from orchestrator.config.spec import Resources
 from orchestrator.errors import UNAVAILABLE, UserError, one_line
 from workloads.cpus import usable_cpus
@@ -145,6 +145,7 @@ def _init(address: str | None) -> None:
 
     with keep_sigterm_handler(), ExitStack() as local:
         if not address:
+            local.enter_context(sighup_blocked())
             local.enter_context(leftovers.marked())
             local.enter_context(session_folder.private())
         ray.init(

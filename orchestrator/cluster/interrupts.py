@@ -188,6 +188,19 @@ os.register_at_fork(after_in_child=_leave_signals_to_the_parent)
 
 
 @contextmanager
+def sighup_blocked() -> Iterator[None]:
+    """Block SIGHUP in this thread, and for good in processes started within the block.
+
+    A terminal that closes sends it to the command and to its local Ray cluster, which the command needs to save.
+    """
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+@contextmanager
 def keep_sigterm_handler() -> Iterator[None]:
     """Restore the handler of SIGTERM after ``ray.init``, which sets one that raises SystemExit.
 

@@ -6,6 +6,8 @@ import fcntl
 import json
 import os
 import pty
+import re
+import signal
 import struct
 import subprocess
 import sys
@@ -109,3 +111,17 @@ def test_a_terminal_that_closes_interrupts_a_sweep(home: Path) -> None:
     folder = home / "storage" / "s"
     assert json.loads((folder / "record.json").read_text())["status"] == "interrupted"
     assert "Stopping at the end of this epoch and saving." in (folder / "log.txt").read_text()
+
+
+@pytest.mark.faults
+@pytest.mark.usefixtures("third_party")
+def test_a_terminal_that_closes_does_not_end_the_local_ray_cluster(home: Path) -> None:
+    terminal = Terminal("run", "toy", "slow=0.05", "epochs=10000", "--tracking", "none", "--name", "r")
+    folder = home / "storage" / "r"
+    try:
+        until(lambda: re.search(r"[1-9]\d*/10000 epochs", terminal.text), HANG_SECONDS, why=lambda: terminal.text)
+        os.killpg(terminal.process.pid, signal.SIGHUP)  # as a shell does
+        assert terminal.end() == INTERRUPTED
+    finally:
+        terminal.process.kill()
+    assert "ended" in json.loads((folder / "record.json").read_text())
