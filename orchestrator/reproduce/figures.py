@@ -109,8 +109,8 @@ def redraw(
     budget: ReproductionBudget,
     console: Console,
     *,
-    where: Mapping[str, Sequence[str]] | None = None,
-    methods: Sequence[str] = (),
+    where: Mapping[str, Sequence[str]],
+    methods: Sequence[str],
 ) -> Redrawn:
     """Run what the figure needs, by default on the regime's dataset; finished runs are reused.
 
@@ -118,7 +118,6 @@ def redraw(
     Interrupted. A line whose run fails is left out and listed.
     """
     budget = budget.limited()
-    where = where or {}
     named = where.get("dataset", ())
     here, missing = table_runs.present(
         figure.regime.workload, named or (figure.regime.dataset,), settings, named=bool(named)

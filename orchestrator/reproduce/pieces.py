@@ -131,10 +131,10 @@ def blocks_of(
     settings: Settings,
     budget: ReproductionBudget,
     *,
-    seeds: int | None = None,
-    trials: int | None = None,
-    where: Mapping[str, Sequence[str]] | None = None,
-    only: Sequence[str] = (),
+    seeds: int | None,
+    trials: int | None,
+    where: Mapping[str, Sequence[str]],
+    only: Sequence[str],
 ) -> list[Block]:
     """All blocks of a source in the order to run them in; nothing is run.
 
@@ -151,7 +151,7 @@ def blocks_of(
     blocks = [
         block
         for one in (all_published()[name] for name in only or ids)
-        for block in _blocks(one, settings, _budget(one, budget, seeds, trials), where or {})
+        for block in _blocks(one, settings, _budget(one, budget, seeds, trials), where)
     ]
     estimates = Estimates.of(blocks)
     return sorted(blocks, key=lambda block: _rank(block, estimates))

@@ -57,8 +57,8 @@ def run(
     budget: ReproductionBudget,
     console: Console,
     *,
-    where: Mapping[str, Sequence[str]] | None = None,
-    methods: Sequence[str] = (),
+    where: Mapping[str, Sequence[str]],
+    methods: Sequence[str],
 ) -> Reproduction:
     """Run what the table needs; finished runs are reused.
 
@@ -68,7 +68,6 @@ def run(
     Raises UserError before anything is run, and Interrupted. A row whose run fails has a ``failure``.
     """
     budget = budget.limited()
-    where = where or {}
     table_runs.check_reads_test(table.id, table.reads_test, budget)
     if budget.as_published and not (table.reads_test or table.regime.refit):
         raise UserError(f"The source of {table.id} does not select on test", fix="Leave out --as-published")

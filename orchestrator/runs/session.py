@@ -389,6 +389,6 @@ def adopt(settings: Settings, folder: RunFolder) -> Settings:
     return replace(settings, **kept)
 
 
-def identity_tags(sources: Sequence[Source] = ()) -> dict[str, str]:
+def identity_tags(sources: Sequence[Source]) -> dict[str, str]:
     """Tags of every run: user, command and source code."""
     return {"mlflow.user": user(), **provenance.tags(sources)}

@@ -275,7 +275,7 @@ class Tracker:
             self._closing.wait(wait)
         return True
 
-    def _try_to_send(self, operation: Operation, attempt: int = 1) -> bool:
+    def _try_to_send(self, operation: Operation, attempt: int) -> bool:
         """Try once to send an operation. Returns False if the server is out of reach.
 
         An operation that is refused, or dropped because another process has taken over, counts as sent.
