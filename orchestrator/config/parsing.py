@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 from pydantic import BaseModel, JsonValue, ValidationError, create_model
 from pydantic_core import PydanticSerializationError
 
+from orchestrator.config.plan import PLAN_KEYS
 from orchestrator.errors import UserError, check_text, nearest, one_line, short_repr, unknown
 
 M = TypeVar("M", bound=BaseModel)
@@ -137,14 +138,13 @@ def option_values(words: Sequence[str]) -> dict[str, str]:
 def split_keys(
     values: Mapping[str, Any],
     params: Iterable[str],
-    plan: Iterable[str],
     mistaken: Callable[[str, Any, Collection[str]], UserError] | None = None,
 ) -> tuple[dict[str, Any], ...]:
     """Split ``key=value`` settings into (params, plan). A key may have the prefix ``params.`` or ``plan.``.
 
     ``mistaken`` gives the error for a key that is neither, from key, value and the names of all of these.
     """
-    sections = {"params": set(params), "plan": set(plan)}
+    sections = {"params": set(params), "plan": set(PLAN_KEYS)}
     result: dict[str, dict[str, Any]] = {"params": {}, "plan": {}}
     for key, value in values.items():
         section, _, name = key.rpartition(".")

@@ -227,10 +227,10 @@ class _Request:
         self._check_sections(fields)
         words = {key: _plain(value) for key, value in overrides.items() if key not in self._dotted}
         mistaken = partial(mistaken_key, verb=verb, python=python, listed_by=f"orchestrator workloads {self.workload}")
-        params, plan = split_keys(words, fields, PLAN_KEYS, mistaken)
+        params, plan = split_keys(words, fields, mistaken)
         self._resources = _given(given.get("resources") or {})
         self._words = {"params": params, "plan": plan, "resources": self._resources}
-        preset_params, preset_plan = split_keys(self._preset(given.get("preset")), fields, PLAN_KEYS)
+        preset_params, preset_plan = split_keys(self._preset(given.get("preset")), fields)
         if source and source.spec.workload != self.workload:
             raise UserError(
                 f"{source.id} is a run of another workload", got=self.workload, allowed=source.spec.workload

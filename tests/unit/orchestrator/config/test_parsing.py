@@ -19,7 +19,7 @@ from orchestrator.config.parsing import (
     validate,
     validate_part,
 )
-from orchestrator.config.plan import PLAN_KEYS, Plan
+from orchestrator.config.plan import Plan
 from tests.support.refusals import refused
 
 
@@ -195,7 +195,7 @@ def test_malformed_overrides_are_refused(words: list[str], message: str) -> None
 
 def test_keys_are_split_into_params_and_plan() -> None:
     values = {"lr": "1", "params.dim": "2", "epochs": "3", "plan.patience": "4"}
-    assert split_keys(values, ["lr", "dim"], PLAN_KEYS) == ({"lr": "1", "dim": "2"}, {"epochs": "3", "patience": "4"})
+    assert split_keys(values, ["lr", "dim"]) == ({"lr": "1", "dim": "2"}, {"epochs": "3", "patience": "4"})
 
 
 @pytest.mark.parametrize(
@@ -218,11 +218,11 @@ def test_keys_are_split_into_params_and_plan() -> None:
     ],
 )
 def test_unknown_and_misplaced_keys_are_refused(key: str, words: tuple[str, ...]) -> None:
-    refused(lambda: split_keys({key: "1"}, ["lr", "dim"], PLAN_KEYS), *words)
+    refused(lambda: split_keys({key: "1"}, ["lr", "dim"]), *words)
 
 
 def test_a_key_may_not_be_given_in_two_spellings() -> None:
-    refused(lambda: split_keys({"lr": "1", "params.lr": "2"}, ["lr"], PLAN_KEYS), "lr is given twice: got 1 and 2")
+    refused(lambda: split_keys({"lr": "1", "params.lr": "2"}, ["lr"]), "lr is given twice: got 1 and 2")
 
 
 # Validation
