@@ -205,7 +205,7 @@ class _Request:
 
     def __init__(self, verb: str, workload: str | None, settings: Settings, given: RequestOptions) -> None:
         self._settings = settings
-        self._python = python = given.get("python", False)
+        self._python = given.get("python", False)
         self.local = given.get("local", False)
         origin = given.get("origin")
         self.source = source = start_point.source(settings, origin) if origin is not None else None
@@ -215,18 +215,13 @@ class _Request:
         self.elsewhere = bool(settings.ray_address) and not self.local
         self._file = read_experiment(config) if config else Document({}, {}, {})
         self._dotted = {key: value for key, value in overrides.items() if key.startswith(("resources.", "search."))}
-        name = workload or trusted_spaces.named_workload(self._file.values.get("workload"), settings.home)
-        if name is None and source is not None:
-            name = source.spec.workload
-            trusted_spaces.check(name, settings.home, source.id, "workload")
-        if name is None:
-            line = f"orchestrator {verb} WORKLOAD key=value ..., or --config FILE"
-            raise UserError("No workload is given", fix=f"{verb}(WORKLOAD, ...), or config=FILE" if python else line)
-        self.workload = str(name)
+        self.workload = workload or self._workload(verb)
         fields = workload_loader.params(self.workload).model_fields
         self._check_sections(fields)
         words = {key: _plain(value) for key, value in overrides.items() if key not in self._dotted}
-        mistaken = partial(mistaken_key, verb=verb, python=python, listed_by=f"orchestrator workloads {self.workload}")
+        mistaken = partial(
+            mistaken_key, verb=verb, python=self._python, listed_by=f"orchestrator workloads {self.workload}"
+        )
         params, plan = split_keys(words, fields, mistaken)
         self._resources = _given(given.get("resources") or {})
         self._words = {"params": params, "plan": plan, "resources": self._resources}
@@ -240,13 +235,31 @@ class _Request:
         secret_params.check_none(self.params)
         inherited_plan = source.spec.plan.model_dump(exclude=_OWN, exclude_defaults=True) if source else {}
         self._plan = {**inherited_plan, **preset_plan, **self.section("plan"), **plan}
-        seed = given.get("seed")
-        where = f" ({self._file.places['seed']})" if seed is None and "seed" in self._file.places else ""
-        if seed is None:
-            seed = self._file.values.get("seed", source.spec.seed if source else 0)
+        self.seed = self._seed(given.get("seed"))
+
+    def _workload(self, verb: str) -> str:
+        """The workload of the file, or that of the run of ``--from``."""
+        home = self._settings.home
+        name = trusted_spaces.named_workload(self._file.values.get("workload"), home)
+        if name is not None:
+            return name
+        if self.source is None:
+            line = f"orchestrator {verb} WORKLOAD key=value ..., or --config FILE"
+            fix = f"{verb}(WORKLOAD, ...), or config=FILE" if self._python else line
+            raise UserError("No workload is given", fix=fix)
+        trusted_spaces.check(self.source.spec.workload, home, self.source.id, "workload")
+        return self.source.spec.workload
+
+    def _seed(self, given: int | None) -> int:
+        """The seed: the given one, that of the file, or that of the run of ``--from``."""
+        seed = given
+        where = ""
+        if given is None:
+            seed = self._file.values.get("seed", self.source.spec.seed if self.source else 0)
+            where = f" ({self._file.places['seed']})" if "seed" in self._file.places else ""
         if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**31:
             raise UserError(f"The seed{where} is not valid", got=repr(seed), allowed="an integer from 0 to 2147483647")
-        self.seed = seed
+        return seed
 
     def _preset(self, name: str | None) -> Mapping[str, Any]:
         """Settings of the workload's preset ``name``."""
