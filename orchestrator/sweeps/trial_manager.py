@@ -153,14 +153,14 @@ class TrialManager:
             try:
                 trial = self._study.next(**self._room())
             except DrawFailed as error:
-                self._ended(error.seed_run, self._study.fail(error.seed_run, str(error)), str(error))
+                self._fail(error.seed_run, str(error))
                 continue
             if trial is None:
                 return None
             try:
                 return trial, self.experiment(trial.origin, trial.params, trial.seed)
             except UserError as error:
-                self._ended(trial.seed_run, self._study.fail(trial.seed_run, str(error)), str(error))
+                self._fail(trial.seed_run, str(error))
         return None
 
     def ask_ahead(self) -> None:
@@ -237,12 +237,12 @@ class TrialManager:
                 self.refusal = UserError(cause, code=payload["refused"])
             if payload["refused"] == UNAVAILABLE:  # not the trial's fault: --resume continues it
                 self._drop(seed_run)
-                return True
-            self._ended(seed_run, self._study.fail(seed_run, cause), cause)
+            else:
+                self._fail(seed_run, cause)
             return True
         if refusal := next((e for row in rows if (e := unknown_metric(self._constraints, row.metrics))), None):
             self.refusal = refusal
-            self._ended(seed_run, self._study.fail(seed_run, str(refusal)), str(refusal))
+            self._fail(seed_run, str(refusal))
             return True
         if payload["ended"]:
             if payload.get("units"):
@@ -294,7 +294,7 @@ class TrialManager:
     def died(self, seed_run: int, cause: str) -> None:
         """Fail a trial whose process was lost too often, or was killed because it sent no report."""
         if seed_run in self._study.running():
-            self._ended(seed_run, self._study.fail(seed_run, cause), cause)
+            self._fail(seed_run, cause)
         else:
             self._drop(seed_run)
 
@@ -350,6 +350,9 @@ class TrialManager:
         self.runs.start(trial, first, spec, params)
         if members:
             self.runs.log_member(trial, members)
+
+    def _fail(self, seed_run: int, cause: str) -> None:
+        self._ended(seed_run, self._study.fail(seed_run, cause), cause)
 
     def _ended(self, seed_run: int, verdict: TrialDecision, detail: str) -> None:
         running = self._running.get(seed_run)
