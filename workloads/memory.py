@@ -9,7 +9,7 @@ import gc
 import os
 import sys
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import fields, is_dataclass
 from functools import update_wrapper
@@ -164,22 +164,25 @@ def _buffers(value: Any, seen: set[int]) -> Iterator[tuple[torch.device, int, in
         while isinstance(value.base, np.ndarray):
             value = value.base
         yield torch.device("cpu"), value.__array_interface__["data"][0], value.nbytes
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _buffers(item, seen)
-    elif isinstance(value, list | tuple):
-        if not value or not isinstance(value[0], str | int | float):
-            for item in value:
-                yield from _buffers(item, seen)
     elif hasattr(value, "get_total_buffer_size"):  # an Arrow array; its address is that of its first buffer
         columns = value.columns if hasattr(value, "columns") else [value]  # a table or a batch has columns
         chunks = [chunk for column in columns for chunk in getattr(column, "chunks", [column])]
         for buffer in (buffer for chunk in chunks for buffer in chunk.buffers() if buffer):
             yield torch.device("cpu"), buffer.address, buffer.size
-    elif hasattr(value, "__dict__"):
-        yield from _buffers(vars(value), seen)
-    elif is_dataclass(value):  # with slots
-        yield from _buffers([getattr(value, field.name) for field in fields(value)], seen)
+    else:
+        for item in _items(value):
+            yield from _buffers(item, seen)
+
+
+def _items(value: Any) -> Iterable[Any]:
+    """The objects that a collection or an object refers to."""
+    if isinstance(value, Mapping):
+        return value.values()
+    if isinstance(value, list | tuple):
+        return () if value and isinstance(value[0], str | int | float) else value
+    if hasattr(value, "__dict__"):
+        return list(vars(value).values())
+    return [getattr(value, field.name) for field in fields(value)] if is_dataclass(value) else ()  # with slots
 
 
 class BoundedCache(Generic[P, R]):

@@ -130,6 +130,7 @@ def test_shared_buffers_are_counted_once(tmp_path: Path) -> None:
     graphs = [torch.sparse_csr_tensor(torch.arange(4), torch.arange(3), torch.ones(3)) for _ in range(10)]
     assert memory.bytes_by_device(graphs) == {CPU: 10 * (4 * 8 + 3 * 8 + 3 * 4)}
     assert memory.bytes_by_device(Slots(array)) == {CPU: 400}
+    assert memory.bytes_by_device([Slots(np.zeros(50)) for _ in range(3)]) == {CPU: 1200}
     texts = pa.array(["abc"] * 100)
     assert memory.bytes_by_device([texts, texts.slice(3)]) == {CPU: texts.get_total_buffer_size()}
     rows = pa.table({"text": texts})
