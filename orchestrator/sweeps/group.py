@@ -73,42 +73,49 @@ class GroupTrial(tune.Trainable):  # type: ignore[misc]
         self._inbox.close()
 
     def step(self) -> dict[str, Any]:
-        while True:
-            if self._group is None:
-                remove_groups(self._home)  # left by a killed process
-                if not wait_for_room(self._spec.resources, self._waiting()):
-                    saved = {reports.SAVED: True} if self._stopped() else {}
-                    return {**self._last, "rows": [], **saved}  # stopped with the sweep, or still waiting
-                allowance = self._timeouts.start + heartbeat.START_SECONDS
-                if hung := heartbeat.announce(self._home, allowance):
-                    return reports.failure_payload(hung)
-                self._group = train.start(
-                    self._spec, self._home, self._data,
-                    stop_file=self._stop_file, timeouts=self._timeouts, pace=self._pace,
-                    units_at_rungs=self._units_at_rungs,
-                )  # fmt: skip
-                self._inbox = (self._home / train.INBOX).open()
-                return {**self._last, "rows": [], reports.HELD: True}
-            ended = False
-            while not ended:
-                ended = self._group.ended(0.1)  # before reading, so that its last rows are read
-                for payload in reports.receive(self._inbox):
-                    self._last = payload
-                    return payload
-            try:
-                return self._ending(train.result(self._group))
-            except (TrainingFailedError, RayError) as error:
-                self._inbox.close()
-                self._group = None
-                small = train.needs_less_memory(error)
-                if small is not None and micro_batches.increase(self._spec, self._home, small):
-                    continue
-                cause = train.failure_text(error)
-                if not train.lost_a_process(error):
-                    return reports.failure_payload(error, cause=cause)
-                self._deaths += 1
-                last = reports.failure_payload(error, cause=cause) if self._deaths > train.RETRIES else self._last
-                return {**last, "rows": [], reports.LOST: cause}
+        if self._group is None:
+            return self._begin()
+        ended = False
+        while not ended:
+            ended = self._group.ended(0.1)  # before reading, so that its last rows are read
+            for payload in reports.receive(self._inbox):
+                self._last = payload
+                return payload
+        try:
+            return self._ending(train.result(self._group))
+        except (TrainingFailedError, RayError) as error:
+            self._inbox.close()
+            self._group = None
+            small = train.needs_less_memory(error)
+            if small is None or not micro_batches.increase(self._spec, self._home, small):
+                return self._failure(error)
+        return self._begin()
+
+    def _begin(self) -> dict[str, Any]:
+        """Start a group once there is room for it. Returns the last payload without its rows, or a failure."""
+        remove_groups(self._home)  # left by a killed process
+        if not wait_for_room(self._spec.resources, self._waiting()):
+            saved = {reports.SAVED: True} if self._stopped() else {}
+            return {**self._last, "rows": [], **saved}  # stopped with the sweep, or still waiting
+        allowance = self._timeouts.start + heartbeat.START_SECONDS
+        if hung := heartbeat.announce(self._home, allowance):
+            return reports.failure_payload(hung)
+        self._group = train.start(
+            self._spec, self._home, self._data,
+            stop_file=self._stop_file, timeouts=self._timeouts, pace=self._pace,
+            units_at_rungs=self._units_at_rungs,
+        )  # fmt: skip
+        self._inbox = (self._home / train.INBOX).open()
+        return {**self._last, "rows": [], reports.HELD: True}
+
+    def _failure(self, error: Exception) -> dict[str, Any]:
+        """The payload of a group that an error ended. A lost process fails the trial only after all retries."""
+        cause = train.failure_text(error)
+        if not train.lost_a_process(error):
+            return reports.failure_payload(error, cause=cause)
+        self._deaths += 1
+        last = reports.failure_payload(error, cause=cause) if self._deaths > train.RETRIES else self._last
+        return {**last, "rows": [], reports.LOST: cause}
 
     def _waiting(self) -> Callable[[], bool]:
         """Whether to keep waiting for resources. Before the first group there is no time limit."""
