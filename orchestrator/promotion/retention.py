@@ -116,8 +116,7 @@ def _survey(settings: Settings, keep: int) -> Survey:
     ours = {one.model_id: one for one in logged if logged_model.OUTCOME_TAG in one.tags}
     runs = {run: registry.existing_run(client, run) for run in {one.source_run_id for one in ours.values()}}
     needed = _starting_points(settings, client, experiments)
-    kept: Counter[str] = Counter()
-    removable: list[Removable] = []
+    judged: list[tuple[Removable, str | None]] = []
     registered: set[str] = set()
     by_name: dict[str, list[Any]] = {}
     for version in all_pages(client.search_model_versions):
@@ -147,10 +146,7 @@ def _survey(settings: Settings, keep: int) -> Survey:
                     RUNNING: _is_running(run),
                 }
             )
-            if reason:
-                kept[reason] += 1
-            else:
-                removable.append(Removable(model_id, name, str(version.version)))
+            judged.append((Removable(model_id, name, str(version.version)), reason))
     latest: Counter[str] = Counter()
     for model in sorted(ours.values(), key=lambda one: -one.creation_timestamp):
         if model.model_id in registered:
@@ -159,11 +155,9 @@ def _survey(settings: Settings, keep: int) -> Survey:
         latest[model.experiment_id] += 1
         recent = latest[model.experiment_id] <= keep
         reason = _reason({RECENT: recent, WINNER: _is_sweep(run), RUNNING: _is_running(run)})
-        if reason:
-            kept[reason] += 1
-        else:
-            removable.append(Removable(model.model_id, model.name, None))
-    return Survey(tuple(removable), dict(kept))
+        judged.append((Removable(model.model_id, model.name, None), reason))
+    removable = tuple(model for model, reason in judged if not reason)
+    return Survey(removable, Counter(reason for _, reason in judged if reason))
 
 
 def _reason(holds: Mapping[str, bool]) -> str | None:
