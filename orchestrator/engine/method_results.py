@@ -79,32 +79,38 @@ def servable(workload: Workload) -> Servable:
 
     Its code is FAILED: training is over, and a resume with a repaired method goes on from there.
     """
-    import numpy as np
-    import torch
-
     served = workload.servable()
     allowed = "a workloads.contract.Servable"
-    if isinstance(served, Servable):
-        parts = {name: getattr(served, name) for name in ("example", "weights", "config", "params")}
-        wrong = [f"{name}: {type(part).__name__}" for name, part in parts.items() if not isinstance(part, Mapping)]
-        for part, kind in (("example", np.ndarray), ("weights", torch.Tensor)):
-            for name, value in parts[part].items() if isinstance(parts[part], Mapping) else ():
-                if not isinstance(value, kind):
-                    wrong.append(f"{part} {name}: {type(value).__name__}")
-                elif isinstance(value, torch.Tensor) and value.layout != torch.strided:
-                    wrong.append(f"{part} {name}: {value.layout}")
-        if not isinstance(served.predictor, Path | None):
-            wrong.insert(0, f"predictor: {type(served.predictor).__name__}")
-        if not wrong:
-            return served
+    if not isinstance(served, Servable):
+        got = " ".join(repr(served).split())[:200]
+    elif wrong := list(_wrong_parts(served)):
         got = ", ".join(wrong)
         allowed += ", its predictor a Path, its weights dense tensors, its example NumPy arrays"
     else:
-        got = " ".join(repr(served).split())[:200]
+        return served
     raise NoResult(
         f"{_source(workload, 'servable')} has returned no Servable",
         got=got, allowed=allowed, code=FAILED,
     )  # fmt: skip
+
+
+def _wrong_parts(served: Servable) -> Iterator[str]:
+    """The parts that are of another type than the contract requires."""
+    import numpy as np
+    import torch
+
+    if not isinstance(served.predictor, Path | None):
+        yield f"predictor: {type(served.predictor).__name__}"
+    parts = {name: getattr(served, name) for name in ("example", "weights", "config", "params")}
+    for name, part in parts.items():
+        if not isinstance(part, Mapping):
+            yield f"{name}: {type(part).__name__}"
+    for part, kind in (("example", np.ndarray), ("weights", torch.Tensor)):
+        for name, value in parts[part].items() if isinstance(parts[part], Mapping) else ():
+            if not isinstance(value, kind):
+                yield f"{part} {name}: {type(value).__name__}"
+            elif isinstance(value, torch.Tensor) and value.layout != torch.strided:
+                yield f"{part} {name}: {value.layout}"
 
 
 @contextmanager
