@@ -120,6 +120,7 @@ def train_worker(config: dict[str, Any]) -> Exception | None:
     spec = ExperimentSpec.model_validate(config["spec"])
     user_code.allow(spec.workload)
     home = Path(config["home"])
+    output = Path(config["outcome"] or home)
     context = ray.train.get_context()
     rank = context.get_world_rank()
     world_size = context.get_world_size()
@@ -139,10 +140,8 @@ def train_worker(config: dict[str, Any]) -> Exception | None:
         broadcast=distributed.broadcast,
         broadcast_state=partial(_broadcast_state, device=device),
         stop=_stop_when(Path(config["stop_file"]), spec.resources, world_size) if rank == 0 else lambda: False,
-        on_test_epoch=partial(worker.write_sealed, Path(config["outcome"] or home)) if rank == 0 else lambda *_: None,
-        before_test=lambda epoch: _agree(
-            partial(worker.record_look, config["look"], Path(config["outcome"]), epoch), rank == 0
-        ),
+        on_test_epoch=partial(worker.write_sealed, output) if rank == 0 else lambda *_: None,
+        before_test=lambda epoch: _agree(partial(worker.record_look, config["look"], output, epoch), rank == 0),
         folder=home,
     )
     work.report_seconds = ReportPace(config["pace"]).seconds
@@ -150,12 +149,12 @@ def train_worker(config: dict[str, Any]) -> Exception | None:
     resume = Path(config["resume"]) if config["resume"] else None
     selected = Progress.from_json(config["selected"]) if config["selected"] else None
     parts = (home.name, *worker.WRITTEN) if config["outcome"] else ()
-    with RemoteFolder(Path(config["outcome"] or home), parts, reads=rank > 0):
+    with RemoteFolder(output, parts, reads=rank > 0):
         try:
-            if config["profile"] and not work.broadcast(bool(profiling.files(Path(config["outcome"])))):
+            if config["profile"] and not work.broadcast(bool(profiling.files(output))):
                 group = {"rank": rank, "world_size": world_size, "broadcast": distributed.broadcast}
                 build = worker.builder(Path(config["data"]), device, accumulate=config["accumulate"], **group)
-                target = Path(config["outcome"]) if rank == 0 else None
+                target = output if rank == 0 else None
                 profiling.trace(build, spec, config["profile"], device, target)
                 shown = profiling.sentence(target) if target else None
                 ray.train.report({"rows": [], "profile": shown})
@@ -164,7 +163,7 @@ def train_worker(config: dict[str, Any]) -> Exception | None:
                 if not _stream(work, home, start, selected, writer, rank == 0):
                     return Stopped()
             if work.outcome is not None and rank == 0:
-                worker.write_outcome(work.outcome, Path(config["outcome"]), config["accumulate"])
+                worker.write_outcome(work.outcome, output, config["accumulate"])
         except (Diverged, UserError):  # perhaps on this rank alone: returned, it would leave the others waiting
             time.sleep(FLUSH_SECONDS)
             raise
