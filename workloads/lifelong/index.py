@@ -198,21 +198,8 @@ class Index:
         """
         if state["lineage"] != self.lineage:
             raise ValueError("the checkpoint's index belongs to another run: its models cannot read each other's rows")
-        segments = []
         source, is_own = self._folder_of(state)
-        for entry in state["segments"]:
-            if source is None:
-                if "vectors" not in entry:
-                    raise ValueError("the checkpoint's index is in files: give the parameter index as before")
-                docs = entry["docs"].cpu().numpy().copy()
-                vectors = entry["vectors"].cpu().numpy().copy()
-                segments.append(Segment(entry["session"], docs, vectors, entry["crc32"]))
-            else:
-                file = source / _file(entry["session"])
-                segment = read_segment(file)
-                if segment.crc32 != entry["crc32"]:
-                    raise DataError("the index file is not the one of the checkpoint", file=file, fix=LOST_FILE_FIX)
-                segments.append(segment)
+        segments = [_restored(entry, source) for entry in state["segments"]]
         self.folder = source
         self._folder_reserved = is_own
         if not is_own:
@@ -262,6 +249,21 @@ class Index:
         self._rows = np.argsort(docs, kind="stable")
         self._sorted = docs[self._rows]
         self._starts = np.cumsum([0, *(len(segment.docs) for segment in self._segments)])[:-1]
+
+
+def _restored(entry: Mapping[str, Any], source: Path | None) -> Segment:
+    """A segment of a state: from its file in ``source``, or from the state itself."""
+    if source is None:
+        if "vectors" not in entry:
+            raise ValueError("the checkpoint's index is in files: give the parameter index as before")
+        docs = entry["docs"].cpu().numpy().copy()
+        vectors = entry["vectors"].cpu().numpy().copy()
+        return Segment(entry["session"], docs, vectors, entry["crc32"])
+    file = source / _file(entry["session"])
+    segment = read_segment(file)
+    if segment.crc32 != entry["crc32"]:
+        raise DataError("the index file is not the one of the checkpoint", file=file, fix=LOST_FILE_FIX)
+    return segment
 
 
 def write_segment(path: Path, segment: Segment) -> None:
