@@ -179,12 +179,7 @@ def run_epochs(
             evaluation = workload.evaluate("validation")
             seen = named("validation", workload, "evaluate", evaluation)
             if not seen:
-                raise NoResult(
-                    "No metric of validation is reported, so no epoch can be selected",
-                    got=f"only {', '.join(metrics)}" if metrics else "none",
-                    fix="Return metrics from evaluate: in a function use @ctx.evaluate, or yield names that begin with "
-                    "validation/; a Trainer needs an eval_dataset",
-                )
+                raise _unselectable(metrics)
         if epoch in test_epochs:
             before_test(epoch)
             metrics |= named("test", workload, "evaluate", workload.evaluate("test"))
@@ -252,6 +247,15 @@ def _steps(prefix: str, workload: Workload) -> tuple[tuple[int, float, Mapping[s
 
 def _not_finite(metrics: Mapping[str, float]) -> tuple[str, float] | None:
     return next(((name, value) for name, value in metrics.items() if not math.isfinite(value)), None)
+
+
+def _unselectable(metrics: Mapping[str, float]) -> NoResult:
+    return NoResult(
+        "No metric of validation is reported, so no epoch can be selected",
+        got=f"only {', '.join(metrics)}" if metrics else "none",
+        fix="Return metrics from evaluate: in a function use @ctx.evaluate, or yield names that begin with "
+        "validation/; a Trainer needs an eval_dataset",
+    )
 
 
 def _advance(
