@@ -33,14 +33,7 @@ POLL_SECONDS = 0.5
 def status(settings: Settings, reference: str, *, wait: bool, address: str | None, as_json: bool) -> int:
     """Print the status and return 0; with ``wait`` wait for the end and return its exit code. Raises UserError."""
     if trial := _trial_of(settings, reference):
-        values = _trial(*trial)
-        while wait and values["exit_code"] is None and trial[0].status() == "running":
-            time.sleep(POLL_SECONDS)
-            values = _trial(*trial)
-        print(json_line(values) if as_json else _text(values))
-        if wait and values["exit_code"] is None:  # the sweep has ended without the end of this trial
-            return _run(run_lookup.find(settings.storage, trial[0].id))["exit_code"] or FAILED
-        return values["exit_code"] or DONE if wait else DONE
+        return _trial_status(settings, *trial, wait=wait, as_json=as_json)
     target = find(settings, reference, address)
     if isinstance(target, RunFolder):
         values = _run(target)
@@ -59,6 +52,19 @@ def status(settings: Settings, reference: str, *, wait: bool, address: str | Non
         values = {"kind": "job", **asdict(job), "dashboard": dashboard.address, "resume": resume_command(job)}
     print(json_line(values) if as_json else _text(values))
     return int(values["exit_code"]) if wait else DONE
+
+
+def _trial_status(settings: Settings, sweep: RunFolder, number: int, *, wait: bool, as_json: bool) -> int:
+    values = _trial(sweep, number)
+    while wait and values["exit_code"] is None and sweep.status() == "running":
+        time.sleep(POLL_SECONDS)
+        values = _trial(sweep, number)
+    print(json_line(values) if as_json else _text(values))
+    if not wait:
+        return DONE
+    if values["exit_code"] is None:  # the sweep has ended without the end of this trial
+        return _run(run_lookup.find(settings.storage, sweep.id))["exit_code"] or FAILED
+    return int(values["exit_code"])
 
 
 def logs(settings: Settings, reference: str, *, follow: bool, address: str | None) -> int:
