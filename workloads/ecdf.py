@@ -56,7 +56,7 @@ def _ecdf_by_order(scores: torch.Tensor, ties: Ties) -> torch.Tensor:
     return torch.empty_like(counts).scatter_(-1, positions, counts / (2 * n if ties == "mid" else n)).to(scores.dtype)
 
 
-def ecdf_at(ordered: torch.Tensor, x: torch.Tensor, ties: Ties = "le") -> torch.Tensor:
+def ecdf_at(ordered: torch.Tensor, x: torch.Tensor, ties: Ties) -> torch.Tensor:
     """F(x), where F is the empirical distribution of the same row of ``ordered``.
 
     Args:

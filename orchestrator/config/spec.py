@@ -271,7 +271,7 @@ class SweepSpec(BaseModel):
         """Those of ``params`` that the space gave. It may suggest them by other names, such as the logarithm's."""
         return {name: value for name, value in params.items() if name not in self.fixed}
 
-    def trial_seed(self, number: int, seed: int = 0) -> int:
+    def trial_seed(self, number: int, seed: int) -> int:
         """The experiment's seed. It depends on the trial's ``number``, with repeated seeds on ``seed`` only."""
         # Repeated seeds are the same for every configuration, so that chance does not distinguish configurations.
         offset = seed if self.search.seeds > 1 else number

@@ -124,7 +124,7 @@ def temperatures_of(systems: Mapping[str, Ranking], ks: Sequence[int]) -> dict[s
     return fitted
 
 
-def side_of(systems: Systems, ks: Sequence[int], temperatures: Mapping[str, float], plain: float = 1.0) -> Side:
+def side_of(systems: Systems, ks: Sequence[int], temperatures: Mapping[str, float], plain: float) -> Side:
     """All kinds of scores, and the losses, of some queries.
 
     Args:

@@ -67,7 +67,7 @@ def split_collection(
     return Queries(train, held if holdout else held[:0], queries.test), held, abstention
 
 
-def one_of_each(queries: Indices, seed: int, family: Indices | None = None) -> Indices:
+def one_of_each(queries: Indices, seed: int, family: Indices | None) -> Indices:
     """One query of each family, drawn at random; ascending. Arguments as of :func:`hold_out`."""
     if family is None:
         return np.sort(queries)
