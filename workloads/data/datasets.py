@@ -13,7 +13,7 @@ from typing import Any
 from workloads.data import stores
 from workloads.data.cache import local_path
 from workloads.data.digests import digest, sha256
-from workloads.data.errors import CacheUnwritable, DataError
+from workloads.data.errors import CacheUnwritable, DataError, UnclearLayout
 from workloads.data.files import plain_or_gz
 from workloads.data.images.archives import CIFAR_10, CIFAR_100, STL_10, TINY_IMAGENET
 from workloads.data.images.kind import IMAGES
@@ -119,6 +119,8 @@ def check_kind(name: str, *kinds: str) -> str:
             kind = dataset(name).kind
             if kind == INTERACTIONS.name and kind not in kinds and path.is_file():  # so is a table of no other kind
                 check_columns(path)
+        except UnclearLayout:
+            raise
         except DataError as error:
             what = "the path is not a dataset"
             raise DataError(what, file=Path(name), got=error.got, expected=layouts, fix=error.fix) from None

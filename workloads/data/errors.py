@@ -54,6 +54,10 @@ class DataUnreachable(DataError):
     """The official source of a dataset could not be reached, or the transfer was interrupted."""
 
 
+class UnclearLayout(DataError):
+    """The files at a path do not say which of them are the dataset."""
+
+
 class CacheUnwritable(DataError):
     """The cache directory cannot be written."""
 

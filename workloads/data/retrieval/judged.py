@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from workloads.data.errors import DataError
+from workloads.data.errors import DataError, UnclearLayout
 from workloads.data.files import plain_or_gz
 from workloads.data.retrieval.types import PARTS, Retrieval
 from workloads.data.source import VALIDATION, check_no_validation
@@ -34,7 +34,7 @@ def judgement_files(folder: Path, suffix: str) -> list[str]:
     """The judgement files in a folder: ``qrels/<part><suffix>``, or without a split ``qrels<suffix>``.
 
     Raises:
-        DataError: the validation part has another name than dev, or there are files of both forms.
+        UnclearLayout: the validation part has another name than dev, or there are files of both forms.
     """
     others = [name for name in VALIDATION if name not in PARTS]
     ends = (suffix, f"{suffix}.gz")
@@ -43,7 +43,7 @@ def judgement_files(folder: Path, suffix: str) -> list[str]:
     split = [f"qrels/{part}{suffix}" for part in PARTS[1:]]
     there = [file for file in (*split, whole) if plain_or_gz(folder / file).is_file()]
     if whole in there[1:]:
-        raise DataError(
+        raise UnclearLayout(
             "the judgements are both in one file and in parts", file=folder, got=", ".join(there),
             fix=f"Keep {whole}, or the folder qrels",
         )  # fmt: skip

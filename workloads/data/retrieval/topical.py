@@ -19,6 +19,7 @@ from workloads.data.errors import DataError, line_error
 from workloads.data.files import lines, plain_or_gz
 from workloads.data.retrieval.beir import CORPUS, JUDGEMENTS, QUERIES, beir_files, read_beir
 from workloads.data.retrieval.judged import Row, judged
+from workloads.data.retrieval.trec import is_trec
 from workloads.data.retrieval.types import Retrieval
 from workloads.data.source import Dataset, SourceFile
 
@@ -147,7 +148,7 @@ def read_cpr(folder: Path, files: tuple[str, ...]) -> Retrieval:
 
 def _topics(folder: Path) -> dict[str, tuple[str, ...]]:
     """Topics of a folder by name, with their files; empty if it is not such a collection."""
-    if not folder.is_dir() or beir_files(folder):
+    if not folder.is_dir() or beir_files(folder) or is_trec(folder):
         return {}
     if alone := _files(folder):
         return {"": alone}

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from workloads.data.errors import DataError, line_error
+from workloads.data.errors import DataError, UnclearLayout, line_error
 from workloads.data.files import lines, plain_or_gz
 from workloads.data.retrieval.beir import CORPUS, read_texts
 from workloads.data.retrieval.judged import Row, judgement_files, read_judgements
@@ -33,8 +33,16 @@ def is_trec(folder: Path) -> bool:
 
 
 def own_trec(name: str, folder: Path) -> Dataset:
-    """A user's own collection, named by its absolute path."""
+    """A user's own collection, named by its absolute path.
+
+    Raises:
+        UnclearLayout: there are topics in both forms.
+    """
     topics = _topics(folder)
+    if len(topics) > 1:
+        raise UnclearLayout(
+            "the topics are in two files", file=folder, got=" and ".join(topics), fix="Keep one of them"
+        )
     judgements = judgement_files(folder, ".trec")
     reader = partial(read_trec, topics=topics[0], files=tuple(judgements))
     files = tuple(SourceFile(file) for file in (CORPUS, topics[0], *judgements))

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from workloads.data import DataError
+from workloads.data.datasets import check_kind
 from workloads.data.retrieval.load import load_retrieval
 from workloads.data.retrieval.runs import read_run
 from workloads.data.retrieval.types import PARTS, Retrieval
@@ -74,6 +75,31 @@ def test_a_title_ends_at_the_next_element_only(folder: Path) -> None:
     (folder / "topics.trec").write_bytes(b"<top>\n<num> 301\n\n<title> caf\xe9\n</top>\n")
     with pytest.raises(DataError, match=r"line 4: the text is not UTF-8"):
         load(folder)
+
+
+def test_topics_in_both_forms_are_refused(folder: Path) -> None:
+    (folder / "topics.trec").write_text(MARKED)
+    with pytest.raises(DataError, match=r"in two files: got topics\.tsv and topics\.trec\. Keep one"):
+        load(folder)
+
+
+def test_folder_with_the_files_of_beir_and_of_trec_is_refused(folder: Path) -> None:
+    (folder / "queries.jsonl").write_text('{"_id": "q1", "text": "other"}\n')
+    (folder / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\nq1\td1\t1\n")
+    beir, trec = "corpus.jsonl, queries.jsonl, qrels.tsv", "corpus.jsonl, topics.tsv, qrels.trec"
+    with pytest.raises(DataError, match=f"the folder has two layouts: got {beir}; and {trec}"):
+        load(folder)
+    with pytest.raises(DataError, match="the folder has two layouts"):
+        check_kind(str(folder), "retrieval")
+
+
+def test_collection_in_a_folder_below_topics_and_judgements_is_not_read(folder: Path) -> None:
+    (folder / "old").mkdir()
+    for name in ("corpus.jsonl", "topics.tsv"):
+        (folder / "old" / name).write_text((folder / name).read_text())
+    (folder / "old/queries.jsonl").write_text('{"_id": "q1", "text": "other"}\n')
+    (folder / "old/qrels.tsv").write_text("query-id\tcorpus-id\tscore\nq1\td1\t1\n")
+    assert load(folder).query_ids.to_pylist() == ["301", "302"]
 
 
 @pytest.mark.parametrize(
