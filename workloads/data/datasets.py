@@ -141,11 +141,7 @@ def _unknown(name: str, names: Sequence[str], path: str = "") -> DataError:
 
 
 def is_slow(name: str, root: Path) -> bool:
-    """Whether a first reading may take long, by the dataset's kind or the size of its files.
-
-    Raises:
-        DataError: as :func:`dataset`.
-    """
+    """Whether a first reading may take long, by the dataset's kind or the size of its files. Raises DataError."""
     entry = dataset(name)
     return KINDS[entry.kind].slow or size_bytes(entry, root) >= LARGE_BYTES
 
@@ -339,8 +335,7 @@ def _problems(entry: Dataset, root: Path, digest_of: Callable[[Path], str]) -> I
         what = f"dataset {entry.name} is read with the package {missing[0]}, which is missing"
         yield DataError(what, fix=f"Install it: {install(entry)}")
         return
-    damages = (_damage(entry, source, root, digest_of) for source in entry.files_in(root))
-    problems = [problem for problem in damages if problem is not None]
+    problems = [problem for source in entry.files_in(root) if (problem := _damage(entry, source, root, digest_of))]
     if not problems:
         return
     fault = _parse_error(entry, root)

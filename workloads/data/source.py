@@ -116,6 +116,19 @@ def check_no_validation(folder: Path, ends: Iterable[str], instead: str, names: 
             raise UnclearLayout(what, file=folder / file, got=file, fix=fix)
 
 
+def check_one_form(folder: Path, names: Iterable[str]) -> None:
+    """Check that a part is not there in several forms, as train.csv and train.parquet. A compressed copy is no form.
+
+    Raises:
+        UnclearLayout: several of the files are there.
+    """
+    there = [name for name in names if (folder / name).is_file()]
+    if len({name.removesuffix(".gz") for name in there}) > 1:
+        raise UnclearLayout(
+            "a part is in several files", file=folder, got=", ".join(there), fix="Keep one of them in the folder"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
     """A run's parameters for reading its dataset; None if the workload does not have the parameter."""

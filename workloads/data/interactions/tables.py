@@ -14,7 +14,7 @@ from workloads.data.files import TABLES
 from workloads.data.interactions.columns import Columns, has_dates, read_columns, row_error
 from workloads.data.interactions.lightgcn import read_item_lists
 from workloads.data.interactions.types import Interactions
-from workloads.data.source import Dataset, check_no_validation, own_dataset
+from workloads.data.source import Dataset, check_no_validation, check_one_form, own_dataset
 
 if TYPE_CHECKING:
     import numpy as np
@@ -64,6 +64,8 @@ def own_interactions(name: str) -> Dataset:
 
 def _parts(folder: Path) -> tuple[str, str]:
     ends = (*TABLES, *_LISTS)
+    for part in ("train", "test"):
+        check_one_form(folder, (f"{part}{end}" for end in ends))
     for end in ends:
         if (folder / f"train{end}").is_file() and (folder / f"test{end}").is_file():
             check_no_validation(folder, ends, "append its rows to the train part, from which validation is drawn")

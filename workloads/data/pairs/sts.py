@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 from workloads.data.errors import DataError
 from workloads.data.files import TABLES, content, is_parquet, opened, parquet_errors, plain_or_gz
 from workloads.data.pairs.types import HIDDEN, HIGHEST, KIND, Pairs, SentencePairs
-from workloads.data.source import VALIDATION, Dataset, SourceFile
+from workloads.data.source import VALIDATION, Dataset, SourceFile, check_one_form
 
 COLUMNS = ("sentence1", "sentence2")
 PLAIN = "sentence"
@@ -43,8 +43,15 @@ def is_pairs(path: Path) -> bool:
 
 
 def own_pairs(name: str, path: Path) -> Dataset:
-    """The dataset of a user's pairs: a table, or a folder with train and optionally dev and test."""
+    """The dataset of a user's pairs: a table, or a folder with train and optionally dev and test.
+
+    Raises:
+        UnclearLayout: a part is in several files.
+    """
     folder = path if path.is_dir() else path.parent
+    if path.is_dir():
+        for part in _PARTS:
+            check_one_form(folder, _file_names(part))
     files = {part: _part(path, part) for part in _PARTS} if path.is_dir() else {"train": path}
     named = {part: file.name for part, file in files.items() if file is not None}
     return _of_tables(name, "a user's own", str(folder), {part: SourceFile(file) for part, file in named.items()}, True)
@@ -94,8 +101,11 @@ def read_glue(_folder: Path) -> SentencePairs:
 
 
 def _part(folder: Path, part: str) -> Path | None:
-    names = (f"{name}{form}" for name in _PARTS[part] for form in TABLES)
-    return next((folder / name for name in names if (folder / name).is_file()), None)
+    return next((folder / name for name in _file_names(part) if (folder / name).is_file()), None)
+
+
+def _file_names(part: str) -> list[str]:
+    return [f"{name}{form}" for name in _PARTS[part] for form in TABLES]
 
 
 def _names(file: Path) -> list[str]:

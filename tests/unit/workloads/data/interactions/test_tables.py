@@ -190,6 +190,17 @@ def test_table_read_in_blocks_has_the_same_arrays_and_splits(
             np.testing.assert_array_equal(found.arrays()[name], array, strict=True)
 
 
+@pytest.mark.parametrize("other", ["train.parquet", "test.tsv.gz", "train.txt"])
+def test_part_in_two_forms_is_refused(tmp_path: Path, other: str) -> None:
+    for name in ("train.csv", "test.csv", other):
+        (tmp_path / name).write_text("user,item\n1,2\n")
+    with pytest.raises(DataError, match=r"a part is in several files: got .*\. Keep one of them") as caught:
+        dataset(str(tmp_path))
+    assert other in str(caught.value)
+    (tmp_path / other).rename(tmp_path / "train.csv.gz")  # a compressed copy, which is not read
+    assert [file.path for file in dataset(str(tmp_path)).files] == ["train.csv", "test.csv"]
+
+
 def test_an_error_in_a_later_block_names_the_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(columns, "_BLOCK_BYTES", 100)
     rows = "".join(f"{n},{n}\n" for n in range(500))

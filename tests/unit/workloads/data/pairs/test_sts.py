@@ -115,6 +115,16 @@ def test_folder_is_read_with_its_own_train_dev_and_test_parts(tmp_path: Path, de
     assert fingerprint(str(tmp_path), ROOT) != before
 
 
+@pytest.mark.parametrize(("other", "part"), [("train.parquet", "train.csv"), ("valid.csv", "dev.csv")])
+def test_part_in_two_files_is_refused(tmp_path: Path, other: str, part: str) -> None:
+    for name in ("train.csv", "dev.csv", other):
+        write_csv(tmp_path / name, ROWS)
+    with pytest.raises(DataError, match=r"a part is in several files: got .*\. Keep one of them") as caught:
+        load_pairs(str(tmp_path), ROOT)
+    assert part in str(caught.value)
+    assert other in str(caught.value)
+
+
 @pytest.mark.parametrize("form", ["csv", "parquet"])
 def test_train_table_of_plain_sentences_needs_scored_dev_and_test_parts(form: str, tmp_path: Path) -> None:
     sentences = [f"sentence {number}" for number in range(30)]
