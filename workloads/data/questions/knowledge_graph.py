@@ -21,6 +21,7 @@ from workloads.data.source import Dataset, SourceFile
 
 QUESTIONS, TABLE = "questions.jsonl", ".tsv"
 
+_HOPS = range(1000)
 _EXAMPLE = (
     '{"id": "q1", "kb": "family", "hops": 2, "question": "...", "topic_entity": "ann", '
     '"path": [["ann", "child", "bob"], ["bob", "born_in", "rome"]], "split": "train"}'
@@ -110,7 +111,7 @@ def _questions(file: Path, graphs: Mapping[str, Graph]) -> Iterator[Question]:
             continue
         try:
             row = json.loads(line)
-            if not isinstance(row["question"], str):
+            if not (isinstance(row["question"], str) and float(row["hops"]) in _HOPS):
                 raise TypeError
             question = Question(
                 id=str(row["id"]),
@@ -123,7 +124,7 @@ def _questions(file: Path, graphs: Mapping[str, Graph]) -> Iterator[Question]:
                 type=str(row.get("set", row["kb"])),
                 line=number,
             )
-        except (KeyError, TypeError, ValueError, AttributeError):
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError):
             raise line_error("the line holds no question", file, number, line, _EXAMPLE) from None
         names = (question.id, question.topic, question.kb, question.type, *chain.from_iterable(question.path))
         if not is_encodable(question.text + "".join(names)):

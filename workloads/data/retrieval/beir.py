@@ -76,7 +76,7 @@ def read_texts(file: Path, *, titled: bool) -> tuple[list[str], list[str]]:
             name = record["_id"]
             text = record["text"]
             title = record.get("title") or "" if titled else ""
-        except (json.JSONDecodeError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             expected = 'an object like {"_id": "d1", "text": "..."}'
             raise line_error("the line holds no text", file, number, line, expected) from None
         if not (isinstance(name, str) and isinstance(text, str) and isinstance(title, str)):

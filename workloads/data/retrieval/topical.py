@@ -116,8 +116,10 @@ def read_lotte(folder: Path, files: tuple[str, ...]) -> Retrieval:
         for number, line in lines(file):
             try:
                 record = json.loads(line)
+                if not isinstance(record["answer_pids"], list):
+                    raise TypeError
                 rows += [Row(f"{kind}-{record['qid']}", str(pid), 1, "", file, number) for pid in record["answer_pids"]]
-            except (json.JSONDecodeError, KeyError, TypeError):
+            except (ValueError, KeyError, TypeError, RecursionError):
                 expected = 'an object like {"qid": 0, "answer_pids": [3]}'
                 raise line_error("the line holds no answers", file, number, line, expected) from None
     return judged((list(docs), list(docs.values())), (list(queries), list(queries.values())), rows)
@@ -138,10 +140,12 @@ def read_cpr(folder: Path, files: tuple[str, ...]) -> Retrieval:
         queries |= {f"{part}-{name}": text for name, text in _pairs(plain_or_gz(folder / f"{part}.query.txt")).items()}
         file = plain_or_gz(folder / f"qrels.{part}.tsv")
         for number, line in lines(file):
-            cells = line.split()
-            if len(cells) != 4 or not cells[3].lstrip("-").isdigit():
-                raise line_error("the line holds no judgement", file, number, line, "query, 0, document, grade")
-            rows.append(Row(f"{part}-{cells[0]}", cells[2], max(0, int(cells[3])), ours, file, number))
+            try:
+                query, _, doc, grade = line.split()
+                rows.append(Row(f"{part}-{query}", doc, max(0, int(grade)), ours, file, number))
+            except ValueError:
+                expected = "query, 0, document, grade"
+                raise line_error("the line holds no judgement", file, number, line, expected) from None
     test = plain_or_gz(folder / "qrels.dev.tsv") if "qrels.dev.tsv" in files else None
     return judged((list(docs), list(docs.values())), (list(queries), list(queries.values())), rows, test)
 

@@ -176,6 +176,32 @@ def test_dev_part_of_multi_cpr_is_read_as_test_part(tmp_path: Path) -> None:
         load(tmp_path)
 
 
+@pytest.mark.parametrize("grade", ["²", "--1", "1.0", "9" * 5000])
+def test_grade_of_multi_cpr_that_is_no_integer_is_refused(tmp_path: Path, grade: str) -> None:
+    for name, text in (("corpus.tsv", "1\tcats\n"), ("train.query.txt", "1\tcat\n")):
+        (tmp_path / name).write_text(text)
+    (tmp_path / "qrels.train.tsv").write_text(f"1\t0\t1\t1\n1\t0\t1\t{grade}\n")
+    with pytest.raises(DataError, match=r"qrels\.train\.tsv, line 2: the line holds no judgement"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("answers", ['"12"', '{"1": 2}', f"[{'9' * 5000}]", "[" * 10**5])
+def test_answers_of_lotte_that_are_no_list_are_refused(tmp_path: Path, answers: str) -> None:
+    (tmp_path / "collection.tsv").write_text("1\tcats\n2\tdogs\n")
+    (tmp_path / "questions.search.tsv").write_text("0\tcat\n")
+    (tmp_path / "qas.search.jsonl").write_text(f'{{"qid": 0, "answer_pids": {answers}}}\n')
+    with pytest.raises(DataError, match=r"qas\.search\.jsonl, line 1: the line holds no answers"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("value", ["9" * 5000, "[" * 10**5])
+def test_json_that_python_does_not_parse_is_refused(beir: Callable[..., Path], value: str) -> None:
+    folder = beir(qrels="q0\td1\t1")
+    (folder / "corpus.jsonl").write_text(f'{{"_id": "d1", "text": "cats", "more": {value}}}\n')
+    with pytest.raises(DataError, match=r"corpus\.jsonl, line 1: the line holds no text"):
+        load(folder)
+
+
 def test_damaged_texts_are_refused(beir: Callable[..., Path]) -> None:
     for docs, message in (
         ([*DOCS, DOCS[0]], "corpus.jsonl, line 4: an id occurs twice: got 'd1', as in line 1"),
