@@ -26,6 +26,12 @@ def plain_or_gz(path: Path) -> Path:
     return compressed if not os.path.exists(path) and os.path.exists(compressed) else path
 
 
+def is_there(path: Path) -> bool:
+    """Whether there is a file, plain or compressed, or a symbolic link to a missing one, which reading then reports."""
+    path = plain_or_gz(path)
+    return path.is_file() or path.is_symlink()
+
+
 def is_parquet(path: Path) -> bool:
     """Whether a file name ends in .parquet, in any case."""
     return path.suffix.lower() == ".parquet"

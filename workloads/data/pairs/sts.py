@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from workloads.data.errors import DataError
-from workloads.data.files import TABLES, content, is_parquet, opened, parquet_errors, plain_or_gz
+from workloads.data.files import TABLES, content, is_parquet, is_there, opened, parquet_errors, plain_or_gz
 from workloads.data.pairs.types import HIDDEN, HIGHEST, KIND, Pairs, SentencePairs
 from workloads.data.source import VALIDATION, Dataset, SourceFile, check_one_form
 
@@ -101,7 +101,7 @@ def read_glue(_folder: Path) -> SentencePairs:
 
 
 def _part(folder: Path, part: str) -> Path | None:
-    return next((folder / name for name in _file_names(part) if (folder / name).is_file()), None)
+    return next((folder / name for name in _file_names(part) if is_there(folder / name)), None)
 
 
 def _file_names(part: str) -> list[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from workloads.data.errors import DataError, UnclearLayout
-from workloads.data.files import plain_or_gz
+from workloads.data.files import is_there, plain_or_gz
 from workloads.data.retrieval.types import PARTS, Retrieval
 from workloads.data.source import VALIDATION, check_no_validation
 
@@ -41,7 +41,7 @@ def judgement_files(folder: Path, suffix: str) -> list[str]:
     check_no_validation(folder / "qrels", ends, f"rename it to dev{suffix}", others)
     whole = f"qrels{suffix}"
     split = [f"qrels/{part}{suffix}" for part in PARTS[1:]]
-    there = [file for file in (*split, whole) if plain_or_gz(folder / file).is_file()]
+    there = [file for file in (*split, whole) if is_there(folder / file)]
     if whole in there[1:]:
         raise UnclearLayout(
             "the judgements are both in one file and in parts", file=folder, got=", ".join(there),
@@ -60,15 +60,18 @@ def read_judgements(
     """
     parts = {Path(file).stem.replace("qrels", ""): plain_or_gz(folder / file) for file in files}
     rows = [row for part, file in parts.items() for row in read(file, part)]
-    return judged(docs, queries, rows, parts.get("test"))
+    return judged(docs, queries, rows, folder, parts.get("test"))
 
 
-def judged(docs: Texts, queries: Texts, rows: Iterable[Row], test: Path | None = None) -> Retrieval:
+def judged(
+    docs: Texts, queries: Texts, rows: Iterable[Row], source: Path | None = None, test: Path | None = None
+) -> Retrieval:
     """Build the collection of these texts and judgements.
 
     Judgements of unknown documents or queries are removed and listed. Equal judgements of one pair count once.
 
     Args:
+        source: file or folder of the collection, for errors.
         test: the file with the judgements of the test part. Without relevant documents in it, another part would be
             drawn in its place.
 
@@ -104,7 +107,7 @@ def judged(docs: Texts, queries: Texts, rows: Iterable[Row], test: Path | None =
     table = np.array([(*pair, grade) for pair, grade in sorted(grades.items())], np.int32).reshape(-1, 3)
     if not (table[:, 2] > 0).any():
         got = f"{len(table)} judgements of known documents, {len(unknown)} of unknown ones"
-        raise DataError("no document is judged relevant", got=got, expected="a grade above 0")
+        raise DataError("no document is judged relevant", file=source, got=got, expected="a grade above 0")
     doc_ids, doc_texts, query_ids, query_texts = (pa.array(column, pa.large_string()) for column in (*docs, *queries))
     data = Retrieval(doc_ids, doc_texts, query_ids, query_texts, table, parts, unknown[:_NAMED], len(unknown))
     tested = parts == PARTS.index("test")

@@ -9,14 +9,15 @@ the same for ``dev``, which is its test part.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from workloads.data.errors import DataError, line_error
-from workloads.data.files import lines, plain_or_gz
+from workloads.data.errors import DataError, UnclearLayout, line_error
+from workloads.data.files import is_there, lines, plain_or_gz
 from workloads.data.retrieval.beir import CORPUS, JUDGEMENTS, QUERIES, beir_files, read_beir
 from workloads.data.retrieval.judged import Row, judged
 from workloads.data.retrieval.trec import is_trec
@@ -122,7 +123,7 @@ def read_lotte(folder: Path, files: tuple[str, ...]) -> Retrieval:
             except (ValueError, KeyError, TypeError, RecursionError):
                 expected = 'an object like {"qid": 0, "answer_pids": [3]}'
                 raise line_error("the line holds no answers", file, number, line, expected) from None
-    return judged((list(docs), list(docs.values())), (list(queries), list(queries.values())), rows)
+    return judged((list(docs), list(docs.values())), (list(queries), list(queries.values())), rows, folder)
 
 
 def read_cpr(folder: Path, files: tuple[str, ...]) -> Retrieval:
@@ -147,7 +148,7 @@ def read_cpr(folder: Path, files: tuple[str, ...]) -> Retrieval:
                 expected = "query, 0, document, grade"
                 raise line_error("the line holds no judgement", file, number, line, expected) from None
     test = plain_or_gz(folder / "qrels.dev.tsv") if "qrels.dev.tsv" in files else None
-    return judged((list(docs), list(docs.values())), (list(queries), list(queries.values())), rows, test)
+    return judged((list(docs), list(docs.values())), (list(queries), list(queries.values())), rows, folder, test)
 
 
 def _topics(folder: Path) -> dict[str, tuple[str, ...]]:
@@ -157,7 +158,14 @@ def _topics(folder: Path) -> dict[str, tuple[str, ...]]:
     if alone := _files(folder):
         return {"": alone}
     collections = {sub.name: _files(sub) for sub in sorted(folder.iterdir()) if sub.is_dir()}
-    return {name: files for name, files in collections.items() if files}
+    topics = {name: files for name, files in collections.items() if files}
+    for name in collections.keys() - topics.keys() if topics else ():
+        if there := [file for file in _FILES if is_there(folder / name / file)]:
+            raise UnclearLayout(
+                "the topic is not complete", file=folder / name, got=", ".join(there),
+                expected="the files of BEIR, LoTTE or Multi-CPR", fix="Complete it, or move it to another folder",
+            )  # fmt: skip
+    return topics
 
 
 def _files(folder: Path) -> tuple[str, ...]:
@@ -168,10 +176,21 @@ def _beir(folder: Path, files: tuple[str, ...]) -> Retrieval:
     return read_beir(folder, tuple(file for file in files if file not in (CORPUS, QUERIES)))
 
 
-def _complete(folder: Path, docs: str, pairs: list[tuple[str, str]]) -> list[str]:
-    """The document file and all complete pairs of files; empty if there is none."""
-    present = [file for pair in pairs if all(plain_or_gz(folder / file).is_file() for file in pair) for file in pair]
-    return [docs, *present] if present and plain_or_gz(folder / docs).is_file() else []
+def _complete(folder: Path, docs: str, pairs: Sequence[tuple[str, str]]) -> list[str]:
+    """The document file and all pairs of files; empty if there is none.
+
+    Raises:
+        UnclearLayout: another pair has one of its files.
+    """
+    there = [[file for file in pair if is_there(folder / file)] for pair in pairs]
+    if not is_there(folder / docs) or not any(len(files) == 2 for files in there):
+        return []
+    for pair, files in zip(pairs, there):
+        if len(files) == 1:
+            (missing,) = set(pair) - set(files)
+            fix = f"Add it, or move {files[0]} to another folder"
+            raise UnclearLayout("a file is missing", file=folder / missing, got=f"{files[0]} without it", fix=fix)
+    return [docs, *chain(*there)]
 
 
 def _pairs(file: Path) -> dict[str, str]:
@@ -197,6 +216,8 @@ FORMS = (
     Form(LOTTE_DOCS, partial(_complete, docs=LOTTE_DOCS, pairs=_LOTTE_PAIRS), read_lotte),
     Form(CPR_DOCS, partial(_complete, docs=CPR_DOCS, pairs=_CPR_PAIRS), read_cpr),
 )
+
+_FILES = (CORPUS, QUERIES, LOTTE_DOCS, CPR_DOCS, *(file for pair in (*_LOTTE_PAIRS, *_CPR_PAIRS) for file in pair))
 
 _CLASSIC = ("cran", "cisi", "cacm", "med", "time")
 

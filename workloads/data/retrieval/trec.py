@@ -21,6 +21,7 @@ from workloads.data.source import Dataset, SourceFile
 
 TOPICS = ("topics.tsv", "topics.trec")
 
+_TOPIC = "an id, a tab and a text, or <top> with <num> and <title>"
 _NUMBER = re.compile(r"<num>\s*(?:Number:)?\s*(\S+?)\s*(?=<|$)", re.IGNORECASE | re.MULTILINE)
 _TITLE = re.compile(
     r"<title>\s*(?:Topic:)?\s*(.*?)(?=\s*</?(?:desc|narr|num|title|top)\b|\s*\Z)", re.IGNORECASE | re.DOTALL
@@ -58,6 +59,8 @@ def read_trec(folder: Path, topics: str, files: tuple[str, ...]) -> Retrieval:
     docs = read_texts(plain_or_gz(folder / CORPUS), titled=True)
     file = plain_or_gz(folder / topics)
     queries = _table(file) if topics == TOPICS[0] else _marked(file)
+    if not queries[0]:
+        raise DataError("the file holds no topic", file=file, expected=_TOPIC)
     return read_judgements(docs, queries, folder, files, _rows)
 
 
@@ -89,8 +92,7 @@ def _marked(file: Path) -> tuple[list[str], list[str]]:
 
 def _add(texts: dict[str, str], name: str, text: str, file: Path, line: int) -> None:
     if not name or not text.strip():
-        expected = "an id, a tab and a text, or <top> with <num> and <title>"
-        raise line_error("the topic has no id or no text", file, line, f"{name} {text}", expected)
+        raise line_error("the topic has no id or no text", file, line, f"{name} {text}", _TOPIC)
     if name in texts:
         raise DataError("an id occurs twice", file=file, line=line, got=repr(name))
     texts[name] = text.strip()

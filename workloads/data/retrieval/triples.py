@@ -54,7 +54,7 @@ def read_triples(folder: Path, file: str) -> Retrieval:
         query_id = str(queries.setdefault(query, len(queries)))
         for text, grade in ((positive, 1), (negative, 0)):
             rows.append(Row(query_id, str(docs.setdefault(text, len(docs))), grade, "", path, number))
-    return judged(_numbered(docs), _numbered(queries), rows)
+    return judged(_numbered(docs), _numbered(queries), rows, path)
 
 
 def _texts(path: Path, name: str, column: Any) -> list[str]:

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from workloads.data.cache import default_data_root
+from workloads.data.datasets import check
 from workloads.data.errors import DataError
 from workloads.data.retrieval.judged import Row, judged
 from workloads.data.retrieval.topical import CLASSIC_IR, is_topical, own_topical
@@ -177,6 +178,21 @@ def test_document_ids_of_a_single_folder_have_no_topic_prefix(tmp_path: Path) ->
     known = own_topical("x", written(tmp_path, **CPR))
     assert known.reader(tmp_path).doc_ids.to_pylist() == ["1", "2"]
     assert not is_topical(tmp_path / "nowhere")
+
+
+def test_collection_with_a_missing_file_is_refused(tmp_path: Path) -> None:
+    written(tmp_path / "law", **LOTTE)
+    written(tmp_path / "shop", **CPR)
+    (tmp_path / "law/qas.forum.jsonl").rename(tmp_path / "law/moved")
+    with pytest.raises(DataError, match=r"law: the topic is not complete: got collection\.tsv, questions\.forum\.tsv"):
+        own_topical("x", tmp_path)
+    (tmp_path / "law/moved").rename(tmp_path / "law/qas.forum.jsonl")
+    (tmp_path / "shop/train.query.txt").unlink()
+    with pytest.raises(DataError, match=r"train\.query\.txt: a file is missing: got qrels\.train\.tsv without it"):
+        own_topical("x", tmp_path)
+    (tmp_path / "shop/train.query.txt").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(DataError, match=r"shop/train\.query\.txt: the file of .* is missing"):
+        check(str(tmp_path), tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,13 @@ def test_judgements_with_and_without_a_split_are_refused(beir: Callable[..., Pat
         load(folder)
 
 
+def test_judgements_that_are_a_broken_link_are_refused(beir: Callable[..., Path]) -> None:
+    folder = beir(train="q1\td2\t2;q0\td1\t1;q3\td1\t1")
+    (folder / "qrels/test.tsv").symlink_to(folder / "nowhere")
+    with pytest.raises(DataError, match=r"qrels/test\.tsv: the file of dataset .* is missing"):
+        load(folder)
+
+
 def test_grades_of_pairs_and_of_queries_match_the_judgements(beir: Callable[..., Path]) -> None:
     data = load(beir(train="q1\td2\t2", dev="q3\td1\t1", test="q0\td2\t0;q0\td1\t3"))
     before = sum(bytes_by_device(data).values())

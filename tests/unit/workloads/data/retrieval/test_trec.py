@@ -120,6 +120,13 @@ def test_damaged_topics_and_judgements_are_refused_with_the_line(
     assert f"line {line}" in str(error.value)
 
 
+@pytest.mark.parametrize(("file", "message"), [("topics.tsv", "tsv: the file holds no topic"), ("qrels.trec", "relev")])
+def test_empty_topics_and_judgements_are_refused_with_the_path(folder: Path, file: str, message: str) -> None:
+    (folder / file).write_text("\n")
+    with pytest.raises(DataError, match=rf"^{folder}.*{message}"):
+        load(folder)
+
+
 def test_byte_order_mark_is_not_read_as_part_of_an_id(folder: Path) -> None:
     for name in ("topics.tsv", "qrels.trec"):
         (folder / name).write_text((folder / name).read_text(), encoding="utf-8-sig")
