@@ -137,6 +137,9 @@ def _item_lists(file: Path, sizes: tuple[int, int] | None) -> NDArray[np.int64]:
     names_user = np.concatenate([[True], lines[1:] != lines[:-1]])
     users = numbers[names_user][np.cumsum(names_user) - 1]
     if sizes is None:
+        padded = np.flatnonzero((characters[begins] == ord("0")) & (ends > begins))
+        if padded.size:
+            _refuse(file, text, int(begins[padded[0]]), "an id begins with 0", "integers, so that 7 and 07 are not one")
         _check_lists(file, numbers[names_user], np.bincount(np.cumsum(names_user) - 1))
     if sizes is not None:
         outside = np.flatnonzero(numbers >= np.where(names_user, *sizes))

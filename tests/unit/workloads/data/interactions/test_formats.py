@@ -252,6 +252,11 @@ def test_ratings_in_place_of_item_lists_are_refused(write: Callable[..., Path], 
     assert len(read_item_lists(write(lists("0 12 5\n2 14 3\n1 12 4\n"))).train) == 6
 
 
+def test_ids_that_begin_with_0_are_refused_in_own_item_lists(write: Callable[..., Path]) -> None:
+    """``07`` and ``7`` would be one id."""
+    refused(read_item_lists, write(lists("0 7\n1 07\n")), "train.txt", 2, "an id begins with 0", "got '07'")
+
+
 def test_lines_that_end_with_cr_alone_are_refused(write: Callable[..., Path]) -> None:
     refused(read_item_lists, write(lists("0 1 2\r1 3\r")), "train.txt", 1, "CR alone", "LF")
 
