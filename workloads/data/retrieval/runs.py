@@ -98,4 +98,7 @@ def _lines(file: Path) -> Iterator[tuple[int, str]]:
         raise DataError(
             "the run is missing", file=file, fix="Set first_stage to the absolute path of a run in TREC's form"
         )
-    return lines(file)
+    try:
+        yield from lines(file)
+    except OSError as error:
+        raise DataError("the run cannot be read", file=file, got=error.strerror or str(error)) from None

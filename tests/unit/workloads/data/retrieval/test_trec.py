@@ -161,6 +161,12 @@ def test_a_run_with_an_error_is_refused_with_its_line(folder: Path, text: str, m
     assert f"line {text.count(chr(10))}" in str(error.value)
 
 
+def test_a_run_that_cannot_be_decompressed_is_refused(folder: Path) -> None:
+    (folder / "run.gz").write_text("301 Q0 d3 1 0.5 x\n")
+    with pytest.raises(DataError, match=r"run\.gz: the run cannot be read: got it cannot be decompressed"):
+        read_run(folder / "run.gz", load(folder), 3)
+
+
 def test_unknown_texts_of_a_run_may_be_left_out(folder: Path) -> None:
     found = read_run(run(folder, "301 Q0 d9 1 2 x\n999 Q0 d1 1 1 x\n301 Q0 d1 1 1 x\n"), load(folder), 2, "skip")
     assert found.docs.tolist() == [[1, -1], [-1, -1]]
