@@ -103,6 +103,7 @@ def _columns(file: Path) -> dict[str, Any]:
             )  # fmt: skip
         wanted = [name for name in (LABEL, LABEL_NAME) if name in schema.names]
         table = pq.read_table(file, columns=wanted)
+        table.validate(full=True)  # Arrow reads text that is not UTF-8
     labels = table[LABEL].to_pylist()
     if not labels:
         raise DataError("the table is empty", file=file, got="no image")

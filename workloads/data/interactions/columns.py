@@ -237,6 +237,7 @@ def _parquet(file: Path) -> Iterator[Mapping[str, Any]]:
     with parquet_errors(file), parquet.ParquetFile(file, memory_map=True) as table:
         roles = _named_roles(file, table.schema_arrow.names)
         for batch in table.iter_batches(_BLOCK_ROWS, columns=list(roles.values()), use_threads=False):
+            batch.validate(full=True)  # Arrow reads text that is not UTF-8
             yield {role: batch.column(name) for role, name in roles.items()}
 
 

@@ -36,6 +36,7 @@ def read_prior(file: Path, data: Interactions) -> OwnPrior:
 
     try:
         table = parquet.read_table(file, use_threads=False)
+        table.validate(full=True)  # Arrow reads text that is not UTF-8
     except OSError as error:
         raise DataError(f"the prior cannot be read ({error.strerror or error})", file=file) from None
     except pa.ArrowInvalid as error:
@@ -62,7 +63,7 @@ def _probabilities(file: Path, column: Any) -> NDArray[np.float32]:
     kind = column.type
     if not (pa.types.is_floating(kind) or pa.types.is_integer(kind)):
         raise DataError("column p holds no numbers", file=file, got=str(kind), expected="numbers in [0, 1]")
-    values: NDArray[np.float32] = column.cast(pa.float64()).to_numpy().astype(np.float32)  # a null is NaN
+    values: NDArray[np.float32] = column.cast(pa.float64(), safe=False).to_numpy().astype(np.float32)  # a null is NaN
     wrong = np.flatnonzero(~((values >= 0) & (values <= 1)))
     if wrong.size:
         row = int(wrong[0])

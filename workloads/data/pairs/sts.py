@@ -183,6 +183,7 @@ def _parquet(file: Path, part: str) -> _Columns:
     columns, score = _columns(file, _names(file), part)
     with parquet_errors(file):
         table = parquet.read_table(file, columns=[*dict.fromkeys(columns), *([score] if score else [])])
+        table.validate(full=True)  # Arrow reads text that is not UTF-8
     first, second = (table.column(name).to_pylist() for name in columns)
     scores = table.column(score).to_pylist() if score else None
     return range(1, len(first) + 1), first, second, scores
@@ -192,7 +193,8 @@ def _text(file: Path, header: bool, part: str) -> _Columns:
     try:
         text = content(file).decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise DataError("the file is not UTF-8 text", file=file, got=str(error)) from None
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise DataError("the file is not UTF-8 text", file=file, line=line, got=str(error)) from None
     rows = list(_rows(file, io.StringIO(text, newline="")))
     names = rows.pop(0)[1] if header and rows else [*COLUMNS, _SCORES[0]]
     columns, score = _columns(file, names, part)

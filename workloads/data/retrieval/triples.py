@@ -46,6 +46,7 @@ def read_triples(folder: Path, file: str) -> Retrieval:
     path = folder / file
     with parquet_errors(path):
         table = pq.read_table(path, columns=list(COLUMNS))
+        table.validate(full=True)  # Arrow reads text that is not UTF-8
     texts = {column: _texts(path, column, table.column(column)) for column in COLUMNS}
     queries: dict[str, int] = {}
     docs: dict[str, int] = {}

@@ -237,6 +237,10 @@ def test_missing_image_in_a_table_is_handled_as_corrupt(tmp_path: Path) -> None:
         ({"image": [b"x", b"y"], "label": [0, None]}, "line 2: the image has no label: got None"),
         ({"image": [b"x"], "label": [-1]}, "line 1: the image has no label: got -1; expected an integer from 0"),
         ({"image": [b"x"], "label": [2**40]}, "got 1099511627776; expected an integer from 0 to 65535, or a name"),
+        (
+            {"image": [b"x"], "label": pa.array([b"\xff"]).view(pa.string())},
+            "all.parquet: the file is not Parquet, or is",
+        ),
         ({"image": [b"x"], "label": [0.5]}, "line 1: the image has no label: got 0.5"),
         ({"image": pa.array([], pa.binary()), "label": pa.array([], pa.int64())}, "the table is empty"),
     ],

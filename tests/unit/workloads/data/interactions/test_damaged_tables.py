@@ -13,6 +13,8 @@ from tests.unit.workloads.data.interactions.own_tables import read
 from workloads.data import DataError, check, check_readable, verify
 from workloads.data.interactions import columns
 
+NOT_UTF_8 = pa.array([b"a", b"\xff"]).view(pa.string())
+
 
 @pytest.mark.parametrize(
     ("text", "line", "words"),
@@ -107,6 +109,11 @@ def test_line_that_is_not_utf_8_is_refused(tmp_path: Path) -> None:
         ({"user": [1, 2], "item": [1, 2], "rating": [1.0, None]}, "in row 2 column rating holds no number: got None"),
         ({"user": [1], "userId": [1], "item": [1]}, "all.parquet: columns user and userId both name the user"),
         ({"user": [1, 2], "thing": [1, 2]}, "the columns are wrong: got user, thing"),
+        ({"user": NOT_UTF_8, "item": [1, 2]}, "Invalid UTF8 sequence"),
+        (
+            {"user": [1, 2], "item": [1, 2], "rating": NOT_UTF_8},
+            "Invalid UTF8 sequence",
+        ),
         ({"user": pa.array([], pa.int64()), "item": pa.array([], pa.int64())}, "is empty"),
     ],
 )

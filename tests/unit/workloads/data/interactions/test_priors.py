@@ -18,6 +18,8 @@ PAIRS = np.array([[0, 0], [1, 2]], np.int32)
 NUMBERED = Interactions(2, 3, PAIRS, PAIRS[:0])
 NAMED = Interactions(2, 3, PAIRS, PAIRS[:0], user_ids=np.array([10, 20]), item_ids=np.array([b"a", b"b", b"c"]))
 
+NOT_UTF_8 = pa.array([b"a", b"\xff"]).view(pa.string())
+
 
 def write(folder: Path, columns: dict[str, Any]) -> Path:
     parquet.write_table(pa.table(columns), folder / "prior.parquet")
@@ -52,6 +54,8 @@ def test_ids_of_another_type_are_compared_as_text(users: list[Any], tmp_path: Pa
         ({"item": [0], "p": [-0.1]}, 1, "p is out of range: got -0.1"),
         ({"item": [0, 1], "p": [0.5, None]}, 2, "p is out of range: got nan"),
         ({"item": [0], "p": ["high"]}, None, "column p holds no numbers: got string"),
+        ({"item": [0, 1], "p": [0, 2**60 + 1]}, 2, "p is out of range: got 1.15292e"),
+        ({"item": NOT_UTF_8, "p": [0.5, 0.5]}, None, "Invalid UTF8 sequence"),
         ({"item": [0, 3], "p": [0.5, 0.5]}, 2, "the dataset has no such item: got 3"),
         ({"item": [0, None], "p": [0.5, 0.5]}, 2, "the dataset has no such item: got None"),
         ({"user": [0, 2], "item": [0, 0], "p": [0.5, 0.5]}, 2, "the dataset has no such user: got 2"),

@@ -25,6 +25,8 @@ ROOT = Path("/nowhere")
 HEADER = "sentence1,sentence2,score\n"
 ROWS = [(f"one {number}", f"two, {number}", float(number % 6)) for number in range(60)]
 
+NOT_UTF_8 = pa.array([b"a", b"\xff"]).view(pa.string())
+
 
 def table(rows: list[Any]) -> Any:
     first, second, scores = (list(column) for column in zip(*rows))
@@ -209,6 +211,12 @@ def test_damaged_csv_of_pairs_is_refused(text: str, message: str, tmp_path: Path
         load_pairs(str(file), ROOT)
 
 
+def test_csv_of_pairs_that_is_not_utf_8_is_refused_with_the_line(tmp_path: Path) -> None:
+    (tmp_path / "pairs.csv").write_bytes(f"{HEADER}a,b,1\ncaf\xe9,b,2\n".encode("latin-1"))
+    with pytest.raises(DataError, match=r"pairs\.csv, line 3: the file is not UTF-8 text"):
+        load_pairs(str(tmp_path / "pairs.csv"), ROOT)
+
+
 def test_the_kind_of_a_table_is_found_without_reading_it_whole(tmp_path: Path) -> None:
     (tmp_path / "shop.csv").write_text("user,item\n" + "1,2\n" * 2**20)
     tracemalloc.start()
@@ -223,6 +231,11 @@ def test_damaged_parquet_of_pairs_is_refused(tmp_path: Path) -> None:
     file = write_parquet(tmp_path / "pairs.parquet", [("a", "b", 1.0), ("a", None, 2.0), ("c", "d", None)])
     with pytest.raises(DataError, match="in row 2 sentence2 is empty: got None"):
         load_pairs(str(file), ROOT)
+    for column in ("sentence1", "score"):
+        values = {"sentence1": ["a", "b"], "sentence2": ["c", "d"], "score": ["1", "2"], column: NOT_UTF_8}
+        parquet.write_table(pa.table(values), file)
+        with pytest.raises(DataError, match=r"pairs\.parquet: .*UTF8"):
+            load_pairs(str(file), ROOT)
     columns = [pa.array([value]) for value in ("a", "b", 1.0, 2.0)]
     parquet.write_table(pa.table(columns, ["sentence1", "sentence2", "score", "score"]), tmp_path / "double.parquet")
     with pytest.raises(DataError, match="a column occurs twice: got score"):

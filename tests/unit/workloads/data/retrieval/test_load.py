@@ -29,6 +29,8 @@ DOCS = [
 QUERIES = [{"_id": f"q{number}", "text": text} for number, text in enumerate(["cat", "dog", "", "bird"])]
 HEADER = "query-id\tcorpus-id\tscore"
 
+NOT_UTF_8 = pa.array([b"a", b"\xff"]).view(pa.string())
+
 
 @pytest.fixture
 def beir(tmp_path: Path) -> Callable[..., Path]:
@@ -247,6 +249,10 @@ def test_damaged_triples_are_refused(tmp_path: Path) -> None:
     for rows, message in (
         ({"query": ["a"], "positive": ["x"], "negative": ["x"]}, "line 1: a pair is judged twice, and differently"),
         ({"query": ["a", "b"], "positive": ["x", None], "negative": ["y", "y"]}, "line 2: column positive has a gap"),
+        (
+            {"query": NOT_UTF_8, "positive": ["x", "y"], "negative": ["z", "z"]},
+            "triples.parquet: .*UTF8",
+        ),
         ({"query": [1], "positive": ["x"], "negative": ["y"]}, "column query holds no text: got int64"),
     ):
         pq.write_table(pa.table(rows), file)
