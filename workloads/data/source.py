@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from workloads.data.errors import UnclearLayout
+from workloads.data.errors import DataError, UnclearLayout
 from workloads.data.files import plain_or_gz
 
 VALIDATION = ("validation", "dev", "valid", "val")
@@ -107,13 +107,13 @@ def check_no_validation(folder: Path, ends: Iterable[str], instead: str, names: 
     """Check that a folder has no validation part under one of these names, which the reader would ignore.
 
     Raises:
-        UnclearLayout: it has one, which may be moved away, or ``instead``.
+        DataError: it has one, which may be moved away, or ``instead``.
     """
     for file in (f"{name}{end}" for name in names for end in ends):
         if (folder / file).exists():
             what = "a validation part is not read from this file"
             fix = f"Move {file} to another folder, or {instead}"
-            raise UnclearLayout(what, file=folder / file, got=file, fix=fix)
+            raise DataError(what, file=folder / file, got=file, fix=fix)
 
 
 def check_one_form(folder: Path, names: Iterable[str]) -> None:

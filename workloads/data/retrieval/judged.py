@@ -34,7 +34,8 @@ def judgement_files(folder: Path, suffix: str) -> list[str]:
     """The judgement files in a folder: ``qrels/<part><suffix>``, or without a split ``qrels<suffix>``.
 
     Raises:
-        UnclearLayout: the validation part has another name than dev, or there are files of both forms.
+        DataError: the validation part has another name than dev.
+        UnclearLayout: there are files of both forms.
     """
     others = [name for name in VALIDATION if name not in PARTS]
     ends = (suffix, f"{suffix}.gz")

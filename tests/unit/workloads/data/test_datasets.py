@@ -117,6 +117,15 @@ def test_error_for_a_table_of_another_kind_names_the_needed_columns(
         assert word in str(caught.value)
 
 
+def test_table_of_pairs_with_wrong_columns_is_not_taken_for_interactions(tmp_path: Path) -> None:
+    """The advice on the validation part of interactions would be wrong."""
+    for part in ("train", "dev", "test"):
+        (tmp_path / f"{part}.csv").write_text("a,b,score\n1,2,3\n")
+    with pytest.raises(DataError, match="the path is not a dataset") as caught:
+        check_kind(str(tmp_path), "sentence_pairs")
+    assert "a table with the columns sentence1, sentence2" in str(caught.value)
+
+
 def test_table_that_cannot_be_decompressed_is_refused(tmp_path: Path) -> None:
     (tmp_path / "pairs.csv.gz").write_bytes(b"user,item\n1,2\n")
     with pytest.raises(DataError, match="the path is not a dataset: got it cannot be decompressed"):
