@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
+from workloads.data.errors import UnclearLayout
 from workloads.data.images.folders import is_class_folders, parts, read_folders
 from workloads.data.images.tables import TEST, TRAIN, holds_images, read_image_tables
 from workloads.data.source import Dataset, Kind, SourceFile, own_dataset
@@ -19,11 +20,20 @@ def is_images(path: Path) -> bool:
 
 
 def own_images(name: str, path: Path) -> Dataset:
-    """The dataset of images at an absolute path."""
+    """The dataset of images at an absolute path.
+
+    Raises:
+        UnclearLayout: a folder has tables, and class folders too.
+    """
     if path.is_file():
         reader = partial(read_image_tables, files=(path.name,))
         return own_dataset(name, "images", path.parent, (path.name,), reader)
     if (path / TRAIN).is_file():
+        if folders := parts(path):
+            raise UnclearLayout(
+                "the folder has two layouts", file=path, got=f"{TRAIN}; and folders {' and '.join(folders)}",
+                fix="Move one of them to another folder",
+            )  # fmt: skip
         return own_dataset(name, "images", path, (TRAIN, TEST), read_image_tables)
     files = tuple(SourceFile(part, folder=True) for part in parts(path) or (".",))
     return Dataset(name, "a user's own", "images", read_folders, files, folder=str(path))

@@ -48,7 +48,8 @@ def read_image_tables(folder: Path, files: tuple[str, ...] = (TRAIN, TEST)) -> I
 
     Raises:
         DataError: a table is damaged, lacks a column, has text for images, an image without a label or no image at all;
-            or the test part has labels of another type than train, or a class that train does not have.
+            a class has no name in ``label_name``, or two; or the test part has labels of another type than train, or
+            a class that train does not have.
     """
     import numpy as np
 
@@ -112,8 +113,21 @@ def _columns(file: Path) -> dict[str, Any]:
         if label is None or not (textual or (isinstance(label, int) and 0 <= label <= LARGEST)):
             expected = f"an integer from 0 to {LARGEST}, or a name"
             raise DataError("the image has no label", file=file, line=row, got=repr(label), expected=expected)
-    names = labels if textual else table[LABEL_NAME].to_pylist() if LABEL_NAME in wanted else labels
+    names = labels if textual or LABEL_NAME not in wanted else _class_names(file, labels, table[LABEL_NAME].to_pylist())
     return {"labels": labels, "names": names, "textual": textual}
+
+
+def _class_names(file: Path, labels: list[int], names: list[Any]) -> list[Any]:
+    """Check that each label has one name. Returns ``names``, by row."""
+    first: dict[int, Any] = {}
+    for row, (label, name) in enumerate(zip(labels, names, strict=True), 1):
+        expected = first.setdefault(label, name)
+        if name is None or name != expected:
+            raise DataError(
+                "the class has no name" if name is None else "the class has two names", file=file, line=row,
+                got=repr(name), expected=f"one name for label {label} in column {LABEL_NAME}",
+            )  # fmt: skip
+    return names
 
 
 def _contents(file: Path) -> Iterator[bytes]:

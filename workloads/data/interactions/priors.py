@@ -27,8 +27,8 @@ def read_prior(file: Path, data: Interactions) -> OwnPrior:
     """Read a table of (user, item, p) or (item, p). Ids are those of the dataset's source.
 
     Raises:
-        DataError: the file is missing or not Parquet, a column is missing, p is not a number in [0, 1], an id is
-            unknown to the dataset, or a row occurs twice. It names the row, from 1.
+        DataError: the file is missing, empty or not Parquet, a column is missing, p is not a number in [0, 1], an id
+            is unknown to the dataset, or a row occurs twice. It names the row, from 1.
     """
     import numpy as np
     import pyarrow as pa
@@ -44,6 +44,8 @@ def read_prior(file: Path, data: Interactions) -> OwnPrior:
     names = table.column_names
     if not {"item", "p"} <= set(names):
         raise DataError("the columns are wrong", file=file, got=", ".join(names) or "none", expected=_EXPECTED)
+    if not table.num_rows:
+        raise DataError("the prior is empty", file=file)
     p = _probabilities(file, table.column("p"))
     items = _numbers(file, "item", table.column("item"), data.item_ids, data.n_items)
     users = _numbers(file, "user", table.column("user"), data.user_ids, data.n_users) if "user" in names else None

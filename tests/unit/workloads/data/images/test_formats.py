@@ -20,6 +20,7 @@ from pyarrow import parquet
 
 from tests.support.pictures import class_folders, picture
 from workloads.data import DataError, dataset, fingerprint
+from workloads.data.errors import UnclearLayout
 from workloads.data.images.archives import CIFAR_10, CIFAR_100, read_cifar, read_stl10, read_tiny_imagenet
 from workloads.data.images.kind import is_images
 from workloads.data.images.load import load_images
@@ -179,6 +180,28 @@ def test_parquet_parts_are_read_with_the_class_names_of_label_name(tmp_path: Pat
     assert data.train.labels.tolist() == [1, 0, 2]
     assert data.test.labels.tolist() == [0, 2]
     assert (data.test.images[1] == picture("test", 1).transpose(2, 0, 1)).all()
+
+
+@pytest.mark.parametrize(
+    ("names", "line", "message"),
+    [
+        (["ape", None, "ape"], 2, r"the class has no name: got None; expected one name for label 1"),
+        (["ape", "bee", "cat"], 3, r"the class has two names: got 'cat'; expected one name for label 0"),
+    ],
+)
+def test_a_class_without_one_name_is_refused(names: list[str | None], line: int, message: str, tmp_path: Path) -> None:
+    table(tmp_path / "all.parquet", image=[png("x", 0)] * 3, label=[0, 1, 0], label_name=names)
+    with pytest.raises(DataError, match=message) as caught:
+        load_images(str(tmp_path / "all.parquet"), tmp_path)
+    assert caught.value.line == line
+
+
+def test_tables_next_to_class_folders_are_refused(tmp_path: Path) -> None:
+    for part in ("train", "test"):
+        class_folders(tmp_path / part, {"a": 1, "b": 1})
+        table(tmp_path / f"{part}.parquet", image=[png("x", 0), png("x", 1)], label=[0, 1])
+    with pytest.raises(UnclearLayout, match=r"two layouts: got train.parquet; and folders train and test"):
+        load_images(str(tmp_path), tmp_path)
 
 
 def test_table_with_structs_of_bytes_and_path_and_text_labels_is_read(tmp_path: Path) -> None:

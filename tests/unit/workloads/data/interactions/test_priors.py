@@ -49,6 +49,7 @@ def test_ids_of_another_type_are_compared_as_text(users: list[Any], tmp_path: Pa
 @pytest.mark.parametrize(
     ("columns", "line", "message"),
     [
+        ({"item": pa.array([], pa.int64()), "p": pa.array([], pa.float64())}, None, "the prior is empty"),
         ({"item": [0], "q": [0.5]}, None, "the columns are wrong: got item, q; expected columns item and p"),
         ({"item": [0, 1], "p": [0.5, 1.5]}, 2, r"p is out of range: got 1.5; expected a p in \[0, 1\]"),
         ({"item": [0], "p": [-0.1]}, 1, "p is out of range: got -0.1"),
