@@ -252,7 +252,7 @@ def _print_log(settings: Settings, folder: RunFolder, follow: bool, only: str = 
     while True:
         running = folder.status() == "running"  # checked before reading, so that the last lines are read
         if folder.log.exists():
-            with folder.log.open(errors="replace") as file:
+            with folder.log.open(encoding="utf-8", errors="replace") as file:
                 file.seek(position)
                 print("".join(line for line in file if only in line), end="", flush=True)
                 position = file.tell()

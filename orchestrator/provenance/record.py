@@ -225,7 +225,7 @@ def _described(number: int, source: Source) -> dict[str, Any]:
 def changed_code(folder: Path, request: Mapping[str, Any]) -> list[Path]:
     """The files of the user, and the folder of a third-party workload's code, that have changed since the record."""
     copies = [(file, folder / name) for file, name in _own_code(request) if (folder / name).is_file()]
-    changed = [file for file, copy in copies if copy.read_text(errors="replace") != _content(file)]
+    changed = [file for file, copy in copies if copy.read_text("utf-8", "replace") != _content(file)]
     workload = _requested(request).get("workload")
     then, now = recorded_environment(folder).get(PACKAGE_CODE), package.digest(workload)
     installed = package.folder(workload) if then and now and then != now else None
@@ -255,7 +255,7 @@ def _requested(request: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _content(file: Path) -> str:
-    return scrub(file.read_text(errors="replace"))
+    return scrub(file.read_text("utf-8", "replace"))
 
 
 def _add_resume(file: Path, content: Mapping[str, Any], sources: Sequence[Source]) -> None:

@@ -194,7 +194,7 @@ def _read(file: Path) -> tuple[str, str]:
             return "no regular file", ""
         if file.stat().st_size > MAX_FILE:
             return f"larger than {MAX_FILE} bytes", ""
-        with file.open(newline="") as stream:
+        with file.open(encoding="utf-8", newline="") as stream:
             text = stream.read()
     except (OSError, UnicodeDecodeError):
         return "not readable as text", ""

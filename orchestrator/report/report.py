@@ -20,7 +20,7 @@ FILES = ("trials.csv", TRIALS, "best.json", PAGE, *(f"{name}.png" for name in IM
 def write_trials(rows: Sequence[Mapping[str, Any]], folder: Path) -> None:
     """Write ``trials.csv`` and ``trials.json``, with one row a trial."""
     names = list(dict.fromkeys(name for row in rows for name in row))
-    with (folder / "trials.csv").open("w", newline="") as stream:
+    with (folder / "trials.csv").open("w", encoding="utf-8", errors="backslashreplace", newline="") as stream:
         writer = csv.DictWriter(stream, names)
         writer.writeheader()
         writer.writerows(rows)

@@ -87,7 +87,7 @@ def space_of(recorded: Recorded, kept: Path) -> str | None:
 
 
 def _unchanged(file: Path, kept: Path) -> bool:
-    return file.is_file() and scrub(file.read_text(errors="replace")) == kept.read_text()
+    return file.is_file() and scrub(file.read_text("utf-8", "replace")) == kept.read_text("utf-8")
 
 
 def _data(recorded: Recorded, settings: Settings) -> list[Difference]:

@@ -68,13 +68,13 @@ def announce(folder: Path, allowance: float = 0.0, rank: int = 0) -> TrialTimeou
 
 def give_up(folder: Path, cause: str) -> None:
     """Keep every further process from running the trial in ``folder``, which fails with ``cause``."""
-    (folder / GIVEN_UP).write_text(cause)
+    (folder / GIVEN_UP).write_text(cause, "utf-8")
 
 
 def given_up(folder: Path) -> TrialTimeout | None:
     """Why the trial in ``folder`` was given up, or None if it was not."""
     try:
-        cause = (folder / GIVEN_UP).read_text()
+        cause = (folder / GIVEN_UP).read_text("utf-8")
     except FileNotFoundError:
         return None
     frames = _frames(folder)

@@ -301,7 +301,7 @@ class Session:
         try:
             self._notify_end(status, values, cause)
             if error is not None and not isinstance(error, UserError | Interrupted):
-                with suppress(OSError), self.folder.log.open("a") as log:
+                with suppress(OSError), self.folder.log.open("a", encoding="utf-8") as log:
                     log.write(mask("".join(traceback.format_exception(error))))
             if self._system is not None:
                 self._system.__exit__(kind, error, trace)
@@ -326,7 +326,7 @@ class Session:
         if self._sync is not None and (trouble := self._sync.close()):  # after the record's last change
             self.console.say(trouble)
         if trouble := self._notifier.close():
-            with suppress(OSError), self.folder.log.open("a") as log:
+            with suppress(OSError), self.folder.log.open("a", encoding="utf-8") as log:
                 log.write(f"{trouble}\n")
         if reported is not None and reported is not error:
             raise reported from error

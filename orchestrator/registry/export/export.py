@@ -103,7 +103,7 @@ def export(settings: Settings, reference: str, target: Path, form: str, rows: st
         try:
             written = load_function(chosen.function)(model, partial)
             card = model_card.text(version, form, written, spec, outcome, units)
-            (partial / "README.md").write_text(card)
+            (partial / "README.md").write_text(card, "utf-8")
             if not target.exists():
                 partial.rename(target)
             else:  # it may be a working directory or a mounted volume

@@ -92,7 +92,7 @@ def _texts(model: Model, target: Path) -> Written:
     output = "vector" if head is None else "score"
     _convert(model, module, cases[-1], target, names, output, {0: "texts", 1: "tokens"})
     worst = _compare(model, module, cases, target, names)
-    (target / "tokenizer.json").write_text(encoder.tokenizer.to_str())
+    (target / "tokenizer.json").write_text(encoder.tokenizer.to_str(), "utf-8")
     (target / "config.json").write_text(json.dumps({"max_length": limit, "pooling": encoder.pooling, "inputs": names}))
     texts = '[("a query", "a document")]' if head is not None else '["a text"]'
     usage = (

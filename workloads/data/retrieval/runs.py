@@ -68,7 +68,7 @@ def write_run(
         DataError: an id has a space, which separates the columns of the form.
     """
     topics, names = (_plain_ids(ids, file) for ids in (data.query_ids, data.doc_ids))
-    with file.open("w") as stream:
+    with file.open("w", encoding="utf-8") as stream:
         for query, row, values in zip(queries, docs.tolist(), scores.tolist()):
             last = np.float32(np.inf)
             for rank, (doc, score) in enumerate(zip(row, values), 1):
@@ -80,7 +80,7 @@ def write_run(
 def write_qrels(file: Path, data: Retrieval, queries: Sequence[int]) -> None:
     """Write the judgements of ``queries``, with the lines ``topic 0 document grade``. Raises DataError as above."""
     topics, names = (_plain_ids(ids, file) for ids in (data.query_ids, data.doc_ids))
-    with file.open("w") as stream:
+    with file.open("w", encoding="utf-8") as stream:
         for query in queries:
             for _, doc, grade in data.judgements[data.indptr[query] : data.indptr[query + 1]].tolist():
                 stream.write(f"{topics[query]} 0 {names[doc]} {grade}\n")

@@ -369,6 +369,8 @@ def test_a_record_that_is_not_utf_8_has_a_page(five: RunFolder, tmp_path: Path) 
     """Earlier versions accepted such text in a record."""
     five.update(user="a\udcff")
     report.write_page(five, [], five.record["result"])
+    report.write_trials([{"user": "a\udcff"}], tmp_path)
+    assert (tmp_path / "trials.csv").read_text("utf-8") == "user\na\\udcff\n"
     assert "a\\udcff" in (five.path / report.PAGE).read_text("utf-8")
     write("a\udcff", tmp_path / "page")
     assert (tmp_path / "page").read_text("utf-8") == "a\\udcff\n"
