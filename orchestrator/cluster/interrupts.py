@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 from orchestrator.console import Console
 from orchestrator.errors import INTERRUPTED
@@ -147,14 +147,24 @@ class Interrupts:
         if self._pressed is not None and now - self._pressed < ONE_PRESS_SECONDS:
             return
         if self._pressed is not None:
-            if self._recorder is not None:
-                self._recorder.join(RECORD_SECONDS)
-            self._console.show_cursor()
             if number == signal.SIGINT and self._old[number] is signal.default_int_handler:  # not of a command
+                self._finish_recording()
                 raise KeyboardInterrupt
-            os._exit(INTERRUPTED)
+            self.end_process()
         self._pressed = now
         self._stop(number)
+
+    def end_process(self, line: str = "") -> NoReturn:
+        """End this process, whatever it waits for, once a signal is recorded. Prints ``line``."""
+        self._finish_recording()
+        if line:
+            self._console.say(line)
+        os._exit(INTERRUPTED)
+
+    def _finish_recording(self) -> None:
+        if self._recorder is not None:
+            self._recorder.join(RECORD_SECONDS)
+        self._console.show_cursor()
 
     def _wake(self, number: int) -> None:
         if self._signals is not None:

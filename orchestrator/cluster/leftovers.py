@@ -23,6 +23,13 @@ def marked() -> Iterator[None]:
         del os.environ[MARK]
 
 
+def is_marked(process: psutil.Process) -> bool:
+    """Whether a process belongs to a local cluster."""
+    with suppress(psutil.Error, OSError):  # of another user, or already gone
+        return MARK in process.environ()
+    return False
+
+
 def end_leftovers() -> int:
     """Kill this user's processes of clusters whose driver is dead. Returns their number.
 

@@ -11,19 +11,26 @@ import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 
+import psutil
 import ray
 from ray.exceptions import RayActorError
 from ray.util import get_current_placement_group, placement_group_table
 
+from orchestrator.cluster import leftovers
 from orchestrator.cluster.interrupts import Interrupts
 from orchestrator.cluster.polling import at_intervals
 from orchestrator.cluster.ray_compat import draining_nodes
+from orchestrator.errors import Interrupted
 
 POLL_SECONDS = 1.0
 LOST_SECONDS = 5.0
 """Interval at which a driver checks that its own node is part of the cluster."""
 
 RAY_DIED = "Ray on the node of this process has died: stopping"
+CLUSTER_ENDS = "The local Ray cluster has ended, or got the signal too: stopping without saving"
+
+END_SECONDS = 5.0
+"""Time for a driver to end after its local cluster has. A call to that cluster returns after 60 s at the earliest."""
 
 ANSWER_SECONDS = 10.0
 """Time limit for a pending answer of the cluster at the end."""
@@ -63,16 +70,42 @@ def this_node_is_dead() -> Callable[[], bool]:
     )
 
 
+def local_cluster_ends(interrupts: Interrupts) -> Callable[[], bool]:
+    """Return a function that says whether the local cluster, started by this process, has ended or got a signal too.
+
+    After a signal its control store (GCS) may answer no more without ending, but other processes of it have ended.
+    """
+    parts = [child for child in psutil.Process().children() if leftovers.is_marked(child)]
+    heads = [part for part in parts if not _has_ended(part) and part.name() == "gcs_server"]
+    return lambda: any(map(_has_ended, parts if interrupts.signalled else heads))
+
+
+def _has_ended(process: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    return True
+
+
 @contextmanager
-def stop_with_node(interrupts: Interrupts) -> Iterator[None]:
+def stop_with_node(interrupts: Interrupts, resume: str) -> Iterator[None]:
     """Stop the driver as a signal would when its own node is being taken away or is dead.
 
     Ray sends no signal. After the grace period it ends a head's node together with the drivers of its jobs. Without
-    its raylet a driver would wait for its trials forever.
+    its raylet a driver would wait for its trials forever. A signal to the whole process group, as ``timeout`` and
+    systemd send it, also ends a local cluster: then this process ends within seconds, and ``resume`` continues.
     """
     leaves = this_node()
     dead = this_node_is_dead()
+    cluster_ends = local_cluster_ends(interrupts)
     ended = threading.Event()
+
+    def watch_local_cluster() -> None:
+        while not ended.wait(POLL_SECONDS):
+            if cluster_ends():
+                interrupts.stop(CLUSTER_ENDS, saves=False)
+                if not ended.wait(END_SECONDS):
+                    interrupts.end_process(str(Interrupted(resume)))
+                return
 
     def watch() -> None:
         while not ended.wait(POLL_SECONDS):
@@ -84,10 +117,12 @@ def stop_with_node(interrupts: Interrupts) -> Iterator[None]:
                     interrupts.stop(RAY_DIED, saves=False)
                     return
 
-    thread = threading.Thread(target=watch, name="leaving", daemon=True)
-    thread.start()
+    threads = [threading.Thread(target=each, name="leaving", daemon=True) for each in (watch, watch_local_cluster)]
+    for thread in threads:
+        thread.start()
     try:
         yield
     finally:
         ended.set()
-        thread.join(ANSWER_SECONDS)
+        for thread in threads:
+            thread.join(ANSWER_SECONDS)

@@ -66,7 +66,11 @@ def train(
     """
     folder = session.folder
     settings = session.settings
-    with cluster(settings.ray_address) as nodes, session.on_cluster(), stop_with_node(session.interrupts):
+    with (
+        cluster(settings.ray_address) as nodes,
+        session.on_cluster(),
+        stop_with_node(session.interrupts, folder.resume_command),
+    ):
         check_fit(nodes, spec.resources)
         check_storage(settings.storage, settings.start_timeout)
         with sharing(folder.id, settings, spec.resources, 1, session.console.say):

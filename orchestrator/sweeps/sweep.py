@@ -291,7 +291,11 @@ def _on_ray(spec: SweepSpec, session: Session, study: Study, manager: TrialManag
 
     folder = session.folder
     settings = session.settings
-    with cluster(settings.ray_address) as nodes, session.on_cluster(), stop_with_node(session.interrupts):
+    with (
+        cluster(settings.ray_address) as nodes,
+        session.on_cluster(),
+        stop_with_node(session.interrupts, folder.resume_command),
+    ):
         from orchestrator.sweeps import pack as pack_placement  # they load Ray Tune, which takes a second
         from orchestrator.sweeps import tune as placement
 

@@ -125,3 +125,20 @@ def test_a_terminal_that_closes_does_not_end_the_local_ray_cluster(home: Path) -
     finally:
         terminal.process.kill()
     assert "ended" in json.loads((folder / "record.json").read_text())
+
+
+@pytest.mark.faults
+@pytest.mark.usefixtures("third_party")
+@pytest.mark.parametrize("verb", ["run", "sweep"])
+def test_a_signal_that_also_ends_the_local_ray_cluster_interrupts(home: Path, verb: str) -> None:
+    """Without a check of the cluster Ray aborts the process 60 s later, with exit code 1."""
+    search = ["--trials", "50", "--space", f"{SPACES}:space"] if verb == "sweep" else []
+    terminal = Terminal(verb, "toy", "slow=0.05", "epochs=10000", *search, "--tracking", "none", "--name", "r")
+    try:
+        until(lambda: re.search(r"[1-9]\d*/10000", terminal.text), HANG_SECONDS, why=lambda: terminal.text)
+        os.killpg(terminal.process.pid, signal.SIGTERM)  # as `timeout` does
+        assert terminal.end() == INTERRUPTED
+    finally:
+        terminal.process.kill()
+    assert json.loads((home / "storage" / "r" / "record.json").read_text())["status"] == "interrupted"
+    assert any(f"Continue with: orchestrator {verb} --resume r" in line for line in terminal.lines())

@@ -380,7 +380,8 @@ def test_a_driver_whose_node_is_taken_away_or_dead_stops_without_a_signal(
     recorded = threading.Event()
 
     def drive() -> None:
-        with Interrupts(tmp_path / "stop", Console(), recorded.set) as heard, preemption.stop_with_node(heard):
+        stop = Interrupts(tmp_path / "stop", Console(), recorded.set)
+        with stop as heard, preemption.stop_with_node(heard, "resume"):
             assert recorded.wait(60)
             while not heard.stop_requested():
                 time.sleep(0.01)
