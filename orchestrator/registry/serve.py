@@ -26,6 +26,9 @@ from orchestrator.storage.settings import resolve
 POLL_SECONDS = 5.0
 """Time between two polls of the alias."""
 
+MAX_MEGABYTES = 64
+"""Size of a request's body, at most. All requests in progress are held in memory."""
+
 BATCH_ROWS = 256
 """Requests that one call of the model answers, at most."""
 
@@ -49,7 +52,10 @@ class Replica:
         if request.method == "GET":
             return JSONResponse(self.state())
         try:
-            body = await request.body()
+            body = await _read(request)
+            if body is None:
+                error = f"the request is larger than {MAX_MEGABYTES} MB; send its rows in several"
+                return JSONResponse({"error": error}, status_code=413)
             frame, params = frame_of(body, request.headers.get("content-type", ""), self._served.columns)
             answer = as_json(await self.predict((frame, params)))  # raises what the model refuses
         except BadRequest as error:
@@ -88,6 +94,17 @@ class Replica:
 
     def _note(self, error: Exception) -> None:
         self._trouble = f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {one_line(error)}"
+
+
+async def _read(request: Request) -> bytes | None:
+    """The body of a request, read to its end; None, and not held in memory, if it is too large."""
+    body: bytearray | None = bytearray()
+    async for part in request.stream():
+        if body is not None:
+            body += part
+            if len(body) > MAX_MEGABYTES << 20:
+                body = None
+    return None if body is None else bytes(body)
 
 
 def build(args: Mapping[str, Any]) -> serve.Application:

@@ -273,6 +273,8 @@ def test_an_alias_is_followed_without_a_restart_and_no_request_fails(models: Set
         assert answer["error"].startswith("the request has no rows")
         code, answer = request(f"{address}/invocations", {**rows, "params": {"k": -1}})
         assert (code, answer["error"].startswith("ValueError: k")) == (400, True), answer
+        code, answer = request(f"{address}/invocations", {**rows, "filler": "x" * (64 << 20)})
+        assert (code, answer["error"].startswith("the request is larger than 64 MB")) == (413, True), answer
         registry.client(models).delete_registered_model_alias("rec", "champion")
         deadline = time.monotonic() + 120
         while (state := request(f"{address}/health")[1])["trouble"] is None:
