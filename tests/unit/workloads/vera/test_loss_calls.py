@@ -62,6 +62,27 @@ def test_rates_are_of_bins_of_at_least_50_queries_under_the_current_model() -> N
     assert seen[0] != seen[1]
 
 
+def test_an_epoch_takes_the_rates_under_the_model_at_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    vera = build(eval_k=3, stage_share=(0, 0, 1), stage_backbone=(1, 1, 1))
+    taken: list[torch.Tensor] = []
+
+    def note(outputs: Any, batch: Any, params: Any, stage: Any, k: int, rates: Any, counts: Any) -> torch.Tensor:
+        if rates is not None:
+            taken.append(rates.clone())
+        return losses(outputs, batch, params, stage, k, rates, counts)
+
+    monkeypatch.setattr("workloads.vera.workload.losses", note)
+    targets = []
+    for epoch in range(1, 5):
+        expected = vera._rates(vera.calibrated_by, None)
+        taken.clear()
+        vera.train_epoch(epoch)
+        assert taken
+        assert all(torch.allclose(rates, expected, rtol=1e-5) for rates in taken)
+        targets.append(expected)
+    assert not torch.equal(targets[0], targets[-1])
+
+
 def test_initial_confidence_is_far_from_one() -> None:
     """E-V8: with priors of 1 and 1 and no biases, c of eight candidates would be .996 before training."""
     vera = build(eval_k=8)
