@@ -26,6 +26,7 @@ def main() -> None:
     parser.add_argument("--backbone", choices=("mf", "lightgcn"), required=True)
     parser.add_argument("--epochs", type=int, required=True)
     parser.add_argument("--threads", type=int, required=True)
+    parser.add_argument("--dataset", choices=("ml-100k", "ml-1m"), default="ml-100k")
     parser.add_argument("--layers", type=int, default=2, help="Of LightGCN.")
     parser.add_argument("--batch-size", type=int, default=2048)
     parser.add_argument("--contrast", choices=("sgl", "simgcl", "lightgcl", "ncl"), help="With LightGCN.")
@@ -39,7 +40,7 @@ def main() -> None:
         shape["contrast"] = args.contrast
     if args.contrast == "ncl":
         shape["prototype_warmup"] = 0
-    params = Params(dataset="ml-100k", backbone=args.backbone, dim=32, lr=1e-3, weight_decay=0, **shape)
+    params = Params(dataset=args.dataset, backbone=args.backbone, dim=32, lr=1e-3, weight_decay=0, **shape)
     runtime = Runtime(
         device=torch.device("cpu"), data=data_root(), seed=0, epochs=EPOCHS, holdout=False
     )  # without a validation part: the same 80,000 interactions as every peer
