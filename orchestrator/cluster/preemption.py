@@ -8,6 +8,7 @@ and continue on another node.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 
@@ -28,6 +29,9 @@ LOST_SECONDS = 5.0
 
 RAY_DIED = "Ray on the node of this process has died: stopping"
 CLUSTER_ENDS = "The local Ray cluster has ended, or got the signal too: stopping without saving"
+
+SIGNAL_SECONDS = 60.0
+"""Time within which a part of the local cluster that ends, and a signal to this process, have the same cause."""
 
 END_SECONDS = 5.0
 """Time for a driver to end after its local cluster has. A call to that cluster returns after 60 s at the earliest."""
@@ -73,11 +77,20 @@ def this_node_is_dead() -> Callable[[], bool]:
 def local_cluster_ends(interrupts: Interrupts) -> Callable[[], bool]:
     """Return a function that says whether the local cluster, started by this process, has ended or got a signal too.
 
-    After a signal its control store (GCS) may answer no more without ending, but other processes of it have ended.
+    After a signal its control store (GCS) may answer no more without ending, but other processes of it end.
     """
-    parts = [child for child in psutil.Process().children() if leftovers.is_marked(child)]
-    heads = [part for part in parts if not _has_ended(part) and part.name() == "gcs_server"]
-    return lambda: any(map(_has_ended, parts if interrupts.signalled else heads))
+    parts = [child for child in psutil.Process().children() if leftovers.is_marked(child) and not _has_ended(child)]
+    heads = [part for part in parts if part.name() == "gcs_server"]
+    ended_at: dict[psutil.Process, float] = {}
+
+    def ends() -> bool:
+        now = time.monotonic()
+        for part in filter(_has_ended, parts):
+            ended_at.setdefault(part, now)
+        lately = any(now - then < SIGNAL_SECONDS for then in ended_at.values())
+        return any(head in ended_at for head in heads) or (interrupts.signalled and lately)
+
+    return ends
 
 
 def _has_ended(process: psutil.Process) -> bool:
