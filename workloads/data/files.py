@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from workloads.data.errors import DataError, line_error
 
@@ -32,6 +32,13 @@ def is_there(path: Path) -> bool:
     return path.is_file() or path.is_symlink()
 
 
+def decimal(text: str) -> float:
+    """The number that ASCII text holds. Raises ValueError, also for ``1_0``, which ``float`` reads as 10."""
+    if "_" in text or not text.isascii():
+        raise ValueError(f"not a number: {text!r}")
+    return float(text)
+
+
 def is_parquet(path: Path) -> bool:
     """Whether a file name ends in .parquet, in any case."""
     return path.suffix.lower() == ".parquet"
@@ -49,6 +56,15 @@ def parquet_errors(file: Path) -> Iterator[None]:
             raise
         got = str(error).strip().partition(". ")[0][:_SHOWN]
         raise DataError("the file is not Parquet, or is damaged", file=file, got=got) from None
+
+
+def python_values(file: Path, name: str, column: Any) -> list[Any]:
+    """The values of a column of Arrow. Raises DataError for times that Python's types cannot hold."""
+    try:
+        values: list[Any] = column.to_pylist()
+    except (OverflowError, ValueError) as error:
+        raise DataError(f"column {name} holds a time out of range", file=file, got=str(error)[:_SHOWN]) from None
+    return values
 
 
 @contextmanager

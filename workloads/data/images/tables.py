@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workloads.data.errors import DataError
-from workloads.data.files import is_parquet, parquet_errors
+from workloads.data.files import is_parquet, parquet_errors, python_values
 from workloads.data.images.types import ImageSource, Listing, empty_listing
 from workloads.data.interactions.columns import names_interactions
 from workloads.data.source import Dataset, SourceFile
@@ -105,7 +105,7 @@ def _columns(file: Path) -> dict[str, Any]:
         wanted = [name for name in (LABEL, LABEL_NAME) if name in schema.names]
         table = pq.read_table(file, columns=wanted)
         table.validate(full=True)  # Arrow reads text that is not UTF-8
-    labels = table[LABEL].to_pylist()
+    labels = python_values(file, LABEL, table[LABEL])
     if not labels:
         raise DataError("the table is empty", file=file, got="no image")
     textual = isinstance(next((label for label in labels if label is not None), 0), str)

@@ -49,6 +49,10 @@ def read_lastfm(folder: Path) -> Interactions:
     return Interactions(_LASTFM.n_users, _LASTFM.n_items, train.pairs, test.pairs, user_ids=users, item_ids=items)
 
 
+def _is_user(field: bytes) -> bool:
+    return field.isdigit() and len(field) < 10 and 1 <= int(field) <= _LASTFM.n_users
+
+
 def read_trust_network(folder: Path) -> NDArray[np.int32]:
     """Read ``trustnetwork.txt``: pairs of users who know each other, in both orders, (n, 2), without repetitions.
 
@@ -61,7 +65,7 @@ def read_trust_network(folder: Path) -> NDArray[np.int32]:
     pairs = []
     for number, line in enumerate(content(file).splitlines(), 1):
         fields = line.split()
-        if len(fields) != 2 or not all(field.isdigit() and 1 <= int(field) <= _LASTFM.n_users for field in fields):
+        if len(fields) != 2 or not all(map(_is_user, fields)):
             expected = f"two users in 1..{_LASTFM.n_users}"
             raise DataError(
                 "the line is no pair of users", file=file, line=number, got=repr(line[:40]), expected=expected

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from workloads.data.errors import DataError
+from workloads.data.files import python_values
 from workloads.data.interactions.types import Interactions
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def _numbers(file: Path, role: str, column: Any, ids: NDArray[Any] | None, count
     """The numbers of ids, compared as text: one of the two files may hold numbers where the other has text."""
     import numpy as np
 
-    values = column.to_pylist()
+    values = python_values(file, role, column)
     known = range(count) if ids is None else (ids if ids.dtype.kind == "i" else np.char.decode(ids, "utf-8")).tolist()
     number = {str(name): index for index, name in enumerate(known)}
     numbers = np.array([-1 if value is None else number.get(_id_text(value), -1) for value in values], np.int64)

@@ -15,7 +15,17 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from workloads.data.errors import DataError
-from workloads.data.files import TABLES, content, is_parquet, is_there, opened, parquet_errors, plain_or_gz
+from workloads.data.files import (
+    TABLES,
+    content,
+    decimal,
+    is_parquet,
+    is_there,
+    opened,
+    parquet_errors,
+    plain_or_gz,
+    python_values,
+)
 from workloads.data.pairs.types import HIDDEN, HIGHEST, KIND, Pairs, SentencePairs
 from workloads.data.source import VALIDATION, Dataset, SourceFile, check_one_form
 
@@ -172,7 +182,7 @@ def _fault(file: Path, row: int, what: str, got: str, expected: str) -> DataErro
 
 def _number(value: Any) -> float:
     try:
-        return float(value)
+        return decimal(value) if isinstance(value, str) else float(value)
     except (TypeError, ValueError):
         return float("nan")
 
@@ -184,8 +194,8 @@ def _parquet(file: Path, part: str) -> _Columns:
     with parquet_errors(file):
         table = parquet.read_table(file, columns=[*dict.fromkeys(columns), *([score] if score else [])])
         table.validate(full=True)  # Arrow reads text that is not UTF-8
-    first, second = (table.column(name).to_pylist() for name in columns)
-    scores = table.column(score).to_pylist() if score else None
+    first, second = (python_values(file, name, table.column(name)) for name in columns)
+    scores = python_values(file, score, table.column(score)) if score else None
     return range(1, len(first) + 1), first, second, scores
 
 

@@ -114,14 +114,14 @@ def _questions(file: Path, graphs: Mapping[str, Graph]) -> Iterator[Question]:
             if not (isinstance(row["question"], str) and float(row["hops"]) in _HOPS):
                 raise TypeError
             question = Question(
-                id=str(row["id"]),
+                id=_name(row["id"]),
                 text=row["question"],
-                kb=str(row["kb"]),
+                kb=_name(row["kb"]),
                 hops=int(row["hops"]),
-                topic=str(row["topic_entity"]),
-                path=tuple((str(s), str(r), str(o)) for s, r, o in row["path"]),
-                part=str(row["split"]),
-                type=str(row.get("set", row["kb"])),
+                topic=_name(row["topic_entity"]),
+                path=tuple((_name(s), _name(r), _name(o)) for s, r, o in row["path"]),
+                part=_name(row["split"]),
+                type=_name(row.get("set", row["kb"])),
                 line=number,
             )
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError):
@@ -141,6 +141,13 @@ def _questions(file: Path, graphs: Mapping[str, Graph]) -> Iterator[Question]:
         yield question
 
 
+def _name(value: Any) -> str:
+    """A name, which may be written as an integer. Raises TypeError."""
+    if not isinstance(value, str | int) or isinstance(value, bool):
+        raise TypeError(value)
+    return str(value)
+
+
 def _triples(file: Path) -> Iterator[tuple[str, str, str]]:
     for number, line in lines(file):
         cells = line.split("\t")
@@ -155,7 +162,7 @@ def _tables(folder: Path) -> list[str]:
     """File names of the graphs, without ``.gz``."""
     if not folder.is_dir():
         return []
-    names = (path.name.removesuffix(".gz") for path in folder.iterdir() if path.is_file())
+    names = (path.name.removesuffix(".gz") for path in folder.iterdir() if path.is_file() and path.name[0] != ".")
     return sorted({name for name in names if name.endswith(TABLE)})
 
 

@@ -8,13 +8,14 @@ Thakur et al., NeurIPS 2021. The judgements are in one or more of ``qrels/train.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 from workloads.data.errors import DataError, line_error
 from workloads.data.files import HALF_CHARACTER, is_encodable, lines, plain_or_gz
-from workloads.data.retrieval.judged import Row, judgement_files, read_judgements
+from workloads.data.retrieval.judged import Row, grade_of, judgement_files, read_judgements
 from workloads.data.retrieval.types import Retrieval
 from workloads.data.source import Dataset, SourceFile
 
@@ -102,15 +103,8 @@ def _rows(file: Path, part: str) -> Iterator[Row]:
             continue
         try:
             query, doc, grade = cells
-            yield Row(query, doc, _grade(grade), part, file, number)
+            yield Row(query, doc, grade_of(re.sub(r"\.0*$", "", grade)), part, file, number)
         except ValueError:
             raise line_error(
                 "the line holds no judgement", file, number, line, f"{expected}, the score an integer"
             ) from None
-
-
-def _grade(cell: str) -> int:
-    """A grade as an integer from 0; it may be written as 1.0. Raises ValueError."""
-    if not float(cell).is_integer():
-        raise ValueError(cell)
-    return max(0, int(float(cell)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -28,6 +29,13 @@ class Row(NamedTuple):
 
 Texts = tuple[Sequence[str], Sequence[str]]
 """Ids and texts."""
+
+
+def grade_of(cell: str) -> int:
+    """A grade as an integer from 0; a negative one is 0. Raises ValueError."""
+    if not re.fullmatch(r"[+-]?[0-9]{1,18}", cell):  # int() takes 1_0 and the digits of other scripts
+        raise ValueError(cell)
+    return max(0, int(cell))
 
 
 def judgement_files(folder: Path, suffix: str) -> list[str]:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workloads.data.errors import DataError, line_error
-from workloads.data.files import lines
+from workloads.data.files import decimal, lines
 from workloads.data.retrieval.bm25 import Candidates
 from workloads.data.retrieval.types import Retrieval
 
@@ -33,7 +33,7 @@ def read_run(file: Path, data: Retrieval, depth: int, unknown: str = "refuse") -
     for number, line in _lines(file):
         try:
             topic, _, name, _, cell, *_ = line.split()
-            score = float(cell)
+            score = decimal(cell)
         except ValueError:
             expected = "topic Q0 document rank score tag"
             raise line_error("the line is not that of a run", file, number, line, expected) from None

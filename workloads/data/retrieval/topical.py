@@ -19,7 +19,7 @@ from typing import Any
 from workloads.data.errors import DataError, UnclearLayout, line_error
 from workloads.data.files import is_there, lines, plain_or_gz
 from workloads.data.retrieval.beir import CORPUS, JUDGEMENTS, QUERIES, beir_files, read_beir
-from workloads.data.retrieval.judged import Row, judged
+from workloads.data.retrieval.judged import Row, grade_of, judged
 from workloads.data.retrieval.trec import is_trec
 from workloads.data.retrieval.types import Retrieval
 from workloads.data.source import Dataset, SourceFile
@@ -143,7 +143,7 @@ def read_cpr(folder: Path, files: tuple[str, ...]) -> Retrieval:
         for number, line in lines(file):
             try:
                 query, _, doc, grade = line.split()
-                rows.append(Row(f"{part}-{query}", doc, max(0, int(grade)), ours, file, number))
+                rows.append(Row(f"{part}-{query}", doc, grade_of(grade), ours, file, number))
             except ValueError:
                 expected = "query, 0, document, grade"
                 raise line_error("the line holds no judgement", file, number, line, expected) from None

@@ -15,7 +15,7 @@ from pathlib import Path
 from workloads.data.errors import DataError, UnclearLayout, line_error
 from workloads.data.files import lines, plain_or_gz
 from workloads.data.retrieval.beir import CORPUS, read_texts
-from workloads.data.retrieval.judged import Row, judgement_files, read_judgements
+from workloads.data.retrieval.judged import Row, grade_of, judgement_files, read_judgements
 from workloads.data.retrieval.types import Retrieval
 from workloads.data.source import Dataset, SourceFile
 
@@ -102,7 +102,7 @@ def _rows(file: Path, part: str) -> Iterator[Row]:
     for number, line in lines(file):
         try:
             topic, _, doc, grade = line.split()
-            yield Row(topic, doc, max(0, int(grade)), part, file, number)
+            yield Row(topic, doc, grade_of(grade), part, file, number)
         except ValueError:
             expected = "topic iteration document grade"
             raise line_error("the line holds no judgement", file, number, line, expected) from None

@@ -61,6 +61,8 @@ def read_triples(folder: Path, file: str) -> Retrieval:
 def _texts(path: Path, name: str, column: Any) -> list[str]:
     import pyarrow as pa
 
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
     kind = column.type
     if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
         raise DataError(f"column {name} holds no text", file=path, got=str(kind), expected="string")

@@ -258,6 +258,10 @@ def test_missing_image_in_a_table_is_handled_as_corrupt(tmp_path: Path) -> None:
             "column image holds text: got string; expected the bytes of image files",
         ),
         ({"image": [b"x", b"y"], "label": [0, None]}, "line 2: the image has no label: got None"),
+        (
+            {"image": [b"x"], "label": pa.array([2**62], pa.timestamp("ms"))},
+            "all.parquet: column label holds a time out of range",
+        ),
         ({"image": [b"x"], "label": [-1]}, "line 1: the image has no label: got -1; expected an integer from 0"),
         ({"image": [b"x"], "label": [2**40]}, "got 1099511627776; expected an integer from 0 to 65535, or a name"),
         (

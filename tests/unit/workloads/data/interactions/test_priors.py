@@ -56,6 +56,7 @@ def test_ids_of_another_type_are_compared_as_text(users: list[Any], tmp_path: Pa
         ({"item": [0, 1], "p": [0.5, None]}, 2, "p is out of range: got nan"),
         ({"item": [0], "p": ["high"]}, None, "column p holds no numbers: got string"),
         ({"item": [0, 1], "p": [0, 2**60 + 1]}, 2, "p is out of range: got 1.15292e"),
+        ({"item": pa.array([2**62], pa.timestamp("ms")), "p": [0.5]}, None, "column item holds a time out of range"),
         ({"item": NOT_UTF_8, "p": [0.5, 0.5]}, None, "Invalid UTF8 sequence"),
         ({"item": [0, 3], "p": [0.5, 0.5]}, 2, "the dataset has no such item: got 3"),
         ({"item": [0, None], "p": [0.5, 0.5]}, 2, "the dataset has no such item: got None"),
@@ -82,6 +83,7 @@ def test_lastfm_trust_network_contains_both_orders_of_each_pair(tmp_path: Path) 
     """Each order occurs once, and a pair of a user with itself is dropped."""
     (tmp_path / "trustnetwork.txt").write_text("1\t3\n3\t1\n2\t3\n5\t5\n")
     assert read_trust_network(tmp_path).tolist() == [[0, 2], [1, 2], [2, 0], [2, 1]]
-    (tmp_path / "trustnetwork.txt").write_text("1\t3\n1\t1893\n")
-    with pytest.raises(DataError, match=r"line 2: the line is no pair of users: .* expected two users in 1..1892"):
-        read_trust_network(tmp_path)
+    for wrong in ("1893", "9" * 5000, "1_0", "\u0661"):
+        (tmp_path / "trustnetwork.txt").write_text(f"1\t3\n1\t{wrong}\n", "utf-8")
+        with pytest.raises(DataError, match=r"line 2: the line is no pair of users: .* expected two users in 1..1892"):
+            read_trust_network(tmp_path)

@@ -65,6 +65,8 @@ def test_arrays_are_read_only(tmp_path: Path) -> None:
         ("943,2,3", "out of range in column user", "'943'", "0..942"),
         ("1,1682,3", "out of range in column item", "'1682'", "0..1681"),
         ("1,99999999999999999999,3", "out of range in column item", "'99999999999999999999'", "0..1681"),
+        (f"1,{'9' * 5000},3", "out of range in column item", f"'{'9' * 60}'", "0..1681"),
+        ("1,2,0_4", "column rating holds no number", "'0_4'", "1..5"),
         ("1,2,0", "rating out of range", "'0'", "1..5"),
         ("1,2,5.5", "rating out of range", "'5.5'", "1..5"),
         ("1,2,inf", "rating out of range", "'inf'", "1..5"),

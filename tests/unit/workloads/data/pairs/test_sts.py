@@ -188,6 +188,7 @@ def test_quotes_in_a_tsv_are_text_and_blank_lines_are_skipped(tmp_path: Path) ->
         (HEADER + "a,b,1\na,b,6\n", "line 3: the score is out of its bounds: got '6'; expected a number from 0 to 5"),
         (HEADER + "a,b,-1\n", "line 2: the score is out of its bounds: got '-1'"),
         (HEADER + "a,b,nan\n", "line 2: the score is out of its bounds: got 'nan'"),
+        (HEADER + "a,b,0_1\n", "line 2: the score is out of its bounds: got '0_1'"),
         (HEADER + "a,b,high\n", "line 2: the score is out of its bounds: got 'high'"),
         (HEADER + 'a,b,1\n"  ",b,1\n', "line 3: sentence1 is empty: got '  '"),
         (HEADER + 'a,"",1\n', "line 2: sentence2 is empty"),
@@ -236,6 +237,10 @@ def test_damaged_parquet_of_pairs_is_refused(tmp_path: Path) -> None:
         parquet.write_table(pa.table(values), file)
         with pytest.raises(DataError, match=r"pairs\.parquet: .*UTF8"):
             load_pairs(str(file), ROOT)
+    times = pa.table({"sentence1": ["a"], "sentence2": ["b"], "score": pa.array([2**62], pa.timestamp("ms"))})
+    parquet.write_table(times, file)
+    with pytest.raises(DataError, match=r"pairs\.parquet: column score holds a time out of range"):
+        load_pairs(str(file), ROOT)
     columns = [pa.array([value]) for value in ("a", "b", 1.0, 2.0)]
     parquet.write_table(pa.table(columns, ["sentence1", "sentence2", "score", "score"]), tmp_path / "double.parquet")
     with pytest.raises(DataError, match="a column occurs twice: got score"):

@@ -65,6 +65,7 @@ def test_files_may_begin_with_a_byte_order_mark(written: Callable[..., str]) -> 
     path = Path(written({}))
     for file in path.iterdir():
         file.write_text(file.read_text(), encoding="utf-8-sig")
+    (path / "._family.tsv").write_bytes(b"\0of the Finder")
     assert load_questions(str(path), Path()).texts == [ROW["question"]]
 
 
@@ -102,6 +103,8 @@ def test_damaged_conversion_of_questions_is_rebuilt(written: Callable[..., str],
         ([{"hops": float("inf")}], "the line holds no question"),
         ([{"hops": 10**30}], "the line holds no question"),
         ([{"hops": 10**400}], "the line holds no question"),
+        *(([{name: None}], "line 1: the line holds no question") for name in ("id", "kb", "topic_entity", "split")),
+        ([{"path": [["ann", None, "bob"]]}], "line 1: the line holds no question"),
         ([{}, {"question": None}], "line 2: the line holds no question"),
     ],
 )

@@ -236,7 +236,12 @@ def test_wrong_header_of_judgements_is_refused(beir: Callable[..., Path]) -> Non
 
 def test_triples_are_queries_with_judged_documents(tmp_path: Path) -> None:
     file = tmp_path / "triples.parquet"
-    rows = {"query": ["a", "a", "b"], "positive": ["x", "x", "z"], "negative": ["y", "z", "x"], "more": [1, 2, 3]}
+    rows = {
+        "query": pa.array(["a", "a", "b"]).dictionary_encode(),
+        "positive": ["x", "x", "z"],
+        "negative": ["y", "z", "x"],
+        "more": [1, 2, 3],
+    }
     pq.write_table(pa.table(rows), file)
     data = load(file)
     assert data.queries.to_pylist() == ["a", "b"]

@@ -108,6 +108,9 @@ def test_collection_in_a_folder_below_topics_and_judgements_is_not_read(folder: 
         ("topics.tsv", "301 crime\n", "the topic has no id or no text", 1),
         ("topics.tsv", "301\ta\n301\tb\n", "an id occurs twice", 2),
         ("qrels.trec", "301 0 d1\n", "the line holds no judgement", 1),
+        ("qrels.trec", "301 0 d1 1_0\n", "the line holds no judgement", 1),
+        ("qrels.trec", "301 0 d1 1\n301 0 d2 \u0661\n", "the line holds no judgement", 2),
+        ("qrels.trec", f"301 0 d1 {'9' * 5000}\n", "the line holds no judgement", 1),
         ("qrels.trec", "301 0 d1 1\n301 0 d9 1\n", "name texts that are not there", 2),
     ],
 )
@@ -149,6 +152,7 @@ def test_a_run_is_ordered_by_its_scores(folder: Path) -> None:
     [
         ("301 Q0 d3 1\n", "the line is not that of a run"),
         ("301 Q0 d3 1 high x\n", "the line is not that of a run"),
+        ("301 Q0 d3 1 1_0 x\n", "the line is not that of a run"),
         ("301 Q0 d9 1 1.0 x\n", "the run names a text that is not there"),
         ("999 Q0 d1 1 1.0 x\n", "the run names a text that is not there"),
         ("301 Q0 d1 1 1.0 x\n301 Q0 d1 2 0.5 x\n", "a document has two"),
