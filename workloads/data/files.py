@@ -91,10 +91,10 @@ def content(path: Path) -> bytes:
         return file.read()
 
 
-def folders_below(folder: Path) -> Iterator[tuple[Path, list[Path]]]:
+def folders_below(folder: Path, *, broken: bool = False) -> Iterator[tuple[Path, list[Path]]]:
     """A folder and all folders in it, each with its files, without those whose names begin with a dot.
 
-    Symbolic links are followed, but not to a folder above.
+    Symbolic links are followed, but not to a folder above. ``broken``: with links that lead to nothing.
     """
     above: dict[str, frozenset[tuple[int, int]]] = {}
     for path, names, files in os.walk(folder, followlinks=True):
@@ -107,12 +107,12 @@ def folders_below(folder: Path) -> Iterator[tuple[Path, list[Path]]]:
         names[:] = (name for name in names if not name.startswith("."))
         above.update((os.path.join(path, name), containing | {here}) for name in names)
         shown = (Path(path, name) for name in files if not name.startswith("."))
-        yield Path(path), [file for file in shown if file.is_file()]
+        yield Path(path), [file for file in shown if file.is_file() or (broken and file.is_symlink())]
 
 
-def files_below(folder: Path) -> list[Path]:
+def files_below(folder: Path, *, broken: bool = False) -> list[Path]:
     """The files that :func:`folders_below` finds, sorted."""
-    return sorted(file for _, files in folders_below(folder) for file in files)
+    return sorted(file for _, files in folders_below(folder, broken=broken) for file in files)
 
 
 HALF_CHARACTER = "the text has half of a character, as \\ud83d without its second half"

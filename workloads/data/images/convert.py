@@ -73,15 +73,18 @@ def _named(listing: Listing, faults: dict[int, str]) -> list[str]:
 
 def _own_size(listing: Listing) -> int:
     """Side of the first image that can be decoded."""
+    fault = "an empty part"
     for index, content in enumerate(listing.contents()):
         try:
             width, height = decode(content).size
-        except Undecodable:
+        except Undecodable as error:
+            if index == 0:
+                fault = f"{listing.name(0)} ({error})"
             continue
         if width != height:
             raise _several_sizes(listing, index, width, height, "a square")
         return width
-    raise DataError("no image of the train part can be decoded", got=f"{len(listing)} that cannot")
+    raise DataError("no image of the train part can be decoded", got=fault)
 
 
 def _several_sizes(listing: Listing, index: int, width: int, height: int, expected: str) -> DataError:

@@ -49,8 +49,8 @@ def read_folders(folder: Path) -> ImageSource:
     """List the image files of each class. Ignores other files.
 
     Raises:
-        DataError: there is no class, a class without images, or one that only the test part has; or the folder has a
-            part train without a test part.
+        DataError: there is no class, a class without images, or one that only the test part has; a link leads to no
+            file; or the folder has a part train without a test part.
     """
     train, *tests = [folder / part for part in parts(folder)] or [folder]
     if not tests and _is_part(folder / "train"):
@@ -97,9 +97,12 @@ def _listing(folder: Path, classes: tuple[str, ...], numbers: dict[str, int]) ->
     import numpy as np
 
     by_class: dict[str, list[Path]] = {name: [] for name in classes}
-    for file in files_below(folder):  # what the digest is of
+    for file in files_below(folder, broken=True):  # what the digest is of, if no link is broken
         name = file.parts[len(folder.parts)]
         if name in by_class and file.suffix.lower() in ENDS:
+            if not file.exists():
+                fix = "Fetch the file, or remove the link"
+                raise DataError("the link leads to no file", file=file, got=str(file.readlink()), fix=fix)
             by_class[name].append(file)
     files: list[Path] = []
     labels: list[int] = []

@@ -147,6 +147,22 @@ def test_error_names_a_class_without_images(tmp_path: Path) -> None:
         load_images(str(tmp_path / "pictures"), tmp_path)
 
 
+def test_link_to_an_image_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    """As of a dataset in git-annex whose files have not been fetched."""
+    folder = tmp_path / "pictures"
+    class_folders(folder, {"a": 2, "b": 1})
+    (folder / "b" / "1.png").symlink_to("../annex/1.png")
+    (folder / "b" / "notes.txt").symlink_to("../annex/notes.txt")
+    with pytest.raises(DataError, match=r"b/1\.png: the link leads to no file: got \.\./annex/1\.png"):
+        load_images(str(folder), tmp_path)
+
+
+def test_error_without_a_decodable_image_names_the_first(tmp_path: Path) -> None:
+    table(tmp_path / "all.parquet", image=[b"x", b"y"], label=[0, 1])
+    with pytest.raises(DataError, match=r"no image .* can be decoded: got .*all\.parquet, row 1 \(it is in no format"):
+        load_images(str(tmp_path / "all.parquet"), tmp_path, corrupt="skip")
+
+
 def test_error_names_a_part_without_classes(tmp_path: Path) -> None:
     class_folders(tmp_path / "train", {"a": 2})
     (tmp_path / "test").mkdir()
