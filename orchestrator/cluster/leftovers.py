@@ -23,10 +23,11 @@ def marked() -> Iterator[None]:
         del os.environ[MARK]
 
 
-def is_marked(process: psutil.Process) -> bool:
-    """Whether a process belongs to a local cluster."""
-    with suppress(psutil.Error, OSError):  # of another user, or already gone
-        return MARK in process.environ()
+def is_own(process: psutil.Process) -> bool:
+    """Whether a process belongs to this driver's cluster."""
+    with suppress(psutil.Error, OSError):  # already gone
+        own: bool = process.environ().get(MARK) == _mark(os.getpid())
+        return own
     return False
 
 

@@ -79,7 +79,7 @@ def local_cluster_ends(interrupts: Interrupts) -> Callable[[], bool]:
 
     After a signal its control store (GCS) may answer no more without ending, but other processes of it end.
     """
-    parts = [child for child in psutil.Process().children() if leftovers.is_marked(child) and not _has_ended(child)]
+    parts = [child for child in psutil.Process().children() if leftovers.is_own(child) and not _has_ended(child)]
     heads = [part for part in parts if part.name() == "gcs_server"]
     ended_at: dict[psutil.Process, float] = {}
 
